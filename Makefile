@@ -1,0 +1,69 @@
+# Two commands are enough: make demo, make test. Both make .venv at first use; nothing but Python 3.11 is needed.
+PYTHON ?= python3.11
+# Address of the package index that torch alone comes from, e.g. the one with its smaller CPU build; empty: the default index.
+TORCH_INDEX_URL ?=
+# More flags for `make demo`, e.g. DEMO="--seed 3"; for the test commands, e.g. PYTEST="-k staleness".
+DEMO ?=
+PYTEST ?=
+
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export OMP_NUM_THREADS := 1
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+IMAGE := proto/gradbus-v1.binpb
+PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-faults check proto proto-image proto-drift fmt bench
+
+help:  ## what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three minutes
+	@python examples/demo.py $(DEMO)
+
+test: $(VENV)/.installed-dev  ## every test but the long ones
+	python -m pytest -m "not slow" $(PYTEST)
+
+test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
+	python -m pytest -m "faults or slow" $(PYTEST)
+
+check: $(VENV)/.installed-dev proto-drift  ## style, types, layers, contracts, budgets
+	ruff check
+	ruff format --check
+	mypy
+	lint-imports
+	buf lint
+	buf breaking --against $(IMAGE)
+	python -m pytest -q tests/test_budgets.py tests/test_house.py
+
+fmt: $(VENV)/.installed-dev  ## formats the code
+	ruff format
+	ruff check --fix
+
+proto: $(VENV)/.installed-dev  ## generates libs/gradbus/v1 from proto/
+	$(call PROTOC,libs)
+
+proto-image: $(VENV)/.installed-dev  ## makes today's contracts the ones that may not break (at a release)
+	buf build -o $(IMAGE)
+
+proto-drift: $(VENV)/.installed-dev
+	@made=$$(mktemp -d); trap 'rm -rf $$made' EXIT; $(call PROTOC,$$made) && \
+	diff -r -x __init__.py -x __pycache__ $$made/gradbus/v1 libs/gradbus/v1 || { echo "generated code is stale: run make proto"; exit 1; }
+
+bench: $(VENV)/.installed-dev  ## Gradbus beside TRL, and five seeds of the demo; results in benchmarks/results
+	python benchmarks/compare_trl.py
+	python benchmarks/demo_seeds.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Torch comes first and by itself; pins next; then this checkout, which brings nothing more.
+$(VENV)/.installed-%: requirements/%.txt requirements/torch.txt pyproject.toml | $(VENV)/bin/python
+	@echo "installing the packages of requirements/$*.txt into $(VENV) (once; torch is the large part)"
+	python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
+	python -m pip install --quiet --disable-pip-version-check -r $<
+	python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@

@@ -1,0 +1,112 @@
+"""Tokens per second of the embedded engine beside `model.generate`, in turns, on one thread.
+
+    OMP_NUM_THREADS=1 python benchmarks/generation.py [--rounds 15] > benchmarks/results/generation.md
+
+The model is the demo's: hidden 64, 2 layers, 4 heads, 86 thousand parameters. Prompts of 8 tokens and 32 new ones,
+then what a training step of the demo asks for: 32 groups of 8, prompts of 6 to 9 tokens, 5 new ones, 128 slots.
+Medians of CPU time of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gradbus_rollout.engine import PromptGroup
+from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+
+PROMPT, NEW, GROUP = 8, 32, 8
+
+
+def make_folder(folder: Path) -> Qwen2ForCausalLM:
+    """The demo's model with random weights, saved; the tokenizer is a stand-in, for only ids are used here."""
+    config = Qwen2Config(
+        vocab_size=56,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return model
+
+
+def time_generate(model: Qwen2ForCausalLM, slots: int) -> float:
+    """CPU seconds for `slots` samples through transformers."""
+    prompts = torch.randint(0, 56, (slots, PROMPT))
+    begin = time.process_time()
+    with torch.inference_mode():
+        out = model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, max_new_tokens=NEW, min_new_tokens=NEW
+        )
+    seconds = time.process_time() - begin
+    assert out.shape == (slots, PROMPT + NEW)
+    return seconds
+
+
+async def time_engine(engine: TorchEngine, lengths: list[int]) -> float:
+    """CPU seconds for groups of 8 with prompts of these lengths."""
+    prompts = [torch.randint(0, 56, (length,)).tolist() for length in lengths]
+    groups = [PromptGroup(str(i), tuple(ids), tuple(range(i * GROUP, (i + 1) * GROUP))) for i, ids in enumerate(prompts)]
+    begin = time.process_time()
+    await engine.generate(groups)
+    return time.process_time() - begin
+
+
+async def measure(slots: int, rounds: int) -> tuple[float, float]:
+    """Median tokens per second: (transformers, engine)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = make_folder(folder)
+        engine = TorchEngine.from_folder(folder, TorchEngineConfig(slots=slots, max_new_tokens=NEW))
+        await engine.load([folder / "model.safetensors"], 0)
+        theirs, ours = [], []
+        for _ in range(rounds + 1):
+            theirs.append(time_generate(model, slots))
+            ours.append(await time_engine(engine, [PROMPT] * (slots // GROUP)))
+        await engine.close()
+    median = [statistics.median(times[1:]) for times in (theirs, ours)]  # the first round warms up
+    return slots * NEW / median[0], slots * NEW / median[1]
+
+
+async def measure_step(rounds: int) -> float:
+    """Median CPU seconds of one demo step's 256 samples."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_folder(folder)
+        engine = TorchEngine.from_folder(folder, TorchEngineConfig(slots=128, max_new_tokens=5))
+        await engine.load([folder / "model.safetensors"], 0)
+        times = [await time_engine(engine, [6 + number % 4 for number in range(32)]) for _ in range(rounds + 1)]
+        await engine.close()
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    """Print a table: one line a batch size, then the demo's step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    print("| slots | generate, tokens/s | engine, tokens/s | ratio |\n|---:|---:|---:|---:|")
+    for slots in (16, 64, 256):
+        theirs, ours = asyncio.run(measure(slots, rounds))
+        print(f"| {slots} | {theirs:,.0f} | {ours:,.0f} | {ours / theirs:.2f} |")
+    print(f"\nA step of the demo, 256 samples at 128 slots: {1000 * asyncio.run(measure_step(rounds)):.1f} ms of CPU.")
+
+
+if __name__ == "__main__":
+    main()

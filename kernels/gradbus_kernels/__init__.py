@@ -1,0 +1,1 @@
+"""Torch operators that the services share, one operator a file."""

@@ -1,0 +1,56 @@
+"""Sampling as a pure function of (logits, seed, position): no generator, no state, nothing shared by rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the int64 that torch takes; its products and sums wrap as unsigned ones do."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
+_MIX_1: Final = _signed(0xBF58476D1CE4E5B9)
+_MIX_2: Final = _signed(0x94D049BB133111EB)
+# 52 bits, not 53: then u * total < total in float64 for every total, and the search never runs off the end.
+_UNIFORM_BITS: Final = 52
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    """Logical shift of int64 bit patterns (torch's own shift copies the sign)."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Uniforms in [0, 1), float64: draw number `positions` of the stream `seeds` (both int64, broadcast to the result's shape).
+
+    SplitMix64 (Steele, Lea, Flood 2014) entered at any place of its stream.
+    """
+    state = seeds + (positions + 1) * _GOLDEN
+    state = (state ^ _shift_right(state, 30)) * _MIX_1
+    state = (state ^ _shift_right(state, 27)) * _MIX_2
+    state = state ^ _shift_right(state, 31)
+    return _shift_right(state, 64 - _UNIFORM_BITS).double() * 2.0**-_UNIFORM_BITS
+
+
+def sample_tokens(logits: Tensor, uniforms: Tensor, greedy: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """One token a row, and its log-probability.
+
+    `logits` `[B, V]`; `uniforms` float64 `[B]`; `greedy` bool `[B]` takes the likeliest token instead (None: nowhere).
+    Returns ids, int64 `[B]`, and log-softmax at `temperature` over the whole vocabulary, float32 `[B]`.
+    Inverse CDF: the first token whose cumulative probability (summed in float64) exceeds the uniform, so a
+    token of probability 0 is never drawn. A row with a logit that is not finite gets a log-probability that
+    is not finite either.
+    """
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    cumulative = logprobs.double().exp_().cumsum_(dim=-1)
+    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True)
+    tokens.clamp_(max=logits.shape[-1] - 1)  # only NaN gets there
+    if greedy is not None:
+        tokens = torch.where(greedy.unsqueeze(-1), logits.argmax(dim=-1, keepdim=True), tokens)
+    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)

@@ -1,0 +1,1 @@
+"""What the services of Gradbus share, and what its users import."""

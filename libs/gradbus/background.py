@@ -1,0 +1,29 @@
+"""Tasks that run beside a block of code, and surely end with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+_INSIST_SECONDS = 0.5
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs `work` inside the block. What it raised is raised at the block's end, unless the block itself raised."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        await cancelled(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancels `task` until it has ended: before Python 3.12 `wait_for` can swallow a cancellation that meets a result."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_INSIST_SECONDS)

@@ -1,0 +1,7 @@
+"""The buffer: Redis or Valkey. Samples and groups as raw bytes, and the experience log; never control state."""
+
+from gradbus.buffer.connection import BufferSettings, open_buffer
+from gradbus.buffer.experience import ExperienceLog, StoredEntry
+from gradbus.buffer.groups import GroupStore
+
+__all__ = ["BufferSettings", "ExperienceLog", "GroupStore", "StoredEntry", "open_buffer"]

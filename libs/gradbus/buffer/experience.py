@@ -1,0 +1,164 @@
+"""The experience log: one stream a run, one entry a group, each group once.
+
+Append, bitmap and term check are one script, so that no crash falls between them. Only the conductor's
+user may run scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
+from redis.exceptions import ResponseError
+
+from gradbus.buffer import keys
+from gradbus.errors import CorruptRecordError, FencedError
+from gradbus.records import record_digest, seal, unseal
+from gradbus.telemetry import WireOperation
+from gradbus.v1.group_pb2 import LogEntry
+
+_FENCE: Final = """
+local newest = tonumber(redis.call('GET', KEYS[1]) or '0')
+if newest > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. newest) end
+if newest < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
+"""
+
+# KEYS: term, admitted, experience, then the assembly of each index. ARGV: term, then index and record of each.
+_APPEND: Final = (
+    _FENCE
+    + """
+local accepted = {}
+for i = 2, #ARGV, 2 do
+  if redis.call('SETBIT', KEYS[2], ARGV[i], 1) == 0 then
+    redis.call('XADD', KEYS[3], '*', 'i', ARGV[i], 'r', ARGV[i + 1])
+    accepted[#accepted + 1] = tonumber(ARGV[i])
+  end
+  redis.call('DEL', KEYS[3 + i / 2])
+end
+return accepted
+"""
+)
+
+# KEYS: term, admitted, experience. ARGV: term, then index and stream id of each.
+_FORGET: Final = (
+    _FENCE
+    + """
+for i = 2, #ARGV, 2 do
+  if redis.call('XDEL', KEYS[3], ARGV[i + 1]) == 1 then redis.call('SETBIT', KEYS[2], ARGV[i], 0) end
+end
+return 0
+"""
+)
+
+_WRITE = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "append"})
+_READ = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "read_log"})
+_OPEN: Final = _FENCE + "return newest"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One entry as the log holds it."""
+
+    stream_id: str
+    index: int
+    record: bytes
+
+    def decode(self) -> LogEntry:
+        """The entry; CorruptRecordError if its content does not match its digest or its place."""
+        entry = LogEntry.FromString(unseal(self.record, f"log entry {self.stream_id}"))
+        if entry.index != self.index:
+            raise CorruptRecordError(f"log entry {self.stream_id} names index {entry.index}, stored as {self.index}; it must be made again")
+        return entry
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the entry's payload, hex."""
+        return record_digest(self.record)
+
+
+class ExperienceLog:
+    """One run's log."""
+
+    def __init__(self, client: Redis, run_id: str) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._fixed = [keys.term(run_id), keys.admitted(run_id), keys.experience(run_id)]
+        self._append = client.register_script(_APPEND)
+        self._forget = client.register_script(_FORGET)
+        self._open = client.register_script(_OPEN)
+
+    async def open_term(self, term: int) -> None:
+        """Fences every older conductor. Raises FencedError if a newer one wrote already."""
+        await self._run(self._open, term, self._fixed[:1], [])
+
+    async def append(self, term: int, entries: Mapping[int, LogEntry]) -> list[int]:
+        """Adds entries by index; those already in the log stay as they are. Returns the indexes that were new.
+
+        Raises FencedError if a newer conductor wrote.
+        """
+        if not entries:
+            return []
+        arguments: list[int | bytes] = []
+        payload = 0
+        for index, entry in entries.items():
+            record = seal(entry.SerializeToString())
+            arguments += [index, record]
+            payload += len(record)
+        names = self._fixed + [keys.assembly(self._run_id, index) for index in entries]
+        with _WRITE.measured(payload, len(entries)):
+            accepted = await self._run(self._append, term, names, arguments)
+        return [int(index) for index in accepted]
+
+    async def forget(self, term: int, entries: Sequence[StoredEntry]) -> None:
+        """Takes corrupt entries out again, so that their groups are made anew."""
+        arguments: list[int | str] = [part for entry in entries for part in (entry.index, entry.stream_id)]
+        await self._run(self._forget, term, self._fixed, arguments)
+
+    async def admitted(self, first: int, last: int) -> set[int]:
+        """Indexes in [first, last) that are in the log or were trimmed from it."""
+        bits: Any = await self._client.getrange(keys.admitted(self._run_id), first // 8, (last - 1) // 8)
+        offset = first // 8 * 8
+        return {
+            offset + 8 * at + bit
+            for at, byte in enumerate(bits)
+            if byte
+            for bit in range(8)
+            if byte & (0x80 >> bit) and first <= offset + 8 * at + bit < last
+        }
+
+    async def read(self, after: str = "0-0", most: int = 512, wait_seconds: float = 0.0) -> list[StoredEntry]:
+        """Entries behind `after`, oldest first; waits up to `wait_seconds` for the first."""
+        block = int(wait_seconds * 1000) or None
+        with _READ.measured() as reading:
+            found: Any = await self._client.xread({keys.experience(self._run_id): after}, count=most, block=block)
+            rows = found[0][1] if found else []
+            reading.items, reading.payload_bytes = len(rows), sum(len(fields[b"r"]) for _, fields in rows)
+        return [StoredEntry(stream_id.decode(), _index(fields[b"i"]), fields[b"r"]) for stream_id, fields in rows]
+
+    async def trim(self, last: str) -> None:
+        """Removes every entry up to and including `last`; only what a checkpoint and the archive both cover."""
+        milliseconds, serial = last.split("-")
+        await self._client.xtrim(keys.experience(self._run_id), minid=f"{milliseconds}-{int(serial) + 1}", approximate=False)
+
+    async def size(self) -> tuple[int, int]:
+        """(entries, bytes) that the log holds in memory."""
+        length: Any = await self._client.xlen(keys.experience(self._run_id))
+        used: Any = await self._client.memory_usage(keys.experience(self._run_id), samples=8)
+        return int(length), int(used or 0)
+
+    async def _run(self, script: AsyncScript, term: int, names: list[str], arguments: Sequence[int | str | bytes]) -> list[int]:
+        try:
+            reply: Any = await script(keys=names, args=[term, *arguments])
+        except ResponseError as error:
+            if str(error).startswith("FENCED"):
+                raise FencedError(f"term {term} of {self._run_id} is over, {error}; a newer conductor has the run, let go of it") from None
+            raise
+        return list(reply) if isinstance(reply, list) else []
+
+
+def _index(field: bytes) -> int:
+    """The index a field names; -1, which matches no entry, for one that has rotted."""
+    return int(field) if field.isdigit() else -1

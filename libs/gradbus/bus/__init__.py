@@ -1,0 +1,24 @@
+"""The bus: NATS JetStream. Small tasks, references, run state, progress and events; never payloads."""
+
+from gradbus.bus.connection import Bus, BusSettings
+from gradbus.bus.events import Event, EventLog, Level
+from gradbus.bus.kv import Bucket, Conflict, Entry, View
+from gradbus.bus.lease import Lease
+from gradbus.bus.subjects import Buckets
+from gradbus.bus.tasks import Delivery, TaskQueue
+
+__all__ = [
+    "Bucket",
+    "Buckets",
+    "Bus",
+    "BusSettings",
+    "Conflict",
+    "Delivery",
+    "Entry",
+    "Event",
+    "EventLog",
+    "Lease",
+    "Level",
+    "TaskQueue",
+    "View",
+]

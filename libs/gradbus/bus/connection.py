@@ -1,0 +1,176 @@
+"""One connection to NATS a process, and the streams and buckets that everybody makes idempotently."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, KeyValueConfig, PersistMode, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError, BucketNotFoundError
+from nats.js.kv import KeyValue
+from opentelemetry.trace import SpanKind
+
+from gradbus.bus import subjects
+from gradbus.bus.kv import Bucket
+from gradbus.errors import SettingsError
+from gradbus.telemetry import WireOperation, get_logger, span, trace_headers, traceparent_of
+
+_log = get_logger(__name__)
+_TTL_SECONDS = {subjects.Buckets.WORKERS: subjects.WORKER_TTL_SECONDS, subjects.Buckets.LEASES: subjects.LEASE_TTL_SECONDS}
+_TASK_AGE_SECONDS = 600.0
+_EVENT_BYTES = 1 << 30
+_FLUSH_SECONDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """Where NATS is and who we are there."""
+
+    url: str
+    user: str = ""
+    password: str = ""
+    clustered: bool = False
+    """A cluster replicates the task queue; one server keeps it as an asynchronous cache (the two exclude each other)."""
+
+
+class Bus:
+    """A connection that reconnects for ever. Core messages may be lost: nothing depends on one."""
+
+    def __init__(self, client: Client, settings: BusSettings) -> None:
+        self.client = client
+        self.jetstream: JetStreamContext = client.jetstream(timeout=5.0)
+        self._settings = settings
+        self._buckets: dict[str, Bucket] = {}
+
+    @classmethod
+    async def connect(cls, settings: BusSettings, name: str, wait_seconds: float = 30.0) -> Bus:
+        """Connects, and makes what is missing of streams and buckets.
+
+        Raises SettingsError when NATS does not answer within `wait_seconds`.
+        """
+        client = Client()
+
+        async def attempt() -> None:
+            while True:
+                try:
+                    await client.connect(
+                        settings.url,
+                        user=settings.user or None,
+                        password=settings.password or None,
+                        name=name,
+                        connect_timeout=2,
+                        reconnect_time_wait=0.1,  # type: ignore[arg-type] # a float works, the hint says int,
+                        max_reconnect_attempts=-1,
+                        ping_interval=10,
+                        error_cb=_report,
+                    )
+                    return
+                except (OSError, NatsError, TimeoutError) as error:
+                    _log.info("nats_unreachable", url=settings.url, error=str(error))
+                    await asyncio.sleep(0.2)
+
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await attempt()
+                bus = cls(client, settings)
+                await bus._make_streams()
+        except TimeoutError:
+            raise SettingsError(
+                f"NATS at {settings.url} did not answer in {wait_seconds:.0f} s; start it, or set GRADBUS_NATS_URL"
+            ) from None
+        return bus
+
+    async def bucket(self, name: str) -> Bucket:
+        """The key-value bucket, made if it is not there; while NATS is away it is waited for."""
+        while name not in self._buckets:
+            try:
+                self._buckets[name] = Bucket(await self._store(name))
+            except TimeoutError:
+                _log.info("nats_away", waiting_for=f"bucket {name}")
+        return self._buckets[name]
+
+    async def _store(self, name: str) -> KeyValue:
+        try:
+            return await self.jetstream.key_value(name)
+        except BucketNotFoundError:
+            config = KeyValueConfig(bucket=name, history=1, ttl=_TTL_SECONDS.get(name), storage=StorageType.FILE)
+            return await self.jetstream.create_key_value(config)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """A core message: at most once. It carries the current trace context."""
+        with _operation("send", subjects.template(subject)).measured(len(payload)):
+            await self.client.publish(subject, payload, headers=trace_headers())
+
+    @asynccontextmanager
+    async def subscribed(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[None]:
+        """Calls `handler` with every core message on `subject` inside the block, in the trace it was sent from."""
+        template = subjects.template(subject)
+        operation = _operation("process", template)
+
+        async def deliver(message: Msg) -> None:
+            with operation.measured(len(message.data)):
+                if parent := traceparent_of(message.headers):
+                    with span(f"process {template}", SpanKind.CONSUMER, parent):
+                        await handler(message.data)
+                else:
+                    await handler(message.data)
+
+        subscription = await self.client.subscribe(subject, cb=deliver)
+        try:
+            yield
+        finally:
+            if not self.client.is_closed:
+                await subscription.unsubscribe()
+
+    async def close(self) -> None:
+        """Flushes what is buffered and leaves. Not a drain: that waits for messages which nobody will read any more."""
+        if not self.client.is_closed:
+            with contextlib.suppress(NatsError, TimeoutError):
+                await self.client.flush(_FLUSH_SECONDS)
+            await self.client.close()
+
+    async def _make_streams(self) -> None:
+        queue = StreamConfig(
+            name=subjects.PROMPTS_STREAM,
+            subjects=["prompts.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            max_msgs_per_subject=100_000,
+            max_age=_TASK_AGE_SECONDS,
+            # A cache of what the conductor would dispatch again, so it need not be synced.
+            persist_mode=None if self._settings.clustered else PersistMode.ASYNC,
+        )
+        history = StreamConfig(
+            name=subjects.EVENTS_STREAM,
+            subjects=["events.*"],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            max_bytes=_EVENT_BYTES,
+            duplicate_window=3600.0,
+            allow_atomic=True,
+        )
+        for config in (queue, history):
+            try:
+                await self.jetstream.add_stream(config)
+            except BadRequestError as error:
+                # Another release made it with another configuration; its content matters more than ours.
+                _log.warning("stream_kept_as_is", stream=config.name, error=str(error))
+
+
+@cache
+def _operation(kind: str, template: str) -> WireOperation:
+    names = {"messaging.system": "nats", "messaging.operation.type": kind, "messaging.destination.template": template}
+    return WireOperation("nats", names)
+
+
+async def _report(error: Exception) -> None:
+    _log.info("nats_connection", error=f"{type(error).__name__}: {error}")

@@ -1,0 +1,163 @@
+"""A run's history: what server-sent events, charts and trackers read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError
+
+from gradbus.bus import subjects
+from gradbus.bus.connection import Bus
+from gradbus.telemetry import WireOperation, get_logger
+from gradbus.v1.event_pb2 import EventLevel, RunEvent
+
+_log = get_logger(__name__)
+_FLUSH_SECONDS = 0.2
+_ATTEMPTS = 3
+_KEPT_WHILE_DOWN = 10_000
+_STORE_SECONDS = 3.0
+_QUIET_SECONDS = 2.0
+_STORE = WireOperation(
+    "nats", {"messaging.system": "nats", "messaging.operation.type": "send", "messaging.destination.template": "events.*"}
+)
+Level = Literal["info", "warning", "error"]
+_LEVELS: dict[Level, EventLevel] = {
+    "info": EventLevel.EVENT_LEVEL_INFO,
+    "warning": EventLevel.EVENT_LEVEL_WARNING,
+    "error": EventLevel.EVENT_LEVEL_ERROR,
+}
+_NAMES: dict[int, Level] = {int(value): name for name, value in _LEVELS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of history. `sequence` grows along a run, with gaps."""
+
+    sequence: int
+    type: str
+    level: Level
+    message: str
+    data: Mapping[str, Any]
+    created_unix_ns: int
+
+
+class EventLog:
+    """Writes in the background, in order, in batches; reads from any sequence on."""
+
+    def __init__(self, bus: Bus, run_id: str) -> None:
+        self._bus = bus
+        self._run_id = run_id
+        self._waiting: list[tuple[str, bytes]] = []
+        self._flushing = asyncio.Lock()
+        self._flusher: asyncio.Task[None] | None = None
+
+    def emit(self, type_: str, message: str, data: Mapping[str, Any] | None = None, level: Level = "info", key: str = "") -> None:
+        """Notes an event. One whose `key` was written before is not written again; without a key it is one of its own."""
+        event = RunEvent(
+            run_id=self._run_id,
+            type=type_,
+            level=_LEVELS[level],
+            message=message,
+            data_json=json.dumps(data or {}),
+            created_unix_ns=time.time_ns(),
+        )
+        if len(self._waiting) >= _KEPT_WHILE_DOWN:
+            _log.error("event_lost", run_id=self._run_id, type=type_, reason="NATS has not taken events for too long")
+            return
+        self._waiting.append((f"{self._run_id}:{key or secrets.token_hex(12)}", event.SerializeToString()))
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush_later(), name="events")
+
+    async def flush(self) -> None:
+        """Waits until everything noted is stored."""
+        subject = subjects.events(self._run_id)
+        async with self._flushing:
+            while self._waiting:
+                batch = self._waiting[:256]
+                with _STORE.measured(sum(len(payload) for _, payload in batch), len(batch)):
+                    stored = [
+                        await self._bus.jetstream.publish_async(subject, payload, wait_stall=5.0, headers={"Nats-Msg-Id": key})
+                        for key, payload in batch
+                    ]
+                    await asyncio.wait_for(asyncio.gather(*stored), _STORE_SECONDS)
+                del self._waiting[: len(batch)]
+
+    async def _flush_later(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(_FLUSH_SECONDS)
+            try:
+                await self.flush()
+            except (NatsError, APIError, TimeoutError) as error:
+                _log.info("events_wait", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
+
+    async def read(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Up to `limit` events with a sequence above `after`, oldest first."""
+        found: list[Event] = []
+        async with aclosing(self.follow(after, until_current=True)) as events:
+            async for event in events:
+                found.append(event)
+                if len(found) >= limit:
+                    break
+        return found
+
+    async def follow(self, after: int = 0, until_current: bool = False) -> AsyncGenerator[Event, None]:
+        """Events above `after` as they come, also over a restart of NATS; ends at the newest one if `until_current`.
+
+        Raises nats.errors.Error only if `until_current` and NATS stays away, or when the bus was closed.
+        """
+        failures = 0
+        while True:
+            try:
+                async with aclosing(self._read_on(after, until_current)) as events:
+                    async for event in events:
+                        after = event.sequence
+                        yield event
+                return
+            except (NatsError, APIError) as error:
+                failures += 1
+                if self._bus.client.is_closed or (until_current and failures >= _ATTEMPTS):
+                    raise
+                _log.info("event_reading_interrupted", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
+                await asyncio.sleep(0.2)
+
+    async def _read_on(self, after: int, until_current: bool) -> AsyncGenerator[Event, None]:
+        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1, inactive_threshold=10.0)
+        subscription = await self._bus.jetstream.subscribe(subjects.events(self._run_id), ordered_consumer=True, config=config)
+        try:
+            info = await subscription.consumer_info()
+            left = info.num_pending + (info.delivered.consumer_seq if info.delivered else 0) if info.num_pending is not None else 0
+            while not (until_current and left <= 0):
+                try:
+                    message = await subscription.next_msg(timeout=_QUIET_SECONDS)
+                except NatsTimeoutError:
+                    await subscription.consumer_info()  # a consumer that died quietly is an error here
+                    continue
+                left -= 1
+                yield _event(message.metadata.sequence.stream, message.data)
+        finally:
+            await self._forget(subscription)
+
+    async def _forget(self, subscription: JetStreamContext.PushSubscription) -> None:
+        """Removes the consumer at once: readers come and go faster than the server forgets them."""
+        with contextlib.suppress(NatsError, APIError, TimeoutError):
+            info = await subscription.consumer_info()
+            await subscription.unsubscribe()
+            await self._bus.jetstream.delete_consumer(subjects.EVENTS_STREAM, info.name)
+
+
+def _event(sequence: int, payload: bytes) -> Event:
+    event = RunEvent.FromString(payload)
+    level = _NAMES.get(event.level, "info")
+    return Event(sequence, event.type, level, event.message, json.loads(event.data_json or "{}"), event.created_unix_ns)

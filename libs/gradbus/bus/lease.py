@@ -1,0 +1,75 @@
+"""Leases with terms. A lease alone stops no zombie: every write carries the term, and what is written to checks it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from gradbus.background import cancelled
+from gradbus.bus.kv import Bucket, Conflict
+from gradbus.bus.subjects import LEASE_TTL_SECONDS
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+
+
+class Lease:
+    """Held from `acquire` until `lost` is set or `release` is called. `term` only ever grows for a key."""
+
+    def __init__(self, bucket: Bucket, key: str, holder: str, revision: int) -> None:
+        self._bucket = bucket
+        self._holder = holder
+        self._revision = revision
+        self.key = key
+        self.term = revision
+        self.lost = asyncio.Event()
+        self._renewal = asyncio.create_task(self._renew(), name=f"lease {key}")
+
+    @classmethod
+    async def acquire(cls, bucket: Bucket, key: str, holder: str) -> Lease | None:
+        """The lease, or None while another holder has it.
+
+        A process that comes back under its own name takes its lease over at once, under a new term.
+        """
+        value = json.dumps({"holder": holder}).encode()
+        try:
+            current = await bucket.get(key)
+            if current is None:
+                return cls(bucket, key, holder, await bucket.create(key, value))
+            if json.loads(current.value)["holder"] == holder:
+                return cls(bucket, key, holder, await bucket.update(key, value, current.revision))
+        except Conflict:
+            return None
+        return None
+
+    async def release(self) -> None:
+        """Gives the lease back, so that the next holder need not wait for its end."""
+        await cancelled(self._renewal)
+        if not self.lost.is_set():
+            self.lost.set()
+            with contextlib.suppress(NatsError, APIError, TimeoutError):
+                current = await self._bucket.get(self.key)
+                if current is not None and current.revision == self._revision:
+                    await self._bucket.delete(self.key)
+
+    async def _renew(self) -> None:
+        value = json.dumps({"holder": self._holder}).encode()
+        clock = asyncio.get_running_loop().time
+        renewed = clock()
+        while True:
+            await asyncio.sleep(LEASE_TTL_SECONDS / 5)
+            try:
+                self._revision = await self._bucket.update(self.key, value, self._revision)
+                renewed = clock()
+            except Conflict:
+                break
+            except (NatsError, APIError, TimeoutError) as error:
+                _log.info("lease_not_renewed", key=self.key, error=f"{type(error).__name__}: {error}")
+                if clock() - renewed > LEASE_TTL_SECONDS:
+                    break
+        _log.warning("lease_lost", key=self.key, term=self.term)
+        self.lost.set()

@@ -1,0 +1,59 @@
+"""Every subject, stream and bucket name in one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROMPTS_STREAM: Final = "PROMPTS"
+EVENTS_STREAM: Final = "EVENTS"
+
+
+class Buckets:
+    """Key-value buckets."""
+
+    RUNS: Final = "runs"
+    """`<run>.spec`, `<run>.desired` (gateway) and `<run>.status` (conductor)."""
+    WORKERS: Final = "workers"
+    """`<worker>`: presence, written by each worker, gone after `WORKER_TTL_SECONDS` of silence."""
+    ASSIGNMENTS: Final = "assignments"
+    """`<worker>`: the run a worker serves, written by conductors with compare-and-set."""
+    LEASES: Final = "leases"
+    """`conductor.<run>` and `trainer.<run>`."""
+    PROBES: Final = "probes"
+    """`<run>`: digest of a fixed probe, created by the run's first rollout worker."""
+    HEADS: Final = "heads"
+    """`<run>.version`, `<run>.checkpoint` and `<run>.term`; only the weight store writes."""
+
+
+WORKER_TTL_SECONDS: Final = 6.0
+LEASE_TTL_SECONDS: Final = 10.0
+
+
+def template(subject: str) -> str:
+    """The subject without its run: what metrics may name."""
+    return f"{subject.partition('.')[0]}.*"
+
+
+def prompts(run_id: str) -> str:
+    """Work queue of a run's tasks."""
+    return f"prompts.{run_id}"
+
+
+def groups(run_id: str) -> str:
+    """Says that groups lie in the buffer."""
+    return f"groups.{run_id}"
+
+
+def versions(run_id: str) -> str:
+    """Announces policy versions."""
+    return f"versions.{run_id}"
+
+
+def missing(run_id: str) -> str:
+    """The trainer names the groups it lacks."""
+    return f"missing.{run_id}"
+
+
+def events(run_id: str) -> str:
+    """A run's history."""
+    return f"events.{run_id}"

@@ -1,0 +1,105 @@
+"""The work queue of tasks. It is a cache: what it loses, the conductor dispatches again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError
+from opentelemetry.trace import SpanKind
+
+from gradbus.bus import subjects
+from gradbus.bus.connection import Bus
+from gradbus.telemetry import Attributes, WireOperation, get_logger, span, traceparent_of
+from gradbus.v1.task_pb2 import Task
+
+_log = get_logger(__name__)
+_FETCH_SECONDS = 2.0  # a fetch in flight when the server restarts is lost and waits its whole time
+_RECEIVE = WireOperation(
+    "nats", {"messaging.system": "nats", "messaging.operation.type": "receive", "messaging.destination.template": "prompts.*"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A task as it was received."""
+
+    task: Task
+    traceparent: str = ""
+    """The `dispatch` span that it was sent from; empty when nobody traces."""
+
+
+class TaskQueue:
+    """One run's tasks."""
+
+    def __init__(self, bus: Bus, run_id: str) -> None:
+        self._bus = bus
+        self._subject = subjects.prompts(run_id)
+        self._durable = f"rollout-{run_id}"
+        self._subscription: JetStreamContext.PullSubscription | None = None
+
+    async def publish(self, tasks: Sequence[Task]) -> None:
+        """Puts tasks on the queue without waiting for each acknowledgement. Each begins a trace: that of its groups."""
+        for task in tasks:
+            with span("dispatch", SpanKind.PRODUCER, attributes=_attributes(task)):
+                await self._bus.publish(self._subject, task.SerializeToString())
+
+    async def fetch(self, most: int) -> list[Delivery]:
+        """Up to `most` tasks, acknowledged at receipt; empty after two seconds without one."""
+        try:
+            if self._subscription is None:
+                self._subscription = await self._subscribe()
+            with _RECEIVE.measured() as received:
+                messages = await self._subscription.fetch(most, timeout=_FETCH_SECONDS)
+                received.items, received.payload_bytes = len(messages), sum(len(message.data) for message in messages)
+        except NatsTimeoutError:
+            return []
+        except (NatsError, APIError, TimeoutError) as error:
+            _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
+            self._subscription = None
+            return []
+        for message in messages:
+            await message.ack()
+        return [Delivery(Task.FromString(message.data), traceparent_of(message.headers)) for message in messages]
+
+    async def waiting(self) -> int:
+        """Tasks that no worker has fetched."""
+        try:
+            info = await self._bus.jetstream.consumer_info(subjects.PROMPTS_STREAM, self._durable)
+        except APIError:
+            return 0
+        return info.num_pending or 0
+
+    async def open(self) -> None:
+        """Makes the consumer, whoever comes first."""
+        self._subscription = await self._subscribe()
+
+    async def purge(self) -> None:
+        """Removes every task of the run."""
+        await self._bus.jetstream.purge_stream(subjects.PROMPTS_STREAM, subject=self._subject)
+
+    async def remove(self) -> None:
+        """Purges, and removes the run's consumer."""
+        await self.purge()
+        try:
+            await self._bus.jetstream.delete_consumer(subjects.PROMPTS_STREAM, self._durable)
+        except APIError as error:
+            _log.debug("consumer_not_removed", durable=self._durable, error=str(error))
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        # max_deliver 1: the conductor alone dispatches again; a message redelivered later would be a zombie.
+        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000)
+        return await self._bus.jetstream.pull_subscribe(self._subject, durable=self._durable, stream=subjects.PROMPTS_STREAM, config=config)
+
+
+def _attributes(task: Task) -> Attributes:
+    return {
+        "gradbus.run.id": task.run_id,
+        "gradbus.task.id": task.task_id,
+        "gradbus.policy.version": task.version,
+        "gradbus.groups": len(task.groups),
+    }

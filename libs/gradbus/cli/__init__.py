@@ -1,0 +1,1 @@
+"""The command `gradbus`. Nothing heavy is imported before a verb runs."""

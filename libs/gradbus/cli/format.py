@@ -1,0 +1,33 @@
+"""A run's progress in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHARES = {"generate": "gen", "score": "score", "wait": "wait", "train": "train"}
+
+
+def number(value: float | None) -> str:
+    """Three digits behind the point; a dash for what is not known yet."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def progress_line(run: dict[str, Any]) -> str:
+    """Step, version, reward, held-out accuracy, staleness, tokens a second, shares of the time, workers."""
+    progress = run["progress"]
+    speed = progress["tokens_per_second"]
+    shares = progress["shares"]
+    staleness = "-" if progress["staleness"] is None else f"{progress['staleness']:.1f}"
+    parts = [
+        f"step {progress['step']}/{run['steps']}",
+        f"v{progress['version'] if progress['version'] >= 0 else '-'}",
+        f"reward {number(progress['reward'])}",
+        f"held-out {number(progress['accuracy'])}",
+        f"stale {staleness}",
+        f"{'-' if speed is None else round(speed)} tok/s",
+        " ".join(f"{short} {shares[name]:.0%}" for name, short in _SHARES.items() if name in shares),
+        f"{progress['workers']} workers",
+    ]
+    waits = f"waits for {run['waiting_for']}" if run["waiting_for"] else ""
+    state = "" if run["state"] == "running" else run["state"]
+    return "  ".join(part for part in (state, *parts, waits) if part)

@@ -1,0 +1,110 @@
+"""Verbs that only look: runs, show, samples, events."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from gradbus.cli.options import RunId, State, connect, find_run
+
+AsJson = Annotated[bool, typer.Option("--json", help="The gateway's answer as JSON.")]
+
+
+def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
+    """List runs, newest first."""
+    with connect(state) as client:
+        page = client.runs(limit=limit)
+    if as_json:
+        _print_json(page)
+        return
+    from gradbus.cli.format import number
+
+    for run in page["data"]:
+        progress = run["progress"]
+        scores = f"reward {number(progress['reward'])}  held-out {number(progress['accuracy'])}"
+        typer.echo(f"{run['id']}  {run['name']:<24}  {run['state']:<18}  step {progress['step']}/{run['steps']}  {scores}")
+    if not page["data"]:
+        typer.echo("no runs yet; submit one with `gradbus run SPEC.toml`")
+
+
+def show(run_id: RunId, as_json: AsJson = False, state: State = None) -> None:
+    """Show a run: state, progress, versions and spec."""
+    with connect(state) as client:
+        run = client.run(find_run(client, run_id)["id"])
+    if as_json:
+        _print_json(run)
+        return
+    from gradbus.cli.format import progress_line
+
+    typer.echo(f"{run['id']}  {run['name']}")
+    typer.echo(f"state      {run['state']} (wanted: {run['desired']})")
+    for label in ("reason", "waiting_for"):
+        if run[label]:
+            typer.echo(f"{label.replace('_', ' '):<12}{run[label]}")
+    typer.echo(f"progress   {progress_line(run)}")
+    typer.echo(f"created    {run['created_at']}   finished {run['finished_at'] or '-'}")
+    typer.echo("spec")
+    typer.echo(json.dumps(run["spec"], indent=2, ensure_ascii=False))
+
+
+def samples(
+    run_id: RunId,
+    step: Annotated[int | None, typer.Option(min=0, help="Default: the newest trained step.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="One group.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 8,
+    as_json: AsJson = False,
+    state: State = None,
+) -> None:
+    """Show what the model said and how it was judged."""
+    with connect(state) as client:
+        run = client.run(find_run(client, run_id)["id"])
+        query = {"step": step, "index": index, "limit": limit}
+        if step is None and index is None and run["spec"]["schedule"]["mode"] == "fixed_lag":
+            query["step"] = max(0, run["progress"]["step"] - 1)
+        page = client.samples(run["id"], **{name: value for name, value in query.items() if value is not None})
+    if as_json:
+        _print_json(page)
+        return
+    for sample in page["data"]:
+        _print_sample(sample)
+    if not page["data"]:
+        typer.echo("no samples there yet")
+
+
+def events(
+    run_id: RunId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only events above this id.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    state: State = None,
+) -> None:
+    """Show a run's history."""
+    with connect(state) as client:
+        found = find_run(client, run_id)["id"]
+        stream = client.follow_events(found, after) if follow else client.events(found, after, limit)["data"]
+        for event in stream:
+            typer.echo(json.dumps(event) if as_json else _event_line(event))
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    mark = "" if event["level"] == "info" else f"{event['level'].upper()} "
+    return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{event['message']}"
+
+
+def _print_sample(sample: dict[str, Any]) -> None:
+    from gradbus.cli.format import number
+
+    versions = ", ".join(f"{span['version']}" for span in sample["versions"])
+    parts = "".join(f"  {name} {number(value)}" for name, value in sample["components"].items())
+    typer.echo(f"{sample['id']}  step {sample['step']}  version {versions}  reward {number(sample['reward'])}{parts}  {sample['verdict']}")
+    typer.echo(f"  prompt   {sample['prompt']!r}")
+    typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
+    if sample["reason"]:
+        typer.echo(f"  reason   {sample['reason']}")
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,58 @@
+"""API keys of the embedded stack's gateway, or of a keys file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradbus.cli.options import State
+
+app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, pretty_exceptions_enable=False)
+KeysFile = Annotated[Path | None, typer.Option("--file", help="Keys file; default: the embedded stack's.", show_default=False)]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Who the key is for.")],
+    scopes: Annotated[list[str] | None, typer.Option("--scope", help="runs:read, runs:write, files:write, admin.")] = None,
+    file: KeysFile = None,
+    state: State = None,
+) -> None:
+    """Make a key and show its token, this once. The gateway takes it at its next request."""
+    from gradbus.api_keys import new_api_key, read_api_keys, write_api_keys
+
+    path = _file(file, state)
+    token, record = new_api_key(name, scopes or ["runs:read"])
+    write_api_keys(path, [*(read_api_keys(path) if path.exists() else []), record])
+    typer.echo(token)
+
+
+@app.command("list")
+def list_keys(file: KeysFile = None, state: State = None) -> None:
+    """List keys; their secrets are not kept."""
+    from gradbus.api_keys import read_api_keys
+
+    for record in read_api_keys(_file(file, state)):
+        typer.echo(f"{record.id}  {record.name:<24}  {' '.join(record.scopes)}")
+
+
+@app.command()
+def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile = None, state: State = None) -> None:
+    """Remove a key."""
+    from gradbus.api_keys import read_api_keys, write_api_keys
+    from gradbus.errors import SettingsError
+
+    path = _file(file, state)
+    records = read_api_keys(path)
+    kept = [record for record in records if record.id != key_id]
+    if len(kept) == len(records):
+        raise SettingsError(f"{path} has no key {key_id!r}; `gradbus keys list` shows them")
+    write_api_keys(path, kept)
+    typer.echo(f"revoked {key_id}")
+
+
+def _file(file: Path | None, state: Path | None) -> Path:
+    return file or (state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))) / "secrets" / "api-keys.json"

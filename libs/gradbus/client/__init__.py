@@ -1,0 +1,7 @@
+"""The Python client of the gateway."""
+
+from gradbus.client.client import Client
+from gradbus.client.discovery import find_gateway
+from gradbus.client.spec_file import load_spec
+
+__all__ = ["Client", "find_gateway", "load_spec"]

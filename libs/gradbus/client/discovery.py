@@ -1,0 +1,31 @@
+"""Where the gateway is and which key opens it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import StackError
+
+GATEWAY_FILE: Final = "gateway.json"
+API_KEY_FILE: Final = "secrets/api-key"
+
+
+def find_gateway(state: Path | None = None) -> tuple[str, str]:
+    """(url, key): from GRADBUS_URL and GRADBUS_KEY, else from the embedded stack's state folder.
+
+    The folder is `state`, else $GRADBUS_STATE, else `.gradbus`. Raises StackError when no stack is there.
+    """
+    url, key = os.environ.get("GRADBUS_URL"), os.environ.get("GRADBUS_KEY")
+    if url and key and state is None:
+        return url, key
+    folder = state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))
+    try:
+        return json.loads((folder / GATEWAY_FILE).read_bytes())["url"], (folder / API_KEY_FILE).read_text().strip()
+    except (OSError, ValueError, KeyError):
+        raise StackError(
+            f"no stack runs on {folder.absolute()}; start one with `gradbus up`, name its folder with --state, "
+            "or set GRADBUS_URL and GRADBUS_KEY"
+        ) from None

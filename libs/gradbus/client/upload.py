@@ -1,0 +1,85 @@
+"""Replaces what lies on this machine by what can travel: files by their digests, a grader's file by its text."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradbus.errors import Fault, ModelError
+from gradbus.model_folder import check_model_folder
+
+Upload = Callable[[Path, str], None]
+Json = dict[str, Any]
+
+
+def with_uploads(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
+    """A copy of `spec` whose local files are stored, and what is wrong with those that cannot be.
+
+    What is not on this machine stays as it is: the server may have it. Raises OSError for a file that cannot be read.
+    """
+    body: Json = copy.deepcopy(dict(spec))
+    faults: list[Fault] = []
+    model = body.get("model")
+    if isinstance(model, dict) and "files" not in model and (folder := _local(base_dir, model.get("path"))) and folder.is_dir():
+        try:
+            model["files"] = {name: _stored(folder / name, upload) for name in check_model_folder(folder).files}
+        except ModelError as error:
+            model["files"] = {}
+            faults.append(Fault("model", str(error), model["path"]))
+    data = body.get("data")
+    if isinstance(data, dict):
+        for field in ("train", "eval"):
+            if (path := _local(base_dir, data.get(field))) and path.is_file():
+                data[field] = _stored(path, upload)
+    reward = body.get("reward")
+    if isinstance(reward, dict):
+        faults.extend(_inlined(reward.get("grader"), base_dir, "reward.grader"))
+    return body, faults
+
+
+def merged(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault]:
+    """The faults of both sides; where both speak of the same place, this side's, which saw the file."""
+    return [*local, *(far for far in remote if not any(_related(near.path, far.path) for near in local))]
+
+
+def _related(one: str, other: str) -> bool:
+    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
+
+
+def digest_of_file(path: Path) -> str:
+    """`sha256:<hex>` of a file of any size. Raises OSError."""
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stored(path: Path, upload: Upload) -> str:
+    digest = digest_of_file(path)
+    upload(path, digest)
+    return digest
+
+
+def _local(base_dir: Path, given: object) -> Path | None:
+    if not isinstance(given, str) or not given:
+        return None
+    path = base_dir / Path(given).expanduser()
+    return path if path.exists() else None
+
+
+def _inlined(grader: object, base_dir: Path, where: str) -> Iterator[Fault]:
+    """Puts the text of a python grader's `file` in its place, in a `multi` grader's parts too."""
+    if not isinstance(grader, dict):
+        return
+    parts = grader.get("graders")
+    for name, part in parts.items() if isinstance(parts, dict) else ():
+        yield from _inlined(part, base_dir, f"{where}.graders.{name}")
+    if grader.get("type") != "python" or not isinstance(grader.get("file"), str):
+        return
+    path = base_dir / grader["file"]
+    try:
+        grader["source"] = path.read_text()
+        del grader["file"]
+    except (OSError, UnicodeDecodeError) as error:
+        yield Fault(f"{where}.file", f"cannot be read: {error}", str(path), "a text file, relative to the spec's folder")

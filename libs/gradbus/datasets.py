@@ -1,0 +1,96 @@
+"""Datasets: JSON Lines, one object a line, with the prompt in one of its columns."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from gradbus.errors import DatasetError
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """What is known of a dataset after one pass."""
+
+    rows: int
+    columns: frozenset[str]
+    """Columns that every row has."""
+    chat: bool
+    """Whether any prompt is a list of messages, which needs a chat template."""
+
+
+def rows(data: bytes) -> list[Row]:
+    """Every row. Raises DatasetError, naming the line, for what is not JSON Lines, and for no rows at all."""
+    return list(iterate(data))
+
+
+def iterate(data: bytes) -> Iterator[Row]:
+    """Rows one by one, blank lines left out. Raises DatasetError as `rows` does."""
+    found = False
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        if not line.strip():
+            continue
+        found = True
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"line {number} is not JSON ({error}); write one JSON object a line") from None
+        if not isinstance(row, dict):
+            raise DatasetError(f"line {number} is {_kind(row)}; write one JSON object a line, with a column for the prompt")
+        yield row
+    if not found:
+        raise DatasetError("the dataset has no rows; write one JSON object a line")
+
+
+def inspect(data: bytes, prompt: str) -> DatasetInfo:
+    """Checks every row and its prompt in the column `prompt`. Raises DatasetError for the first that is wrong."""
+    count, columns, chat = 0, frozenset[str](), False
+    for count, row in enumerate(iterate(data), start=1):
+        columns = columns.intersection(row) if count > 1 else frozenset(row)
+        chat = _checked_prompt(row, prompt, count) or chat
+    return DatasetInfo(count, columns, chat)
+
+
+def prompts_object(data: bytes, prompt: str) -> bytes:
+    """JSON Lines with the prompt of each row and nothing else, in the same order: answers stay behind."""
+    lines = []
+    for number, row in enumerate(iterate(data), start=1):
+        _checked_prompt(row, prompt, number)
+        lines.append(json.dumps({"prompt": row[prompt]}, ensure_ascii=False))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _checked_prompt(row: Row, column: str, number: int) -> bool:
+    """Whether the row's prompt is a chat; DatasetError if it is no prompt at all."""
+    if column not in row:
+        raise DatasetError(f"row {number} has no column {column!r}, it has {', '.join(row) or 'none'}; {_advice(column, row)}")
+    value = row[column]
+    if isinstance(value, str):
+        if not value:
+            raise DatasetError(f"row {number} has an empty prompt; give it text or leave the row out")
+        return False
+    if not isinstance(value, list) or not value or not all(_is_message(message) for message in value):
+        raise DatasetError(
+            f"row {number} has a prompt that is {_kind(value)}; give text, or a list of messages such as "
+            '{"role": "user", "content": "..."}'
+        )
+    return True
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def _advice(column: str, columns: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(column, columns, n=1)
+    return f"did you mean data.prompt = {nearest[0]!r}?" if nearest else "name the prompt's column in data.prompt"
+
+
+def _kind(value: object) -> str:
+    names = {str: "text", list: "a list", dict: "an object", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "null")

@@ -1,0 +1,27 @@
+"""The detached supervisor: `gradbus up --detach` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Runs a stack until SIGTERM; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gradbus.embedded", description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--rollouts", type=int, required=True)
+    parser.add_argument("--report", type=int, required=True, help="file descriptor that is told how the start went")
+    arguments = parser.parse_args()
+    from gradbus.embedded.config import StackConfig
+    from gradbus.embedded.serve import run_detached
+    from gradbus.telemetry import configure_logging
+
+    configure_logging("supervisor")
+    return run_detached(StackConfig(arguments.state, arguments.port, arguments.rollouts), arguments.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Secrets of a stack: made at first start, one folder a process with what that process needs and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from gradbus.api_keys import SCOPES, new_api_key, write_api_keys
+
+# Who talks over which wire; the supervisor watches runs and asks the servers whether they answer.
+NATS_USERS = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
+BUFFER_USERS = ("supervisor", "gateway", "conductor", "rollout", "trainer")
+_RPC_USERS = ("gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
+
+
+class Credentials:
+    """The folder `secrets`: files of mode 0600 in folders of mode 0700."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)
+        token = _kept(root / "rpc-token")
+        for role in _RPC_USERS:
+            write_secret(self.folder(role) / "gradbus_rpc_token", token)
+        for wire, users in (("nats", NATS_USERS), ("buffer", BUFFER_USERS)):
+            for role in users:
+                _kept(self.folder(role) / f"gradbus_{wire}_password")
+        self.api_key = self._api_key()
+
+    def folder(self, role: str) -> Path:
+        """The value of GRADBUS_SECRETS_DIR for a role."""
+        folder = self._root / role
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o700)
+        return folder
+
+    def nats_password(self, role: str) -> str:
+        """A role's password at NATS."""
+        return _kept(self.folder(role) / "gradbus_nats_password")
+
+    def buffer_password(self, role: str) -> str:
+        """A role's password at the buffer."""
+        return _kept(self.folder(role) / "gradbus_buffer_password")
+
+    def buffer_password_hash(self, role: str) -> str:
+        """What the buffer keeps of it: SHA-256, hex."""
+        return hashlib.sha256(self.buffer_password(role).encode()).hexdigest()
+
+    @property
+    def api_keys_file(self) -> Path:
+        """Hashed records of the API keys, for the gateway."""
+        return self._root / "api-keys.json"
+
+    def _api_key(self) -> str:
+        path = self._root / "api-key"
+        if path.exists() and self.api_keys_file.exists():
+            return _kept(path)
+        token, record = new_api_key("first-start", SCOPES)
+        write_api_keys(self.api_keys_file, [record])
+        write_secret(path, token)
+        return token
+
+
+def write_secret(path: Path, value: str) -> None:
+    """Writes a file that only its owner can read, in one move."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(value)
+    draft.replace(path)
+
+
+def _kept(path: Path) -> str:
+    """The secret in `path`, made if it is not there."""
+    if not path.exists():
+        write_secret(path, secrets.token_urlsafe(32))
+    path.chmod(0o600)
+    return path.read_text()

@@ -1,0 +1,59 @@
+"""Which runs need the reference service: it holds a model in memory, so it runs only while one does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+from pydantic import ValidationError
+
+from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.errors import GradbusError
+from gradbus.runs import FINAL_STATES, RunRecord, RunStatus
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+_RETRY_SECONDS = 2.0
+
+
+def reference_needed(entries: Mapping[str, bytes]) -> bool:
+    """Whether a run in the bucket `runs` is live and has a KL penalty."""
+    specs = (key for key in entries if key.endswith(".spec"))
+    return any(_has_penalty(entries[key]) and not _is_over(entries.get(key.removesuffix("spec") + "status")) for key in specs)
+
+
+async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitable[None]]) -> None:
+    """Calls `tell` with the answer whenever it may have changed, for ever."""
+    while True:
+        try:
+            bus = await Bus.connect(settings, "supervisor")
+            try:
+                bucket = await bus.bucket(Buckets.RUNS)
+                async with bucket.view() as view:
+                    while True:
+                        view.changed.clear()
+                        await tell(reference_needed(view.entries))
+                        await view.changed.wait()
+            finally:
+                await bus.close()
+        except (GradbusError, NatsError, APIError, TimeoutError) as error:
+            _log.warning("runs_not_watched", error=f"{type(error).__name__}: {error}", again_in_seconds=_RETRY_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _has_penalty(record: bytes) -> bool:
+    try:
+        return RunRecord.model_validate_json(record).spec.algorithm.kl > 0
+    except ValidationError as error:
+        _log.warning("run_not_read", faults=error.error_count())
+        return False
+
+
+def _is_over(status: bytes | None) -> bool:
+    try:
+        return status is not None and RunStatus.model_validate_json(status).state in FINAL_STATES
+    except ValidationError as error:
+        _log.warning("status_not_read", faults=error.error_count())
+        return False

@@ -1,0 +1,62 @@
+"""Ports on loopback that a stack takes once and keeps."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from collections.abc import Mapping
+
+from gradbus.errors import StackError
+
+# Below the range from which systems take ports for outgoing connections: a client that reconnects to a killed
+# server could otherwise be given the server's own port, connect to itself, and keep the server from coming back.
+_FIRST, _LAST = 20_000, 32_000
+_TRIES = 2_000
+
+
+def is_free(port: int) -> bool:
+    """Whether a server can listen on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno in {errno.EADDRINUSE, errno.EACCES}:
+                return False
+            raise
+    return True
+
+
+class Ports:
+    """Name to port: those remembered that are still free, others chosen anew."""
+
+    def __init__(self, remembered: Mapping[str, object]) -> None:
+        self._remembered = {name: port for name, port in remembered.items() if isinstance(port, int)}
+        self._given: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self._given:
+            kept = self._remembered.get(name)
+            self._given[name] = kept if kept and is_free(kept) else self._choose()
+        return self._given[name]
+
+    def claim(self, name: str, port: int, option: str) -> None:
+        """Gives `name` the port the user asked for. Raises StackError if it is taken."""
+        if not is_free(port):
+            raise StackError(f"port {port} is taken or not allowed; give {option} another port, or {option} 0 for a free one")
+        self._given[name] = port
+
+    @property
+    def known(self) -> dict[str, int]:
+        """Every port given or remembered, to be kept for the next start."""
+        return {**self._remembered, **self._given}
+
+    def _choose(self) -> int:
+        taken = set(self.known.values())
+        for _ in range(_TRIES):
+            port = random.randrange(_FIRST, _LAST)
+            if port not in taken and is_free(port):
+                return port
+        raise StackError(f"no free port between {_FIRST} and {_LAST}; end some of the processes that listen there")

@@ -1,0 +1,128 @@
+"""Which services a stack runs, and the environment each of them gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradbus.embedded.config import StackConfig
+from gradbus.embedded.credentials import BUFFER_USERS, NATS_USERS, Credentials
+from gradbus.embedded.ports import Ports
+from gradbus.embedded.state import StateFolder
+from gradbus.embedded.supervised import Program
+
+REFERENCE: Final = "reference"
+_PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+_PREFIXES_PASSED_ON: Final = ("GRADBUS_FAULT_", "OTEL_")
+# Only the gateway fetches from the hub.
+_PASSED_ON_TO_GATEWAY: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+_MOST_CORES_TO_PIN: Final = 4
+_LISTENERS: Final = ("weight_store", "reward", "reference", "gateway")
+
+
+def service_names(rollouts: int) -> list[str]:
+    """Processes in the order of their start; the reference joins when a run needs it."""
+    return ["weight_store", "reward", "conductor", "gateway", "trainer-0", *(f"rollout-{number}" for number in range(rollouts))]
+
+
+def role_of(name: str) -> str:
+    """`rollout-3` is a `rollout`."""
+    return name.partition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Everything a process's command and environment are made from."""
+
+    config: StackConfig
+    state: StateFolder
+    credentials: Credentials
+    ports: Ports
+
+    def choose_ports(self, services: Sequence[str]) -> None:
+        """Takes every port there will be, and remembers them. Raises StackError if the one asked for is taken."""
+        if self.config.port:
+            self.ports.claim("gateway", self.config.port, "--port")
+        for name in ("nats", "buffer", *_LISTENERS, *(f"{service}.health" for service in services)):
+            self.ports[name]
+        self.state.write("ports.json", self.ports.known)
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return f"http://127.0.0.1:{self.ports['gateway']}"
+
+    def service(self, name: str) -> Program:
+        """A service, as it starts next."""
+        command = [sys.executable, "-m", f"gradbus_{role_of(name)}"]
+        return self._program(name, command, self._wires() | self._own(name))
+
+    def server(self, name: str, command: list[str]) -> Program:
+        """nats or the buffer: everything is in its configuration file."""
+        return self._program(name, command, {})
+
+    def _program(self, name: str, command: list[str], environment: dict[str, str]) -> Program:
+        return Program(
+            command=self.config.command_overrides.get(name, command),
+            environment=_inherited() | environment | self.config.environment_overrides.get(name, {}),
+            log=self.state.log_file(name),
+            cores=cores_of(role_of(name)) if self.config.pin_cores else frozenset(),
+        )
+
+    def _wires(self) -> dict[str, str]:
+        return {
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "GRADBUS_NATS_URL": f"nats://127.0.0.1:{self.ports['nats']}",
+            "GRADBUS_BUFFER_URL": f"redis://127.0.0.1:{self.ports['buffer']}/0",
+            "GRADBUS_OBJECTS_URL": self.state.objects.as_uri(),
+            "GRADBUS_CACHE_DIR": str(self.state.cache),
+            "GRADBUS_WEIGHT_STORE": f"127.0.0.1:{self.ports['weight_store']}",
+            "GRADBUS_REWARD": f"127.0.0.1:{self.ports['reward']}",
+            "GRADBUS_REFERENCE": f"127.0.0.1:{self.ports['reference']}",
+        }
+
+    def _own(self, name: str) -> dict[str, str]:
+        role = role_of(name)
+        own = {
+            "GRADBUS_WORKER_ID": name,
+            "GRADBUS_HEALTH": f"127.0.0.1:{self.ports[f'{name}.health']}",
+            "GRADBUS_SECRETS_DIR": str(self.credentials.folder(role)),
+        }
+        if name in _LISTENERS:
+            own["GRADBUS_LISTEN"] = f"127.0.0.1:{self.ports[name]}"
+        if role in NATS_USERS:
+            own["GRADBUS_NATS_USER"] = role
+        if role in BUFFER_USERS:
+            own["GRADBUS_BUFFER_USER"] = role
+        # On loopback the user is the operator: scorers on this machine and Python graders are theirs to use.
+        if role == "reward":
+            own |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
+        if role == "gateway":
+            own |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
+            own |= {key: os.environ[key] for key in _PASSED_ON_TO_GATEWAY if key in os.environ}
+            own["GRADBUS_API_KEYS_FILE"] = str(self.credentials.api_keys_file)
+            own["GRADBUS_MODEL_ROOTS"] = json.dumps([str(root.absolute()) for root in self.config.model_roots])
+        return own
+
+
+def cores_of(role: str) -> frozenset[int]:
+    """Cores of a role: one for the trainer, the others for everything else; empty where that does not help.
+
+    The trainer's time then varies less, but its core idles while it waits for groups: on two cores that cost 8 % of
+    the steps. With more than four a trainer of several threads needs several.
+    """
+    if sys.platform != "linux":
+        return frozenset()
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not 2 <= 1 + len(others) <= _MOST_CORES_TO_PIN:
+        return frozenset()
+    return frozenset({first}) if role == "trainer" else frozenset(others)
+
+
+def _inherited() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key in _PASSED_ON or key.startswith(_PREFIXES_PASSED_ON)}

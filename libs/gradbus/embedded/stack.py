@@ -1,0 +1,188 @@
+"""The embedded stack: servers first, then services, all of them kept alive until the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from gradbus.bus import BusSettings
+from gradbus.embedded.config import StackConfig
+from gradbus.embedded.credentials import Credentials
+from gradbus.embedded.demand import watch_reference
+from gradbus.embedded.leftovers import until_gone
+from gradbus.embedded.ports import Ports
+from gradbus.embedded.probes import Probe, buffer_answers, nats_answers, service_ready
+from gradbus.embedded.servers import buffer_command, nats_command
+from gradbus.embedded.services import REFERENCE, Blueprint, service_names
+from gradbus.embedded.state import StateFolder
+from gradbus.embedded.supervised import Program, Supervised
+from gradbus.errors import StackError
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+_SERVERS = ("nats", "buffer")
+_SERVICE_STOP_SECONDS = 20.0
+_SERVER_STOP_SECONDS = 10.0
+_PROBE_EVERY_SECONDS = 0.1
+_MOST_CRASHES = 5
+"""A process that ended this often before it was ready does not come up by waiting longer."""
+
+
+class Stack:
+    """`async with Stack(StackConfig(...)) as stack:` runs the whole system for the length of the block.
+
+    Entering raises StackError when the folder is in use, the port taken, a binary missing, or a process not ready in time.
+    """
+
+    def __init__(self, config: StackConfig) -> None:
+        self.config = config
+        self.state = StateFolder(config.state)
+        self._blueprint: Blueprint  # made at the start, under the lock
+        self._processes: dict[str, Supervised] = {}
+        self._probes: dict[str, Probe] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._started = time.time()
+        self._ready = False
+
+    @property
+    def url(self) -> str:
+        """Where the gateway answers."""
+        return self._blueprint.url
+
+    @property
+    def api_key(self) -> str:
+        """Token of the key made at first start."""
+        return self._blueprint.credentials.api_key
+
+    @property
+    def processes(self) -> Mapping[str, Supervised]:
+        """Name to process: its pid, state and restarts."""
+        return self._processes
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL; returns when the process is gone. The supervisor starts the next one."""
+        await self._processes[name].kill()
+
+    async def until_ready(self, names: Sequence[str], seconds: float) -> None:
+        """Waits until each of `names` answers. Raises StackError that names who does not, with the end of its log."""
+        before = {name: self._processes[name].restarts for name in names}
+        waiting = list(names)
+        deadline = time.monotonic() + seconds
+        while True:
+            answers = await asyncio.gather(*(self._probes[name]() for name in waiting))
+            waiting = [name for name, ready in zip(waiting, answers, strict=True) if not ready]
+            if not waiting:
+                return
+            crashes = {name: self._processes[name].restarts - before[name] for name in waiting}
+            worst = max(crashes, key=crashes.__getitem__)
+            if crashes[worst] >= _MOST_CRASHES or time.monotonic() > deadline:
+                raise StackError(self._failure(worst, crashes[worst], seconds))
+            await asyncio.sleep(_PROBE_EVERY_SECONDS)
+
+    async def __aenter__(self) -> Self:
+        self.state.lock()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        deadline = time.monotonic() + self.config.ready_seconds
+        await until_gone(self.state.read("stack.json"))
+        services = service_names(self.config.rollouts)
+        self._blueprint = blueprint = Blueprint(
+            self.config, self.state, Credentials(self.state.secrets), Ports(self.state.read("ports.json"))
+        )
+        blueprint.choose_ports([*services, REFERENCE])
+        self._start_servers()
+        await self.until_ready(_SERVERS, deadline - time.monotonic())
+        for name in services:
+            self._start_service(name)
+        self.state.write("gateway.json", {"url": self.url})
+        self._watch = asyncio.create_task(watch_reference(self._bus_settings(), self._want_reference), name="watch reference")
+        self._watch.add_done_callback(_report_end)
+        await self.until_ready(services, deadline - time.monotonic())
+        self._ready = True
+        self._note()
+
+    def _start_servers(self) -> None:
+        state, credentials, ports = self.state, self._blueprint.credentials, self._blueprint.ports
+        commands = {
+            "nats": nats_command(state, credentials, ports["nats"]),
+            "buffer": buffer_command(state, credentials, ports["buffer"], self.config.buffer_bytes),
+        }
+        self._probes["nats"] = nats_answers(ports["nats"])
+        self._probes["buffer"] = buffer_answers(ports["buffer"], "supervisor", credentials.buffer_password("supervisor"))
+        for name, command in commands.items():
+
+            def program(name: str = name, command: list[str] = command) -> Program:
+                return self._blueprint.server(name, command)
+
+            self._processes[name] = Supervised(name, program, self._note)
+            self._processes[name].start()
+
+    def _start_service(self, name: str) -> None:
+        self._probes[name] = service_ready(self._blueprint.ports[f"{name}.health"])
+        self._processes[name] = Supervised(name, lambda: self._blueprint.service(name), self._note)
+        self._processes[name].start()
+
+    async def _want_reference(self, needed: bool) -> None:
+        runs = REFERENCE in self._processes
+        if needed and not runs:
+            self._start_service(REFERENCE)
+        elif runs and not needed:
+            await self._processes[REFERENCE].stop(_SERVICE_STOP_SECONDS)
+            del self._processes[REFERENCE]
+            self._note()
+
+    async def _stop(self) -> None:
+        if self._watch:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        services = [process for name, process in self._processes.items() if name not in _SERVERS]
+        await asyncio.gather(*(process.stop(_SERVICE_STOP_SECONDS) for process in services))
+        for name in ("buffer", "nats"):
+            if name in self._processes:
+                await self._processes[name].stop(_SERVER_STOP_SECONDS)
+        self.state.remove("stack.json")
+        self.state.unlock()
+
+    def _bus_settings(self) -> BusSettings:
+        port = self._blueprint.ports["nats"]
+        return BusSettings(f"nats://127.0.0.1:{port}", "supervisor", self._blueprint.credentials.nats_password("supervisor"))
+
+    def _note(self) -> None:
+        """Keeps stack.json as things are: what `status` and `down` read."""
+        known = self._blueprint.ports.known
+        processes = {
+            name: {
+                "state": process.state,
+                "pid": process.pid,
+                "restarts": process.restarts,
+                "started": process.started,
+                "health_port": known.get(f"{name}.health"),
+            }
+            for name, process in self._processes.items()
+        }
+        self.state.write(
+            "stack.json", {"pid": os.getpid(), "started": self._started, "ready": self._ready, "url": self.url, "processes": processes}
+        )
+
+    def _failure(self, name: str, crashes: int, seconds: float) -> str:
+        what = f"{name} ended {crashes} times" if crashes else f"{name} did not get ready in {seconds:.0f} s"
+        tail = "\n".join(f"  {line}" for line in self.state.log_tail(name).splitlines())
+        return f"{what}; its log ends so:\n{tail}\nmend what it names and start again; the whole log: {self.state.logs / f'{name}.log'}"
+
+
+def _report_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _log.error("reference_not_watched", error=f"{type(error).__name__}: {error}")

@@ -1,0 +1,144 @@
+"""Every error Gradbus raises on purpose, in one tree.
+
+GradbusError
+├── SpecError              the run spec is wrong; carries every fault at once
+├── SettingsError          a service or the embedded stack is set up wrongly
+├── ModelError             a model folder cannot be used
+├── DatasetError           a dataset cannot be used
+├── TrainingError          the optimiser cannot go on (loss or gradient not finite)
+├── CorruptRecordError     stored bytes do not match their digest
+├── ObjectMissingError     object storage does not hold what was asked for
+├── StorageError           object storage does not answer, or refuses
+├── FencedError            a newer term owns the run; this process must let go
+├── DeadlineError          a wait ran out; names what was awaited and who owes it
+├── ScorerError            a scorer as a whole failed (never a reward of 0)
+├── GraderError            a grader's template, formula or source is wrong
+├── ManifestError          a manifest is not whole, or names what is not stored
+├── HistoryError           a manifest contradicts what was published or committed before
+├── VersionGoneError       the policy version was deleted by retention
+├── AttestationError       loaded weights are not the manifest's
+├── ApiError               the gateway refused a request; carries the problem document
+└── StackError             the embedded stack cannot start or be reached
+
+Every message ends with what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class GradbusError(Exception):
+    """Base of everything Gradbus raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a run spec."""
+
+    path: str
+    """Dotted path of the field, e.g. `rollout.temperature`."""
+    message: str
+    given: str = ""
+    allowed: str = ""
+    nearest: str = ""
+    """The valid name closest to an unknown one, or empty."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.path}: {self.message}"]
+        if self.given:
+            parts.append(f"given {self.given}")
+        if self.allowed:
+            parts.append(f"allowed: {self.allowed}")
+        if self.nearest:
+            parts.append(f"did you mean `{self.nearest}`?")
+        return "; ".join(parts)
+
+
+class SpecError(GradbusError):
+    """A run spec with one or more faults, all of them listed."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        lines = "\n".join(f"  {fault}" for fault in self.faults)
+        super().__init__(f"the run spec has {len(self.faults)} fault(s); mend each and submit again:\n{lines}")
+
+
+class SettingsError(GradbusError):
+    """A service or the embedded stack is set up wrongly."""
+
+
+class ModelError(GradbusError):
+    """A model folder cannot be used."""
+
+
+class DatasetError(GradbusError):
+    """A dataset cannot be used."""
+
+
+class TrainingError(GradbusError):
+    """The optimiser cannot go on: a loss or gradient is not finite. The weights are unchanged."""
+
+
+class CorruptRecordError(GradbusError):
+    """Stored bytes do not match their digest; the record must be made again."""
+
+
+class ObjectMissingError(GradbusError):
+    """Object storage does not hold the object."""
+
+
+class StorageError(GradbusError):
+    """Object storage does not answer, or refuses; what was asked may be tried again."""
+
+
+class FencedError(GradbusError):
+    """A newer term owns the run; whoever gets this stops working on it."""
+
+
+class DeadlineError(GradbusError):
+    """A wait ran out."""
+
+    def __init__(self, waited_for: str, owed_by: str, seconds: float, advice: str) -> None:
+        self.waited_for = waited_for
+        self.owed_by = owed_by
+        super().__init__(f"waited {seconds:.1f} s for {waited_for}, owed by {owed_by}; {advice}")
+
+
+class ScorerError(GradbusError):
+    """A scorer failed as a whole: nothing is known about the samples it was given."""
+
+
+class GraderError(GradbusError):
+    """A grader's template, formula or source is wrong, or does not fit a sample."""
+
+
+class ManifestError(GradbusError):
+    """A manifest cannot be taken: it is not whole, or names blobs that are not stored."""
+
+
+class HistoryError(GradbusError):
+    """A manifest contradicts what was published or committed before it."""
+
+
+class VersionGoneError(GradbusError):
+    """The policy version existed and has been deleted by retention."""
+
+
+class AttestationError(GradbusError):
+    """The weights a worker holds are not the ones its manifest names."""
+
+
+class ApiError(GradbusError):
+    """The gateway answered with a problem document (RFC 9457)."""
+
+    def __init__(self, status: int, problem: Mapping[str, object]) -> None:
+        self.status = status
+        self.problem = dict(problem)
+        title = problem.get("title", "request refused")
+        super().__init__(f"{status} {title}: {problem.get('detail', '')}".rstrip(": "))
+
+
+class StackError(GradbusError):
+    """The embedded stack cannot start, or is not there."""

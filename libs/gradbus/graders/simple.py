@@ -1,0 +1,65 @@
+"""Graders that compare two texts. The names and their meaning follow OpenAI's graders."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from gradbus.errors import GraderError
+from gradbus.graders.template import Template
+from gradbus.spec import StringCheckGrader, TextSimilarityGrader
+
+MAX_SIMILARITY_CHARACTERS = 65_536
+
+Judge = Callable[[Mapping[str, object], Mapping[str, object]], float]
+"""From (sample, item) to a reward in [0, 1]; raises GraderError."""
+
+
+class UnjudgeableError(GraderError):
+    """This one sample cannot be judged, now or later; the grader itself is sound."""
+
+
+def string_check(operation: Literal["eq", "ne", "like", "ilike"], text: str, reference: str) -> float:
+    """1.0 if it holds, else 0.0: equal, not equal, contains `reference`, contains it whatever the case."""
+    match operation:
+        case "eq":
+            return float(text == reference)
+        case "ne":
+            return float(text != reference)
+        case "like":
+            return float(reference in text)
+        case "ilike":
+            return float(reference.casefold() in text.casefold())
+
+
+def text_similarity(text: str, reference: str) -> float:
+    """Indel similarity in [0, 1]: 2 (longest common subsequence) / (sum of lengths), 1.0 for two empty texts.
+
+    What RapidFuzz calls `ratio`. The subsequence is counted bit-parallel (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004). Raises UnjudgeableError beyond MAX_SIMILARITY_CHARACTERS.
+    """
+    longest = max(len(text), len(reference))
+    if longest > MAX_SIMILARITY_CHARACTERS:
+        raise UnjudgeableError(f"text of {longest} characters; text_similarity takes {MAX_SIMILARITY_CHARACTERS}, compare a part of it")
+    if text == reference:
+        return 1.0
+    places: defaultdict[str, int] = defaultdict(int)
+    for n, character in enumerate(reference):
+        places[character] |= 1 << n
+    everywhere = (1 << len(reference)) - 1
+    rest = everywhere
+    for character in text:
+        matches = rest & places.get(character, 0)
+        rest = ((rest + matches) | (rest - matches)) & everywhere
+    common = len(reference) - rest.bit_count()
+    return 2.0 * common / (len(text) + len(reference))
+
+
+def compiled_grader(grader: StringCheckGrader | TextSimilarityGrader) -> Judge:
+    """The grader with its templates parsed; raises GraderError if one is not well formed."""
+    text, reference = Template(grader.input), Template(grader.reference)
+    if isinstance(grader, StringCheckGrader):
+        operation = grader.operation
+        return lambda sample, item: string_check(operation, text.render(sample, item), reference.render(sample, item))
+    return lambda sample, item: text_similarity(text.render(sample, item), reference.render(sample, item))

@@ -1,0 +1,64 @@
+"""Templates: text with `{{ sample.output_text }}`, `{{ sample.finish_reason }}` and `{{ item.column.key }}` in it.
+
+Names and nothing else: no filters, no calls, so a template can neither run code nor hang.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from gradbus.errors import GraderError
+
+SAMPLE_FIELDS = ("output_text", "finish_reason")
+
+_PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
+
+Path = tuple[str, ...]
+
+
+class Template:
+    """A template, parsed once. Raises GraderError if it is not well formed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # Split by a pattern with one group: literal text at even places, names at odd ones.
+        pieces = _PLACE.split(text)
+        self._pieces: list[str | Path] = [self._parsed(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
+        if any(isinstance(piece, str) and "{{" in piece for piece in self._pieces):
+            raise GraderError(f"template {text!r} has a '{{{{' that is never closed; write {{{{ item.answer }}}}")
+
+    @property
+    def names(self) -> list[Path]:
+        """Every name used, as its parts: `("item", "answer")`."""
+        return [piece for piece in self._pieces if isinstance(piece, tuple)]
+
+    def render(self, sample: Mapping[str, object], item: Mapping[str, object]) -> str:
+        """The text for one sample. Strings stand as they are, all else as JSON; raises GraderError for a name that is not there."""
+        return "".join([piece if isinstance(piece, str) else self._value(piece, sample, item) for piece in self._pieces])
+
+    def _parsed(self, written: str) -> Path:
+        name = written.strip()
+        if not _NAME.fullmatch(name):
+            raise GraderError(f"template {self.text!r}: {name!r} is not a name; write sample.output_text or item.<column>")
+        path = tuple(name.split("."))
+        if path[0] not in {"sample", "item"}:
+            raise GraderError(f"template {self.text!r}: {name!r} starts with neither `sample` nor `item`; write item.<column>")
+        if path[0] == "sample" and (len(path) != 2 or path[1] not in SAMPLE_FIELDS):
+            raise GraderError(f"template {self.text!r}: a sample has no {name!r}; it has {', '.join(SAMPLE_FIELDS)}")
+        return path
+
+    def _value(self, path: Path, sample: Mapping[str, object], item: Mapping[str, object]) -> str:
+        value: object = sample if path[0] == "sample" else item
+        for key in path[1:]:
+            value = self._step(value, key, path)
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    def _step(self, value: object, key: str, path: Path) -> object:
+        if isinstance(value, (dict, Mapping)) and key in value:  # dict first: the check of an abstract class is slow
+            return value[key]
+        if isinstance(value, Sequence) and not isinstance(value, str) and key.isdecimal() and int(key) < len(value):
+            return value[int(key)]
+        raise GraderError(f"template {self.text!r}: this row has no {'.'.join(path)!r}; add the column or mend the template")

@@ -1,0 +1,51 @@
+"""What the bucket `heads` holds: `<run>.version` and `<run>.checkpoint`, written by the weight store alone."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from gradbus.v1.weights_pb2 import Shard, WeightManifest
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    term: int
+    """The trainer's term under which the head moved here: it orders heads before `step` does, for a replay goes back."""
+    step: int
+    digest: str
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return self.model_dump_json().encode()
+
+
+class ShardName(BaseModel):
+    """A shard as a loader needs it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    digest: str
+    size_bytes: int
+
+
+class VersionHead(_Head):
+    """`<run>.version`: the newest version, with all that a worker needs to load it. `digest` is over the tensors."""
+
+    shards: tuple[ShardName, ...]
+    noop: bool = False
+
+    @classmethod
+    def of(cls, manifest: WeightManifest, term: int) -> VersionHead:
+        """The head that names `manifest`, moved under `term`."""
+        shards = tuple(ShardName(digest=shard.digest, size_bytes=shard.size_bytes) for shard in manifest.shards)
+        return cls(term=term, step=manifest.step, digest=manifest.digest, shards=shards, noop=manifest.noop)
+
+    def manifest(self, run_id: str) -> WeightManifest:
+        """The version's manifest, without the names of its tensors."""
+        shards = [Shard(digest=shard.digest, size_bytes=shard.size_bytes) for shard in self.shards]
+        return WeightManifest(run_id=run_id, term=self.term, step=self.step, digest=self.digest, shards=shards, noop=self.noop)
+
+
+class CheckpointHead(_Head):
+    """`<run>.checkpoint`: the newest durable checkpoint. `digest` names its manifest's blob."""

@@ -1,0 +1,46 @@
+"""Names and seeds. A seed is a pure function of the run's spec and a sample's place in it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+
+from gradbus.errors import SettingsError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def checked_name(value: str, what: str) -> str:
+    """`value` if it is safe as a path, subject and key; SettingsError otherwise."""
+    if not _NAME.fullmatch(value):
+        raise SettingsError(f"{what} {value!r} is not a name; use 1 to 63 of a-z, 0-9 and '-', starting with a letter or digit")
+    return value
+
+
+def is_digest(value: str) -> bool:
+    """Whether `value` reads `sha256:<64 hex digits>`."""
+    return _DIGEST.fullmatch(value) is not None
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """`sha256:<hex>` of `data`: the name of a blob."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def new_run_id() -> str:
+    """A run id that sorts by time of creation."""
+    return f"run-{int(time.time() * 1000):012x}-{secrets.token_hex(3)}"
+
+
+def sample_id(index: int, n: int) -> str:
+    """Id of sample `n` of group `index`; unique in a run."""
+    return f"{index}.{n}"
+
+
+def sample_seed(run_seed: int, purpose: str, index: int, n: int) -> int:
+    """Seed of a sample, 63 bits. `purpose` keeps training and evaluation apart."""
+    text = f"gradbus:{run_seed}:{purpose}:{index}:{n}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

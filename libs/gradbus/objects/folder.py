@@ -1,0 +1,54 @@
+"""A folder of files taken from object storage, e.g. a model in Hugging Face layout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradbus.errors import SettingsError
+from gradbus.ids import digest_of
+from gradbus.model_folder import sanitized_config
+from gradbus.objects.paths import is_safe_part
+from gradbus.objects.store import ObjectStore
+
+_CONFIG = "config.json"
+
+
+async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path) -> Path:
+    """Writes `files` (name to digest) into a folder below `folder` that is named after them, and returns it.
+
+    A folder that exists is whole, for it came by one rename: several processes may do this at once.
+    Code that a model's `config.json` would have loaded (`auto_map`) is stripped.
+    Raises SettingsError for an unsafe name, ObjectMissingError, CorruptRecordError, and ModelError for a config that is none.
+    """
+    for name in files:
+        if not is_safe_part(name):
+            raise SettingsError(f"file name {name!r} is not safe; use letters, digits, '.', '_' and '-', and no folders")
+    key = digest_of(json.dumps(dict(files), sort_keys=True).encode()).removeprefix("sha256:")
+    target = folder / key
+    if await asyncio.to_thread(target.is_dir):
+        return target
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    draft = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=".draft-", dir=folder))
+    try:
+        for name, digest in files.items():
+            data = await store.get_blob(digest)
+            await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name == _CONFIG else data)
+        await asyncio.to_thread(_move, draft, target)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+    return target
+
+
+def _move(draft: Path, target: Path) -> None:
+    try:
+        os.replace(draft, target)
+    except OSError:
+        # A folder with content cannot be replaced: another process was first, with the same files.
+        if not target.is_dir():
+            raise

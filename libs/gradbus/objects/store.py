@@ -1,0 +1,176 @@
+"""One client for a folder and for S3, Google and Azure buckets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, from_url
+from obstore.store import ObjectStore as Backend
+
+from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError
+from gradbus.ids import digest_of
+from gradbus.objects.durable import sync_files
+from gradbus.objects.paths import blob_path, checked_path
+from gradbus.telemetry import WireOperation
+
+_HASH_IN_THREAD_BYTES = 1 << 22
+_PARALLEL = 16
+_PUT = WireOperation("objects", {"gradbus.operation": "put"})
+_GET = WireOperation("objects", {"gradbus.operation": "get"})
+
+
+class ObjectStore:
+    """Blobs by digest, and objects by path. Every write is atomic: a reader sees all of an object or none.
+
+    Each method raises StorageError when the store does not answer or refuses.
+    """
+
+    def __init__(self, backend: Backend, url: str, root: Path | None = None) -> None:
+        self._backend = backend
+        self._root = root
+        self.url = url
+
+    @classmethod
+    def open(cls, url: str) -> ObjectStore:
+        """Opens `file:///folder`, `s3://bucket/prefix`, `gs://...` or `az://...`; credentials and endpoints come from the environment.
+
+        Raises SettingsError when the url names no store.
+        """
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            root = Path(unquote(parts.path))
+            if parts.netloc or not root.is_absolute() or root == Path("/"):
+                raise SettingsError(f"{url} names no folder; give an absolute one: file:///folder")
+            return cls(_folder(root), url, root)
+        if parts.scheme not in {"s3", "gs", "az"} or not parts.netloc:
+            raise SettingsError(f"{url} is no object storage; give file:///folder, s3://bucket, gs://bucket or az://container")
+        try:
+            return cls(from_url(url), url)
+        except (BaseError, ValueError) as error:
+            raise SettingsError(f"cannot use object storage {url}: {_first_line(error)}; check the url and the credentials") from None
+
+    async def put_blob(self, data: bytes | memoryview) -> str:
+        """Stores `data` under its digest, which it returns; writes nothing if it is there already."""
+        large = len(data) > _HASH_IN_THREAD_BYTES
+        digest = await asyncio.to_thread(digest_of, data) if large else digest_of(data)
+        path = blob_path(digest)
+        # A file of another length is what a power cut left behind.
+        if await self._size(path) != len(data):
+            await self.put(path, data)
+        return digest
+
+    async def get_blob(self, digest: str) -> bytes:
+        """The bytes, checked. Raises ObjectMissingError, or CorruptRecordError when they do not match."""
+        data = await self._read(blob_path(digest), f"blob {digest}")
+        large = len(data) > _HASH_IN_THREAD_BYTES
+        found = await asyncio.to_thread(digest_of, data) if large else digest_of(data)
+        if found != digest:
+            raise CorruptRecordError(f"blob {digest} in {self.url} has the digest {found}; remove it and store it again")
+        return data
+
+    async def has_blob(self, digest: str) -> bool:
+        """Whether the blob is there; its bytes are not read."""
+        return await self._size(blob_path(digest)) is not None
+
+    async def delete_blob(self, digest: str) -> None:
+        """Removes a blob; no error if there is none."""
+        await self.delete(blob_path(digest))
+
+    async def make_durable(self, digests: Iterable[str]) -> None:
+        """Returns once the blobs outlive a power cut: a folder is synced, a bucket is asked whether it has them.
+
+        Raises ObjectMissingError for the first that is missing.
+        """
+        await self._settle([blob_path(digest) for digest in digests])
+
+    async def put(self, path: str, data: bytes | memoryview, *, durable: bool = False) -> None:
+        """Writes or replaces the object at `path`; with `durable` it outlives a power cut."""
+        with self._errors(path), _PUT.measured(len(data)):
+            await obstore.put_async(self._backend, checked_path(path), data)
+        if durable:
+            await self._settle([path])
+
+    async def get(self, path: str) -> bytes:
+        """The object at `path`. Raises ObjectMissingError."""
+        return await self._read(path, path)
+
+    async def list(self, prefix: str) -> list[str]:
+        """Paths of all objects below the folder `prefix`, sorted."""
+        with self._errors(prefix):
+            found = await obstore.list(self._backend, checked_path(prefix)).collect_async()
+        return sorted(item["path"] for item in found)
+
+    async def folders(self, prefix: str) -> Sequence[str]:
+        """Names of the folders directly below the folder `prefix`, sorted."""
+        with self._errors(prefix):
+            found = await obstore.list_with_delimiter_async(self._backend, checked_path(prefix))
+        return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
+
+    async def delete(self, path: str) -> None:
+        """Removes the object at `path`; no error if there is none."""
+        try:
+            with self._errors(path):
+                await obstore.delete_async(self._backend, checked_path(path))
+        except ObjectMissingError:
+            return
+
+    def local_path(self, digest: str) -> Path | None:
+        """The blob's file when the store is a folder, so that a reader can map it; whether it exists is not checked."""
+        return self._root / blob_path(digest) if self._root else None
+
+    async def _read(self, path: str, what: str) -> bytes:
+        with self._errors(what), _GET.measured() as reading:
+            answer = await obstore.get_async(self._backend, checked_path(path))
+            content = bytes(await answer.bytes_async())
+            reading.payload_bytes = len(content)
+            return content
+
+    async def _size(self, path: str) -> int | None:
+        try:
+            with self._errors(path):
+                return (await obstore.head_async(self._backend, path))["size"]
+        except ObjectMissingError:
+            return None
+
+    async def _settle(self, paths: Sequence[str]) -> None:
+        if self._root:
+            with self._errors("a blob to be made durable"):
+                await asyncio.to_thread(sync_files, self._root, paths)
+            return
+        turns = asyncio.Semaphore(_PARALLEL)
+
+        async def check(path: str) -> None:
+            async with turns:
+                if await self._size(path) is None:
+                    raise ObjectMissingError(f"{path} is not in {self.url}; store it before it is committed")
+
+        await asyncio.gather(*map(check, paths))
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            name = f" ({error.filename})" if error.filename else ""
+            raise ObjectMissingError(f"{what} is not in {self.url}{name}; it must be stored again") from None
+        except (BaseError, OSError) as error:
+            raise StorageError(
+                f"object storage {self.url} failed on {what}: {_first_line(error)}; see that it is up and try again"
+            ) from error
+
+
+def _folder(root: Path) -> LocalStore:
+    try:
+        return LocalStore(prefix=root, mkdir=True)
+    except (BaseError, OSError) as error:
+        raise SettingsError(f"cannot use the folder {root}: {_first_line(error)}; set GRADBUS_OBJECTS_URL to a writable one") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,66 @@
+"""Runs a service: logs, signals, health pages, and an exit status that means something."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+from gradbus.errors import GradbusError
+from gradbus.process.health import HealthPages
+from gradbus.process.settings import ProcessSettings
+from gradbus.telemetry import configure_logging, exported, get_logger
+
+_log = get_logger(__name__)
+DRAIN_SECONDS = 20.0
+
+
+class Process:
+    """What a service sees of its own process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stopping = asyncio.Event()
+        """Set by SIGTERM and SIGINT: finish what is in flight or hand it back, then return."""
+        self.ready = False
+        """Shown by /readyz; the service sets it once it can do its work."""
+
+
+def run_process(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]]) -> int:
+    """Runs `main` until it returns; the exit status: 0 after a drain, 1 after an error."""
+    configure_logging(name, settings.log_level)
+    with exported(name, settings.worker_id):
+        return asyncio.run(_run(name, settings, main))
+
+
+async def _run(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]]) -> int:
+    process = Process(name)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, process.stopping.set)
+    pages = HealthPages(process)
+    try:
+        await pages.start(settings.health)
+        _log.info("started", worker=settings.worker_id)
+        work = asyncio.ensure_future(main(process))
+        stop = asyncio.create_task(process.stopping.wait(), name="stopping")
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        process.ready = False
+        stop.cancel()
+        await asyncio.wait({work}, timeout=DRAIN_SECONDS)
+        if not work.done():
+            # A drain that does not end is worse than a cut: the level-triggered peers repair a cut.
+            _log.error("drain_ran_out", seconds=DRAIN_SECONDS)
+            work.cancel()
+            return 1
+        work.result()
+    except GradbusError as error:
+        _log.error("stopped", error=f"{type(error).__name__}: {error}")
+        return 1
+    except Exception:  # noqa: BLE001 - the process boundary: logged whole, then the supervisor decides
+        _log.exception("crashed")
+        return 1
+    finally:
+        await pages.stop()
+    _log.info("stopped")
+    return 0

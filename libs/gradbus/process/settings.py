@@ -1,0 +1,63 @@
+"""Settings that every process shares. Values come from `GRADBUS_*` variables, secrets from files of the same names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsSettingsSource, SettingsConfigDict
+
+from gradbus.buffer import BufferSettings
+from gradbus.bus import BusSettings
+from gradbus.rpc import RpcSettings
+
+
+class ProcessSettings(BaseSettings):
+    """Who this process is, and where the wires are."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADBUS_", extra="ignore")
+
+    worker_id: str = Field(default_factory=socket.gethostname, description="Name that stays the same over restarts.")
+    listen: str = Field("127.0.0.1:0", description="Address of this process's gRPC or REST server.")
+    health: str = Field("127.0.0.1:0", description="Address of /healthz and /readyz.")
+    log_level: str = "INFO"
+    nats_url: str = "nats://127.0.0.1:4222"
+    nats_user: str = ""
+    nats_password: SecretStr = SecretStr("")
+    buffer_url: str = "redis://127.0.0.1:6379/0"
+    buffer_user: str = ""
+    buffer_password: SecretStr = SecretStr("")
+    objects_url: str = Field("file:///var/lib/gradbus/objects", description="A folder (file://) or a bucket (s3://, gs://, az://).")
+    rpc_token: SecretStr = SecretStr("")
+    cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models and datasets taken from object storage.")  # noqa: S108
+
+    @property
+    def bus(self) -> BusSettings:
+        """Settings of the bus."""
+        return BusSettings(self.nats_url, self.nats_user, self.nats_password.get_secret_value())
+
+    @property
+    def buffer(self) -> BufferSettings:
+        """Settings of the buffer."""
+        return BufferSettings(self.buffer_url, self.buffer_user, self.buffer_password.get_secret_value())
+
+    @property
+    def rpc(self) -> RpcSettings:
+        """Settings of this process's gRPC server."""
+        return RpcSettings(self.listen, self.rpc_token.get_secret_value())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library names the parameters
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then environment, then the files in `GRADBUS_SECRETS_DIR`."""
+        secrets = os.environ.get("GRADBUS_SECRETS_DIR")
+        files = (SecretsSettingsSource(settings_cls, secrets_dir=secrets),) if secrets else ()
+        return (init_settings, env_settings, *files)

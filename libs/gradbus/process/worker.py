@@ -1,0 +1,65 @@
+"""The frame of the two workers that runs are assigned to: rollout and trainer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from redis.asyncio import Redis
+
+from gradbus.buffer import open_buffer
+from gradbus.bus import Bus
+from gradbus.objects import ObjectStore
+from gradbus.process.frame import Process, run_process
+from gradbus.process.settings import ProcessSettings
+from gradbus.process.station import Station
+from gradbus.rpc import open_channel
+from gradbus.runs import RunRecord, WorkerPresence
+from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+
+if TYPE_CHECKING:
+    from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWires:
+    """A worker's side of every wire, and its place among the workers."""
+
+    bus: Bus
+    buffer: Redis
+    objects: ObjectStore
+    weight_store: WeightStoreServiceAsyncStub
+    station: Station
+
+
+class RunServer(Protocol):
+    """What a worker does with a run it is assigned to."""
+
+    async def serve_run(self, record: RunRecord) -> None:
+        """Serves the run until it is cancelled."""
+        ...
+
+
+def run_worker(
+    role: Literal["rollout", "trainer"], settings: ProcessSettings, weight_store: str, build: Callable[[WorkerWires], Awaitable[RunServer]]
+) -> int:
+    """Runs a worker process; the exit status. `build` may import what is heavy: the worker is not ready before."""
+
+    async def serve(process: Process) -> None:
+        bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")
+        channel = open_channel(weight_store, settings.rpc_token.get_secret_value())
+        buffer = open_buffer(settings.buffer)
+        try:
+            presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
+            station = Station(bus, presence)
+            wires = WorkerWires(bus, buffer, ObjectStore.open(settings.objects_url), WeightStoreServiceStub(channel), station)
+            server = await build(wires)
+            await station.serve(process, server.serve_run)
+        finally:
+            await channel.close()
+            await buffer.aclose()
+            await bus.close()
+
+    return run_process(role, settings, serve)

@@ -1,0 +1,34 @@
+"""Records: a payload and its SHA-256, for neither broker protects content."""
+
+from __future__ import annotations
+
+import hashlib
+
+from google.protobuf.message import DecodeError
+
+from gradbus.errors import CorruptRecordError
+from gradbus.v1.record_pb2 import StoredRecord
+
+
+def seal(payload: bytes) -> bytes:
+    """`payload` as a serialised StoredRecord."""
+    return StoredRecord(payload=payload, digest=hashlib.sha256(payload).digest()).SerializeToString()
+
+
+def unseal(record: bytes, what: str) -> bytes:
+    """The payload of a serialised StoredRecord.
+
+    Raises CorruptRecordError, naming `what`, when it does not match its digest.
+    """
+    try:
+        stored = StoredRecord.FromString(record)
+    except DecodeError:
+        raise CorruptRecordError(f"{what} is not a record; it must be made again") from None
+    if hashlib.sha256(stored.payload).digest() != stored.digest:
+        raise CorruptRecordError(f"{what} does not match its digest; it must be made again")
+    return stored.payload
+
+
+def record_digest(record: bytes) -> str:
+    """The digest a sealed record carries, as hex."""
+    return StoredRecord.FromString(record).digest.hex()

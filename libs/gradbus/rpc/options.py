@@ -1,0 +1,53 @@
+"""Channel and server options, which must agree with each other."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+TOKEN_HEADER: Final = "authorization"  # noqa: S105 - a header name
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+_PENDING: Final = 16_384
+
+Options = list[tuple[str, str | int]]
+
+SERVER: Final[Options] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Past 1,000 unaccepted calls the core cancels at random; clients bound themselves instead.
+    ("grpc.server.max_pending_requests", _PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),
+    ("grpc.so_reuseport", 0),
+]
+
+CHANNEL: Final[Options] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+    (
+        "grpc.service_config",
+        json.dumps(
+            {
+                "loadBalancingConfig": [{"round_robin": {}}],
+                "methodConfig": [
+                    {
+                        "name": [{}],
+                        "retryPolicy": {
+                            "maxAttempts": 5,
+                            "initialBackoff": "0.05s",
+                            "maxBackoff": "1s",
+                            "backoffMultiplier": 2,
+                            "retryableStatusCodes": ["UNAVAILABLE"],
+                        },
+                    }
+                ],
+            }
+        ),
+    ),
+]

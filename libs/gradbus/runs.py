@@ -1,0 +1,97 @@
+"""What the key-value buckets hold about runs and workers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gradbus.spec import RunSpec
+
+DesiredState = Literal["running", "paused", "cancelled"]
+RunState = Literal[
+    "queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"
+]
+FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
+Role = Literal["rollout", "trainer", "reference", "reward"]
+
+
+class StoredModel(BaseModel):
+    """JSON in a bucket; a field that a newer release added is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return self.model_dump_json().encode()
+
+
+class RunRecord(StoredModel):
+    """`<run>.spec`: written once, by the gateway."""
+
+    run_id: str
+    spec: RunSpec
+    created_unix_ns: int
+    key_id: str = ""
+    """Id of the API key that asked for it."""
+
+
+class RunProgress(StoredModel):
+    """How far and how well, as of the newest step."""
+
+    step: int = 0
+    version: int = -1
+    checkpoint_step: int = -1
+    reward: float | None = None
+    accuracy: float | None = None
+    staleness: float | None = None
+    tokens_per_second: float | None = None
+    shares: dict[str, float] = Field(default_factory=dict)
+    """Share of the trainer's time by name: generate, score, wait, train."""
+    filtered: int = 0
+    dropped: int = 0
+    workers: int = 0
+
+
+class RunStatus(StoredModel):
+    """`<run>.status`: written by the conductor alone."""
+
+    state: RunState
+    reason: str = ""
+    """Why it is in this state, and what to do if it should not be."""
+    waiting_for: str = ""
+    """What the run waits for and who owes it, when it waits."""
+    progress: RunProgress = Field(default_factory=RunProgress)
+    prompts: str = ""
+    """Digest of the prompts object: the dataset without its answers."""
+    evaluation_prompts: str = ""
+    updated_unix_ns: int = 0
+    finished_unix_ns: int = 0
+
+
+class WorkerPresence(StoredModel):
+    """`<worker>` in the bucket `workers`: written by the worker each second."""
+
+    worker: str
+    role: Role
+    incarnation: str
+    """New with each process: a change says that the older one's claims are gone."""
+    run_id: str = ""
+    engine: str = ""
+    version: int = -1
+    digest: str = ""
+    """The worker's own checksum of the weights it holds."""
+    claims: list[int] = Field(default_factory=list)
+    """Training groups it is working on, by index."""
+    evaluation_claims: list[tuple[int, int]] = Field(default_factory=list)
+    """Held-out rows it is working on, as (version, row)."""
+    busy: float = 0.0
+    """Share of the last seconds in which its engine had work."""
+    shares: dict[str, float] = Field(default_factory=dict)
+    """Of a trainer: share of its time by name (wait, train)."""
+    staleness: float | None = None
+    """Of a trainer: mean staleness of the samples of its newest step, in versions."""
+    trouble: str = ""
+    """Why it cannot serve, when it cannot."""
+    fatal: bool = False
+    """The trouble is the run's own: no other worker could serve it either."""

@@ -1,0 +1,41 @@
+"""The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
+
+from gradbus.spec.faults import parse_spec
+from gradbus.spec.run import RunSpec
+from gradbus.spec.sections import (
+    AlgorithmSpec,
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    Grader,
+    ModelSpec,
+    MultiGrader,
+    PythonGrader,
+    RewardSpec,
+    RolloutSpec,
+    ScheduleSpec,
+    SimpleGrader,
+    StringCheckGrader,
+    TextSimilarityGrader,
+    TrainerSpec,
+)
+
+__all__ = [
+    "AlgorithmSpec",
+    "CheckpointSpec",
+    "DataSpec",
+    "EvaluationSpec",
+    "Grader",
+    "ModelSpec",
+    "MultiGrader",
+    "PythonGrader",
+    "RewardSpec",
+    "RolloutSpec",
+    "RunSpec",
+    "ScheduleSpec",
+    "SimpleGrader",
+    "StringCheckGrader",
+    "TextSimilarityGrader",
+    "TrainerSpec",
+    "parse_spec",
+]

@@ -1,0 +1,137 @@
+"""From anything a user may send to a RunSpec, or to the full list of what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from gradbus.errors import Fault, SpecError
+from gradbus.spec.run import RunSpec
+from gradbus.spec.sections import Section
+
+_GIVEN_LIMIT = 80
+_TAGS = {2, 5}
+"""Where a fault's location names a grader's type, which is no part of the path: `reward.grader.<type>.graders.<name>.<type>`."""
+
+
+def parse_spec(body: object) -> RunSpec:
+    """The spec that `body` describes.
+
+    Raises SpecError with every fault: field faults of all sections, and the rules that join fields wherever
+    the fields they need are sound.
+    """
+    if not isinstance(body, Mapping):
+        raise SpecError([Fault("(body)", "a run spec is an object", _shown(body), "an object with name, model, data, reward, schedule")])
+    faults: list[Fault] = []
+    try:
+        spec = RunSpec.model_validate(body)
+    except ValidationError as error:
+        faults.extend(_fault(item) for item in error.errors(include_url=False))
+        spec = None
+    sections = _sound_sections(body)
+    faults.extend(_joint_faults(sections, body.get("deterministic")))
+    if faults or spec is None:
+        raise SpecError(faults)
+    return spec
+
+
+def _sound_sections(body: Mapping[Any, Any]) -> dict[str, Any]:
+    """The sections that are valid by themselves, defaults included."""
+    sound: dict[str, Any] = {}
+    for name, field in RunSpec.model_fields.items():
+        kind = field.annotation
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            continue
+        if name not in body and not field.is_required():
+            sound[name] = field.default
+            continue
+        try:
+            sound[name] = kind.model_validate(body.get(name))
+        except ValidationError:
+            continue
+    return sound
+
+
+def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
+    if rollout := sections.get("rollout"):
+        if rollout.top_p != 1.0:
+            yield Fault(
+                "rollout.top_p",
+                "the trainer's log-probabilities cover the whole vocabulary, a truncated sampler's do not",
+                _shown(rollout.top_p),
+                "1.0",
+            )
+        if rollout.top_k != 0:
+            yield Fault(
+                "rollout.top_k",
+                "the trainer's log-probabilities cover the whole vocabulary, a truncated sampler's do not",
+                _shown(rollout.top_k),
+                "0",
+            )
+    if reward := sections.get("reward"):
+        yield from _reward_faults(reward)
+    if (schedule := sections.get("schedule")) and deterministic is True and schedule.mode != "fixed_lag":
+        yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
+    if (trainer := sections.get("trainer")) and not all(0.0 <= beta < 1.0 for beta in trainer.betas):
+        yield Fault("trainer.betas", "AdamW's decay rates lie in [0, 1)", _shown(trainer.betas), "two numbers in [0, 1)")
+    if (algorithm := sections.get("algorithm")) and not (0.0 < algorithm.clip[0] < 1.0 and algorithm.clip[1] > 0.0):
+        yield Fault(
+            "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"
+        )
+
+
+def _reward_faults(reward: Any) -> Iterator[Fault]:
+    if (reward.grader is None) == (reward.service is None):
+        given = "both" if reward.grader is not None else "neither"
+        yield Fault("reward", "a reward comes from one place", given, "exactly one of `grader` and `service`")
+    if reward.service is not None and not reward.service.startswith(("grpc://", "http://", "https://")):
+        yield Fault("reward.service", "not an address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
+    graders = {"reward.grader": reward.grader}
+    if reward.grader is not None and reward.grader.type == "multi":
+        graders |= {f"reward.grader.graders.{name}": grader for name, grader in reward.grader.graders.items()}
+    for path, grader in graders.items():
+        if grader is not None and grader.type == "python" and grader.source is None:
+            yield Fault(
+                path, "a python grader needs its source", "no `source`", "`source`; or `file`, which the command line replaces by the text"
+            )
+
+
+def _fault(item: Any) -> Fault:
+    location = item["loc"]
+    path = tuple(part for at, part in enumerate(location) if not (location[:2] == ("reward", "grader") and at in _TAGS))
+    dotted = ".".join(str(part) for part in path) or "(body)"
+    known = _fields_at(path[:-1])
+    if item["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+        return Fault(dotted, "unknown field", _shown(item["input"]), ", ".join(known), nearest[0] if nearest else "")
+    if item["type"] == "missing":
+        return Fault(dotted, "required field is missing")
+    context = item.get("ctx", {})
+    allowed = str(context.get("expected", context.get("expected_tags", "")))
+    nearest = difflib.get_close_matches(str(item["input"]), [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")], n=1)
+    return Fault(dotted, item["msg"], _shown(item["input"]), allowed, nearest[0] if nearest else "")
+
+
+def _fields_at(path: tuple[object, ...]) -> list[str]:
+    """Names of the fields of the object at `path`."""
+    kinds: list[type[BaseModel]] = [RunSpec]
+    for part in path:
+        inner = [model for kind in kinds if str(part) in kind.model_fields for model in _models(kind.model_fields[str(part)].annotation)]
+        kinds = inner or kinds  # no field: the name of one of several graders
+    return sorted({name for kind in kinds for name in kind.model_fields})
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _GIVEN_LIMIT else text[: _GIVEN_LIMIT - 1] + "…"

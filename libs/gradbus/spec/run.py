@@ -1,0 +1,54 @@
+"""The whole spec."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gradbus.spec.sections import (
+    AlgorithmSpec,
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    ModelSpec,
+    RewardSpec,
+    RolloutSpec,
+    ScheduleSpec,
+    TrainerSpec,
+)
+
+
+class RunSpec(BaseModel):
+    """One reinforcement-learning run. With `deterministic`, its weights are a function of this and nothing else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
+    seed: int = Field(0, ge=0, lt=2**63)
+    deterministic: bool | None = Field(None, strict=True, description="Default: true with the torch engine and `fixed_lag`.")
+    model: ModelSpec
+    data: DataSpec
+    rollout: RolloutSpec = RolloutSpec()
+    reward: RewardSpec
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    schedule: ScheduleSpec
+    trainer: TrainerSpec = TrainerSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+
+    @property
+    def is_deterministic(self) -> bool:
+        """`deterministic` with its default filled in."""
+        if self.deterministic is not None:
+            return self.deterministic
+        return self.rollout.engine == "torch" and self.schedule.mode == "fixed_lag"
+
+    @property
+    def total_groups(self) -> int:
+        """Group slots the run trains, filtered ones among them (`fixed_lag`)."""
+        return self.schedule.groups_per_step * self.schedule.steps
+
+    def oldest_version(self, step: int) -> int:
+        """The oldest policy version that step `step` may train on."""
+        return max(0, step - self.schedule.max_staleness)

@@ -1,0 +1,146 @@
+"""The sections of a run spec. One field, one meaning; units stand in the names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class Section(BaseModel):
+    """A part of the spec: unknown fields are faults, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSpec(Section):
+    """The base model: a folder in Hugging Face layout, or a hub id with a revision."""
+
+    path: str = Field(min_length=1, description="Folder in Hugging Face layout, or a hub id (`owner/name`).")
+    revision: str | None = Field(None, description="Commit of a hub id; required with one.")
+    files: dict[str, Digest] | None = Field(None, description="File name to digest. Filled in when the model is taken into the store.")
+
+
+class DataSpec(Section):
+    """JSON Lines files: one object a line."""
+
+    train: str = Field(min_length=1, description="Path, or the digest of an uploaded file.")
+    eval: str | None = Field(None, description="Held-out rows, never trained on.")
+    prompt: str = Field("prompt", min_length=1, description="Column with the prompt: text, or a list of chat messages.")
+
+
+class RolloutSpec(Section):
+    """How samples are drawn."""
+
+    engine: Literal["torch"] = "torch"
+    slots: int = Field(64, ge=4, le=1024, description="Samples decoded side by side, always this many: part of what decides bits.")
+    group_size: int = Field(8, ge=2, le=1024, description="Samples of one prompt.")
+    max_new_tokens: int = Field(128, ge=1, le=131072)
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Longer prompts are refused; default: what the model leaves room for.")
+    temperature: float = Field(1.0, gt=0.0, le=10.0)
+    top_p: float = Field(1.0, description="Only 1.0: a truncated distribution has no log-probabilities the trainer could match.")
+    top_k: int = Field(0, description="Only 0 (off), for the same reason.")
+    stop_token_ids: tuple[int, ...] = Field((), description="Stop tokens beyond the tokenizer's and the generation config's.")
+    threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine: part of what decides bits.")
+
+
+class StringCheckGrader(Section):
+    """1.0 if the comparison holds, else 0.0."""
+
+    type: Literal["string_check"]
+    input: str
+    reference: str
+    operation: Literal["eq", "ne", "like", "ilike"] = "eq"
+
+
+class TextSimilarityGrader(Section):
+    """Similarity in [0, 1]."""
+
+    type: Literal["text_similarity"]
+    input: str
+    reference: str
+    evaluation_metric: Literal["fuzzy_match"] = "fuzzy_match"
+
+
+class PythonGrader(Section):
+    """`source` defines `grade(sample, item)` and returns a float, or a dict of named floats with `reward`."""
+
+    type: Literal["python"]
+    source: str | None = Field(None, max_length=262_144, description="Python source text.")
+    file: str | None = Field(None, description="Path of the source; the command line puts the text in its place.")
+
+
+SimpleGrader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader, Field(discriminator="type")]
+
+
+class MultiGrader(Section):
+    """Named graders and the formula that joins them, e.g. `0.5 * digits + 0.5 * exact`."""
+
+    type: Literal["multi"]
+    graders: dict[str, SimpleGrader] = Field(min_length=1)
+    calculate_output: str = Field(min_length=1)
+
+
+Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | MultiGrader, Field(discriminator="type")]
+
+
+class RewardSpec(Section):
+    """Exactly one of `grader` (judged here) and `service` (judged by you)."""
+
+    grader: Grader | None = None
+    service: str | None = Field(None, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
+    timeout_seconds: float = Field(10.0, gt=0.0, le=3600.0, description="Deadline of one scorer call.")
+
+
+class AlgorithmSpec(Section):
+    """GRPO and its corrections."""
+
+    name: Literal["grpo"] = "grpo"
+    importance: Literal["behaviour", "decoupled"] = "behaviour"
+    clip: tuple[float, float] = Field((0.2, 0.2), description="Lower and upper clip range of the ratio.")
+    kl: float = Field(0.0, ge=0.0, description="Weight of the k3 KL to the base model.")
+    entropy: float = Field(0.0, ge=0.0, description="Weight of the entropy bonus.")
+    normalize_std: bool = True
+    aggregate: Literal["token", "sequence"] = "token"
+    filter: Literal["zero_variance", "none"] = "zero_variance"
+    truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
+
+
+class ScheduleSpec(Section):
+    """How far generation may run ahead of training."""
+
+    mode: Literal["fixed_lag", "free"] = "fixed_lag"
+    max_staleness: int = Field(1, ge=0, le=64)
+    groups_per_step: int = Field(32, ge=1, le=65536)
+    steps: int = Field(ge=1)
+    group_deadline_seconds: float = Field(60.0, gt=0.0, description="`free` only: a late group is dropped and counted.")
+
+
+class TrainerSpec(Section):
+    """The optimiser."""
+
+    learning_rate: float = Field(1e-6, gt=0.0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0.0)
+    warmup_steps: int = Field(0, ge=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    micro_batch_tokens: int = Field(8192, ge=1)
+    threads: int = Field(1, ge=1, le=256)
+
+
+class CheckpointSpec(Section):
+    """Durable points to resume from."""
+
+    every: int = Field(50, ge=1, description="Steps between checkpoints.")
+    keep: int = Field(3, ge=1)
+
+
+class EvaluationSpec(Section):
+    """Greedy decoding of held-out rows, before the first step, every N and at the end."""
+
+    every: int = Field(50, ge=1)
+    samples: int = Field(256, ge=1, description="Rows taken from the head of the file.")
+    metric: str = Field("reward", description="What is called accuracy: `reward`, or the name of a grader's part.")

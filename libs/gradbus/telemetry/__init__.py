@@ -1,0 +1,19 @@
+"""Logs, traces and metrics: structlog for lines, the OpenTelemetry API for spans and numbers."""
+
+from gradbus.telemetry.logs import configure_logging, get_logger
+from gradbus.telemetry.setup import exported
+from gradbus.telemetry.traces import Attributes, current_traceparent, linked_span, span, trace_headers, traceparent_of
+from gradbus.telemetry.wires import WireOperation
+
+__all__ = [
+    "Attributes",
+    "WireOperation",
+    "configure_logging",
+    "current_traceparent",
+    "exported",
+    "get_logger",
+    "linked_span",
+    "span",
+    "trace_headers",
+    "traceparent_of",
+]

@@ -1,0 +1,45 @@
+"""One JSON object a line on standard error, with the service, the run and the trace in it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import cast
+
+import structlog
+from opentelemetry import trace
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+
+def configure_logging(service: str, level: str = "INFO") -> None:
+    """Sets up structlog for this process. `run_id` and other context come from structlog's context variables."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _add_trace,
+            # Without local variables: they hold secrets.
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False, max_frames=20)),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """A logger whose lines carry `module=name`."""
+    return cast("FilteringBoundLogger", structlog.get_logger(module=name))
+
+
+def _add_trace(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = trace.format_trace_id(context.trace_id)
+        event["span_id"] = trace.format_span_id(context.span_id)
+    return event

@@ -1,0 +1,71 @@
+"""The OpenTelemetry SDK, for a process whose environment asks for it by the standard `OTEL_*` variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Any
+
+from opentelemetry import metrics, trace
+
+from gradbus.telemetry.logs import get_logger
+
+_log = get_logger(__name__)
+_FLUSH_MILLISECONDS = 5_000
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_PACKAGES = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+
+
+@contextmanager
+def exported(service: str, worker: str) -> Iterator[None]:
+    """Exports spans and metrics inside the block, and flushes what is left at its end.
+
+    `OTEL_TRACES_EXPORTER` and `OTEL_METRICS_EXPORTER` name exporters (`otlp`, `console`, `none`); with an
+    `OTEL_EXPORTER_OTLP_ENDPOINT` both are `otlp` by default. Nothing is configured otherwise, nor, with a
+    warning, for an exporter whose package is not installed.
+    """
+    spans = _exporters("traces", "OTEL_TRACES_EXPORTER")
+    numbers = _exporters("metrics", "OTEL_METRICS_EXPORTER")
+    providers = _providers(service, worker, spans, numbers) if spans or numbers else ()
+    try:
+        yield
+    finally:
+        for provider in providers:
+            provider.force_flush(_FLUSH_MILLISECONDS)
+            provider.shutdown()
+
+
+def _exporters(signal: str, variable: str) -> list[Any]:
+    wanted = os.environ.get(variable, "otlp" if os.environ.get(_ENDPOINT) else "none")
+    found = []
+    for name in [part.strip() for part in wanted.split(",") if part.strip() not in {"", "none"}]:
+        package = _PACKAGES.get(os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), name) if name == "otlp" else name
+        points = entry_points(group=f"opentelemetry_{signal}_exporter", name=package)
+        if points:
+            found.append(next(iter(points)).load()())
+        else:
+            _log.warning("exporter_not_installed", signal=signal, exporter=package, advice=f"install its package or unset {variable}")
+    return found
+
+
+def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) -> tuple[Any, ...]:
+    # Loaded only where it is used: the SDK takes longer to import than the rest of a small service.
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+    name = os.environ.get("OTEL_SERVICE_NAME", f"gradbus-{service}")
+    resource = Resource.create({"service.name": name, "service.namespace": "gradbus", "service.instance.id": worker})
+    tracing = TracerProvider(resource=resource)
+    for exporter in spans:
+        tracing.add_span_processor(BatchSpanProcessor(exporter))
+    measuring = MeterProvider([PeriodicExportingMetricReader(exporter) for exporter in numbers], resource=resource)
+    if spans:
+        trace.set_tracer_provider(tracing)
+    if numbers:
+        metrics.set_meter_provider(measuring)
+    return tracing, measuring

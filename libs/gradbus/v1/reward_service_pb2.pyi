@@ -1,0 +1,5 @@
+from gradbus.v1 import reward_pb2 as _reward_pb2
+from google.protobuf import descriptor as _descriptor
+from typing import ClassVar as _ClassVar
+
+DESCRIPTOR: _descriptor.FileDescriptor

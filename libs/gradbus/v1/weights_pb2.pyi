@@ -1,0 +1,103 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Shard(_message.Message):
+    __slots__ = ("digest", "size_bytes", "tensors")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    size_bytes: int
+    tensors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WeightManifest(_message.Message):
+    __slots__ = ("run_id", "term", "step", "digest", "shards", "noop")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NOOP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    term: int
+    step: int
+    digest: str
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    noop: bool
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ...) -> None: ...
+
+class Attestation(_message.Message):
+    __slots__ = ("run_id", "worker", "step", "digest")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    worker: str
+    step: int
+    digest: str
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Frontier(_message.Message):
+    __slots__ = ("below", "above", "chain")
+    BELOW_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    below: int
+    above: _containers.RepeatedScalarFieldContainer[int]
+    chain: str
+    def __init__(self, below: _Optional[int] = ..., above: _Optional[_Iterable[int]] = ..., chain: _Optional[str] = ...) -> None: ...
+
+class TrainerProgress(_message.Message):
+    __slots__ = ("run_id", "step", "frontier")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    frontier: Frontier
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
+
+class CheckpointManifest(_message.Message):
+    __slots__ = ("run_id", "term", "step", "weights", "optimizer", "frontier", "pinned", "previous", "trained", "fingerprint")
+    class TrainedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    class FingerprintEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    term: int
+    step: int
+    weights: WeightManifest
+    optimizer: _containers.RepeatedCompositeFieldContainer[Shard]
+    frontier: Frontier
+    pinned: _containers.RepeatedCompositeFieldContainer[WeightManifest]
+    previous: str
+    trained: _containers.ScalarMap[int, str]
+    fingerprint: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[WeightManifest, _Mapping]] = ..., optimizer: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ..., pinned: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ..., previous: _Optional[str] = ..., trained: _Optional[_Mapping[int, str]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The conductor: one run's data order, admission, scoring and experience log."""

@@ -1,0 +1,37 @@
+"""`python -m gradbus_conductor`: reads settings, opens the wires, drives runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradbus.process import Process
+
+
+def main() -> int:
+    """Reads settings from the environment and serves until SIGTERM."""
+    argparse.ArgumentParser(
+        prog="gradbus_conductor",
+        description="Drives runs: data order, admission, scoring, evaluation and the experience log. Settings: GRADBUS_* variables.",
+    ).parse_args()
+    from gradbus.process import run_process
+    from gradbus_conductor.service import Conductor
+    from gradbus_conductor.settings import Settings
+    from gradbus_conductor.wires import Wires
+
+    settings = Settings()
+
+    async def serve(process: Process) -> None:
+        wires = await Wires.open(settings)
+        try:
+            await Conductor(wires, settings).serve(process)
+        finally:
+            await wires.close()
+
+    return run_process("conductor", settings, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

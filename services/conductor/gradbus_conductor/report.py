@@ -1,0 +1,128 @@
+"""The run's status and the lines of its history that the conductor writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from gradbus.bus import Bucket, EventLog, Level, View
+from gradbus.runs import FINAL_STATES, DesiredState, RunProgress, RunState, RunStatus, WorkerPresence
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus_conductor.heads import Heads
+
+_WRITE_SECONDS = 0.5
+
+
+class Report:
+    """Writes `<run>.status` when the state changes, and at most twice a second otherwise."""
+
+    def __init__(self, runs: Bucket, events: EventLog, run_id: str, size: int) -> None:
+        self._runs = runs
+        self._run_id = run_id
+        self._rewards: deque[float] = deque(maxlen=size)
+        self._written_at = 0.0
+        self._measured: tuple[float, float, int] = (0.0, 0.0, 0)
+        self._status = RunStatus(state="queued")
+        self.events = events
+        self.accuracy: float | None = None
+        self.scoring_seconds = 0.0
+        self.tokens = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run stands still by its user's wish."""
+        return self._status.state == "paused"
+
+    @property
+    def status(self) -> RunStatus:
+        """As last written."""
+        return self._status
+
+    async def recover(self) -> RunStatus:
+        """Reads what an earlier conductor wrote."""
+        stored = await self._runs.get(f"{self._run_id}.status")
+        if stored is not None:
+            self._status = RunStatus.model_validate_json(stored.value)
+        return self._status
+
+    def desired(self, view: View) -> DesiredState:
+        """What the user wants."""
+        value = view.get(f"{self._run_id}.desired")
+        wish: DesiredState = json.loads(value) if value else "running"
+        return wish
+
+    def fail(self, reason: str) -> None:
+        """Notes why the run is about to fail."""
+        self._status = self._status.model_copy(update={"reason": reason})
+
+    def prepared(self, prompts: str, evaluation_prompts: str) -> None:
+        """Notes where workers find the prompts."""
+        self._status = self._status.model_copy(update={"prompts": prompts, "evaluation_prompts": evaluation_prompts})
+
+    def observe(self, trainers: Sequence[WorkerPresence], rollouts: Sequence[WorkerPresence]) -> None:
+        """Takes over what workers say of themselves."""
+        progress = self._status.progress
+        progress.workers = len(rollouts)
+        if rollouts:
+            progress.shares["generate"] = sum(worker.busy for worker in rollouts) / len(rollouts)
+        for trainer in trainers:
+            progress.shares |= trainer.shares
+            progress.staleness = trainer.staleness
+
+    def count(self, entries: Iterable[LogEntry]) -> None:
+        """Adds appended groups to the progress."""
+        progress = self._status.progress
+        for entry in entries:
+            progress.filtered += entry.verdict == VERDICT_FILTERED
+            progress.dropped += entry.verdict == VERDICT_DROPPED
+            values = [reward.reward for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
+            if values:
+                self._rewards.append(sum(values) / len(values))
+
+    async def write(self, state: RunState, heads: Heads, waiting_for: str = "") -> None:
+        """Writes the status if it is time to."""
+        now = asyncio.get_running_loop().time()
+        progress = self._status.progress
+        # Noted even when it is not written now: the run's last word carries it.
+        progress.version = progress.step = max(0, heads.version)
+        progress.checkpoint_step = heads.checkpoint
+        progress.accuracy = self.accuracy
+        if self._rewards:
+            progress.reward = sum(self._rewards) / len(self._rewards)
+        if state == self._status.state and now - self._written_at < _WRITE_SECONDS:
+            return
+        self._measure(now, progress)
+        await self.transition(state, self._status.reason if state == "failed" else "", waiting_for)
+        self._written_at = now
+
+    async def transition(self, state: RunState, reason: str = "", waiting_for: str = "") -> None:
+        """Writes the status now; a changed state becomes an event."""
+        changed = state != self._status.state
+        finished = time.time_ns() if state in FINAL_STATES else 0
+        update = {
+            "state": state,
+            "reason": reason,
+            "waiting_for": waiting_for,
+            "updated_unix_ns": time.time_ns(),
+            "finished_unix_ns": finished,
+        }
+        self._status = self._status.model_copy(update=update)
+        if changed:
+            level: Level = "error" if state == "failed" else "warning" if state == "waiting_for_reward" else "info"
+            text = reason or waiting_for
+            self.events.emit("state", f"{state}: {text}" if text else state, {"state": state, "reason": text}, level)
+        if finished:
+            # The history ends before the status says so: who waits for the end finds all of it.
+            await self.events.flush()
+        await self._runs.put(f"{self._run_id}.status", self._status.to_bytes())
+
+    def _measure(self, now: float, progress: RunProgress) -> None:
+        at, scoring, tokens = self._measured
+        if at and now > at:
+            progress.tokens_per_second = (self.tokens - tokens) / (now - at)
+            progress.shares["score"] = min(1.0, (self.scoring_seconds - scoring) / (now - at))
+        self._measured = (now, self.scoring_seconds, self.tokens)

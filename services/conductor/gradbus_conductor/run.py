@@ -1,0 +1,263 @@
+"""One run, from its spec to its end.
+
+        versions, groups, workers, desire ──▶ wake
+        wake: collect ─▶ admit ─▶ evaluate ─▶ dispatch ─▶ repair ─▶ archive ─▶ report
+
+Everything is compared with what should be, at every wake-up and twice a second; no message is counted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gradbus.buffer import ExperienceLog
+from gradbus.bus import Bucket, Lease, TaskQueue, View, subjects
+from gradbus.errors import CorruptRecordError, FencedError
+from gradbus.faults import point
+from gradbus.runs import RunRecord, RunState, WorkerPresence
+from gradbus.telemetry import get_logger
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, LogEntry
+from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
+from gradbus.v1.weight_store_service_pb2 import GetCheckpointRequest
+from gradbus.v1.weights_pb2 import CheckpointManifest, TrainerProgress
+from gradbus_conductor.archive import Archive
+from gradbus_conductor.evaluator import Evaluator
+from gradbus_conductor.heads import Heads
+from gradbus_conductor.preparation import Prepared
+from gradbus_conductor.report import Report
+from gradbus_conductor.sampling import Sampling, SamplingWork
+from gradbus_conductor.schedule import Ready, schedule_for
+from gradbus_conductor.stall import Debt, Stall
+from gradbus_conductor.wires import Wires
+from gradbus_conductor.workforce import Workforce
+
+_log = get_logger(__name__)
+_TICK_SECONDS = 0.5
+_WAITING_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunFrame:
+    """What a run is driven with."""
+
+    wires: Wires
+    record: RunRecord
+    prepared: Prepared
+    runs: Bucket
+    desired: View
+    workforce: Workforce
+    lease: Lease
+    report: Report
+
+
+class RunLoop:
+    """Drives one run that has a trainer, until it ends or this conductor must let go."""
+
+    def __init__(self, frame: RunFrame) -> None:
+        self._frame = frame
+        self._wires = frame.wires
+        self._record = record = frame.record
+        self._spec = record.spec
+        self._wake = asyncio.Event()
+        self._queue = TaskQueue(frame.wires.bus, record.run_id)
+        self._log = ExperienceLog(frame.wires.buffer, record.run_id)
+        self._events = frame.report.events
+        self._archive = Archive(frame.wires.objects, self._log, record.run_id)
+        self._schedule = schedule_for(record.spec)
+        self._sampling = Sampling(
+            frame.wires, SamplingWork(record, frame.prepared.train.items, frame.prepared.order.row), self._queue, self._wake
+        )
+        self._evaluator = Evaluator(frame.wires, record, frame.prepared.evaluation, self._queue, self._wake)
+        self._heads = Heads(record.run_id, self._wake)
+        self._stall = Stall()
+        self._archived_step = -1
+        self._repair_at = 0.0
+        self._lacking: TrainerProgress | None = None
+
+    async def drive(self) -> RunState:
+        """Works until the run is over; its final state. Raises FencedError when another conductor has the run."""
+        async with self._heads.follow(self._wires.bus), self._listening():
+            try:
+                await self._recover()
+                while True:
+                    if (ending := await self._pass()) is not None:
+                        return ending
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), _TICK_SECONDS)
+                    self._wake.clear()
+            finally:
+                await self._sampling.close()
+                await self._evaluator.close()
+
+    async def _pass(self) -> RunState | None:
+        """One comparison of what is with what should be."""
+        if self._frame.lease.lost.is_set():
+            raise FencedError(f"the lease of {self._record.run_id} is lost; another conductor goes on with it")
+        desired = self._frame.report.desired(self._frame.desired)
+        if desired == "cancelled":
+            return "cancelled"
+        if trouble := self._fatal_trouble():
+            self._frame.report.fail(trouble)
+            return "failed"
+        if self._lacking is not None:
+            await self._recover()
+        outstanding = self._schedule.outstanding()
+        await self._sampling.collect(outstanding)
+        await self._admit()
+        workers = self._frame.workforce.serving(self._record.run_id, "rollout")
+        if desired == "running":
+            await self._evaluator.advance(self._heads.version, workers, self._frame.runs, self._events)
+            await self._dispatch(len(workers))
+            if self._is_time_to_repair():
+                await self._frame.workforce.claim(self._record.run_id, "rollout")
+                await self._sampling.repair(self._schedule.outstanding(), workers)
+        await self._archive_checkpoint()
+        await self._report(desired == "paused", workers)
+        return "succeeded" if self._is_complete() else None
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        async def sampled(payload: bytes) -> None:
+            message = GroupsSampled.FromString(payload)
+            if message.kind == TASK_KIND_TRAIN:
+                self._sampling.signalled(message.indexes)
+            else:
+                self._evaluator.signalled(message.version, message.indexes)
+            self._wake.set()
+
+        async def missing(payload: bytes) -> None:
+            # The trainer's word outranks our memory: the buffer may have lost what we appended.
+            self._lacking = TrainerProgress.FromString(payload)
+            self._wake.set()
+
+        bus, run_id = self._wires.bus, self._record.run_id
+        async with bus.subscribed(subjects.groups(run_id), sampled), bus.subscribed(subjects.missing(run_id), missing):
+            yield
+
+    async def _recover(self) -> None:
+        """Builds the schedule's state from the log and the newest checkpoint, which are all there is to know."""
+        await self._log.open_term(self._frame.lease.term)
+        await self._evaluator.recover(self._frame.runs)
+        trained = self._lacking or await self._trained()
+        self._lacking = None
+        entries: list[tuple[int, bool]] = []
+        corrupt = []
+        after = "0-0"
+        while stored := await self._log.read(after):
+            after = stored[-1].stream_id
+            for item in stored:
+                try:
+                    entries.append((item.index, item.decode().verdict == VERDICT_TRAIN))
+                except CorruptRecordError as error:
+                    _log.warning("corrupt_entry", run_id=self._record.run_id, index=item.index, error=str(error))
+                    corrupt.append(item)
+        if corrupt:
+            await self._log.forget(self._frame.lease.term, corrupt)
+        self._schedule.recover(entries, trained.frontier.below, trained.frontier.above, trained.step)
+        self._sampling.settled([index for index, _ in entries])
+
+    async def _admit(self) -> None:
+        """Moves judged groups into the log, as far as the schedule lets them."""
+        judged = self._sampling.judged
+        outstanding = self._schedule.outstanding()
+        ready = [self._ready(entry) for index, entry in judged.items() if index in outstanding]
+        if self._frame.report.paused:
+            self._sampling.excuse(outstanding)
+        admission = self._schedule.admit(ready, self._sampling.overdue(outstanding, self._spec.schedule.group_deadline_seconds))
+        entries = {index: judged[index] for index in admission.append}
+        entries |= {index: self._dropped(index, reason) for index, reason in admission.drop.items()}
+        if entries:
+            await self._log.append(self._frame.lease.term, entries)
+            point("after-append")
+            self._frame.report.count(entries.values())
+            for index, entry in entries.items():
+                self._schedule.appended(index, entry.verdict == VERDICT_TRAIN)
+        self._sampling.settled([*entries, *(index for index in list(judged) if index not in outstanding and index not in entries)])
+
+    def _ready(self, entry: LogEntry) -> Ready:
+        return Ready(entry.index, self._sampling.oldest_version(entry.index), entry.verdict == VERDICT_TRAIN)
+
+    def _dropped(self, index: int, reason: str) -> LogEntry:
+        entry = LogEntry(index=index, verdict=VERDICT_DROPPED, reason=reason, version=self._schedule.outstanding()[index])
+        if (judged := self._sampling.judged.get(index)) is not None:
+            entry.group = judged.group
+            entry.rewards.extend(judged.rewards)
+        self._events.emit("dropped", f"group {index} was dropped: {reason}", {"index": index, "reason": reason}, "warning")
+        return entry
+
+    async def _dispatch(self, workers: int) -> None:
+        if self._heads.version < 0:
+            return
+        groups = {item.index: item.version for item in self._schedule.dispatchable(self._heads.version)}
+        if groups:
+            await self._sampling.dispatch(groups, workers)
+
+    def _is_time_to_repair(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._repair_at:
+            return False
+        self._repair_at = now + _TICK_SECONDS
+        return True
+
+    def _fatal_trouble(self) -> str:
+        everybody = [worker for role in ("trainer", "rollout", "reference") for worker in self._frame.workforce.present(role)]
+        return next((worker.trouble for worker in everybody if worker.run_id == self._record.run_id and worker.fatal), "")
+
+    async def _checkpoint(self) -> CheckpointManifest:
+        if self._heads.checkpoint < 0:
+            return CheckpointManifest()
+        request = GetCheckpointRequest(run_id=self._record.run_id)
+        response = await self._wires.weight_store.GetCheckpoint(request, timeout=10.0)
+        return response.manifest
+
+    async def _trained(self) -> TrainerProgress:
+        checkpoint = await self._checkpoint()
+        return TrainerProgress(run_id=self._record.run_id, step=checkpoint.step, frontier=checkpoint.frontier)
+
+    async def _archive_checkpoint(self) -> None:
+        if self._heads.checkpoint > self._archived_step:
+            checkpoint = await self._checkpoint()
+            await self._archive.advance(checkpoint.frontier)
+            self._archived_step = checkpoint.step
+
+    async def _report(self, paused: bool, rollouts: Sequence[WorkerPresence]) -> None:
+        report = self._frame.report
+        failing = self._sampling.scoring.failing
+        report.scoring_seconds = self._sampling.scoring.busy_seconds
+        report.tokens = self._sampling.tokens
+        if evaluation := self._evaluator.newest:
+            report.accuracy = evaluation.accuracy
+        state: RunState = "running" if self._heads.version >= 0 else "starting"
+        if paused:
+            state = "paused"
+        elif failing and self._sampling.overdue(failing, _WAITING_SECONDS):
+            state = "waiting_for_reward"
+        elif self._heads.version >= self._spec.schedule.steps:
+            state = "evaluating"
+        trainers = self._frame.workforce.serving(self._record.run_id, "trainer")
+        report.observe(trainers, rollouts)
+        waiting = next(iter(failing.values()), "") if state == "waiting_for_reward" else ""
+        if not paused and not waiting:
+            outstanding = self._schedule.outstanding()
+            waiting = self._stall.reason(self._heads.version, len(outstanding), Debt(trainers, rollouts, outstanding))
+        await report.write(state, self._heads, waiting)
+
+    def _is_complete(self) -> bool:
+        return (
+            self._heads.checkpoint >= self._spec.schedule.steps
+            and not self._evaluator.pending()
+            and self._archived_step >= self._spec.schedule.steps
+        )
+
+    async def settle(self) -> None:
+        """After the last step: whatever was dispatched and not trained leaves with a reason, and the queue is emptied."""
+        left = list(self._schedule.outstanding())
+        entries = {index: self._dropped(index, "end of run") for index in left}
+        await self._log.append(self._frame.lease.term, entries)
+        for index in left:
+            self._schedule.appended(index, False)
+        await self._queue.remove()

@@ -1,0 +1,136 @@
+"""Groups on their way: dispatched, sampled into the buffer, judged. Training and each evaluation have one of these.
+
+Nothing here is remembered by messages alone: a lost one shows as an overdue group, and an overdue group is looked
+for in the buffer before it is dispatched again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gradbus.buffer import GroupStore
+from gradbus.bus import TaskQueue
+from gradbus.runs import RunRecord, WorkerPresence
+from gradbus.telemetry import get_logger
+from gradbus.v1.group_pb2 import Group, LogEntry
+from gradbus_conductor.dispatch import Dispatcher
+from gradbus_conductor.scoring import Scoring, ScoringState, oldest_version
+from gradbus_conductor.wires import Wires
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWork:
+    """What is sampled."""
+
+    record: RunRecord
+    items: Sequence[str]
+    """Dataset rows as JSON."""
+    row: Callable[[int], int]
+    """Index to row."""
+    evaluated: int | None = None
+    """The version under evaluation; None for training."""
+
+
+class Sampling:
+    """Dispatches groups, finds them in the buffer, and has them judged."""
+
+    def __init__(self, wires: Wires, work: SamplingWork, queue: TaskQueue, wake: asyncio.Event) -> None:
+        run_id = work.record.run_id
+        self._work = work
+        self._wake = wake
+        self._store = GroupStore(wires.buffer, run_id)
+        self._dispatcher = Dispatcher(queue, run_id, work.evaluated)
+        self._scoring = Scoring(wires, run_id, work.record.spec, self._judged)
+        self._signalled: set[int] = set()
+        self._taken: dict[int, int] = {}
+        self.judged: dict[int, LogEntry] = {}
+        """Judged groups by index, until `settled`."""
+        self.tokens = 0
+        """Response tokens seen."""
+
+    @property
+    def scoring(self) -> ScoringState:
+        """What fails, and how busy the scorer was."""
+        return self._scoring.state
+
+    async def dispatch(self, groups: Mapping[int, int], workers: int) -> None:
+        """Dispatches groups: index to version."""
+        await self._dispatcher.send([(index, version, self._work.row(index)) for index, version in groups.items()], workers)
+
+    def signalled(self, indexes: Iterable[int]) -> None:
+        """A worker says that these lie in the buffer."""
+        self._signalled.update(indexes)
+        self._wake.set()
+
+    async def collect(self, wanted: Mapping[int, int]) -> None:
+        """Takes what was signalled and is wanted out of the buffer and has it judged."""
+        news = [index for index in self._signalled if index in wanted and index not in self._taken]
+        strays = [index for index in self._signalled if index not in wanted]
+        self._signalled.clear()
+        await self._take(news)
+        if strays and self._work.evaluated is None:
+            await self._store.discard(strays)
+
+    async def repair(self, wanted: Mapping[int, int], workers: Sequence[WorkerPresence]) -> None:
+        """Looks for overdue groups in the buffer, then dispatches again what is neither there nor claimed."""
+        open_groups = {index: version for index, version in wanted.items() if index not in self._taken}
+        overdue = self._dispatcher.overdue(open_groups, workers)
+        if not overdue:
+            return
+        found = await self._take(overdue)
+        lost = [index for index in overdue if index not in found]
+        await self._dispatcher.send_again(lost, open_groups, {index: self._work.row(index) for index in lost}, len(workers))
+
+    def oldest_version(self, index: int) -> int:
+        """The oldest policy version among the trainable spans of a group that was taken out of the buffer."""
+        return self._taken[index]
+
+    def overdue(self, wanted: Iterable[int], seconds: float) -> list[int]:
+        """Those of `wanted` that were dispatched longer ago than `seconds`."""
+        return [index for index in wanted if self._dispatcher.age(index) > seconds]
+
+    def excuse(self, indexes: Iterable[int]) -> None:
+        """Nobody is late with these, because the run stands still."""
+        self._dispatcher.excuse(indexes)
+
+    def settled(self, indexes: Collection[int]) -> None:
+        """These are in the log (or counted): forget them."""
+        for index in indexes:
+            self.judged.pop(index, None)
+            self._taken.pop(index, None)
+        self._scoring.forget(indexes)
+        self._dispatcher.settled(indexes)
+
+    async def close(self) -> None:
+        """Stops scoring."""
+        await self._scoring.close()
+
+    async def _take(self, indexes: Sequence[int]) -> set[int]:
+        if not indexes:
+            return set()
+        evaluated = self._work.evaluated
+        found = await (self._store.get(indexes) if evaluated is None else self._store.get_evaluation(evaluated, indexes))
+        if strangers := [index for index, group in found.items() if not self._is_ours(index, group)]:
+            _log.warning("foreign_group_removed", run_id=self._work.record.run_id, indexes=strangers)
+            await (self._store.discard(strangers) if evaluated is None else self._store.discard_evaluation(evaluated, strangers))
+            found = {index: group for index, group in found.items() if index not in strangers}
+        self._taken.update((index, _oldest_version(group)) for index, group in found.items())
+        self.tokens += sum(len(sample.token_ids) // 4 for group in found.values() for sample in group.samples)
+        self._scoring.submit((group, self._work.items[group.row]) for group in found.values())
+        return set(found)
+
+    def _is_ours(self, index: int, group: Group) -> bool:
+        """What was asked for: a group of another row would be judged by the wrong answer."""
+        return (group.run_id, group.index, group.row) == (self._work.record.run_id, index, self._work.row(index))
+
+    def _judged(self, entry: LogEntry) -> None:
+        self.judged[entry.index] = entry
+        self._wake.set()
+
+
+def _oldest_version(group: Group) -> int:
+    return min((oldest_version(sample, group.version) for sample in group.samples), default=group.version)

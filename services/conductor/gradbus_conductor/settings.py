@@ -1,0 +1,15 @@
+"""Settings of the conductor."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+
+
+class Settings(ProcessSettings):
+    """Where the services that the conductor calls are."""
+
+    weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
+    reward: str = Field("127.0.0.1:50052", description="host:port of the reward service.")
+    reference: str = Field("127.0.0.1:50053", description="host:port of the reference service.")

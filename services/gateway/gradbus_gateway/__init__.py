@@ -1,0 +1,1 @@
+"""The gateway: REST, server-sent events; keeps no state of its own."""

@@ -1,0 +1,21 @@
+"""`python -m gradbus_gateway`: serves the REST interface. Settings come from GRADBUS_* variables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main() -> int:
+    """Parses the arguments, then builds and runs."""
+    argparse.ArgumentParser(prog="python -m gradbus_gateway", description=__doc__).parse_args()
+    from gradbus.process import run_process
+    from gradbus_gateway.service import serve
+    from gradbus_gateway.settings import GatewaySettings
+
+    settings = GatewaySettings()
+    return run_process("gateway", settings, lambda process: serve(settings, process))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

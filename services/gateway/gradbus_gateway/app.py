@@ -1,0 +1,29 @@
+"""The application: routers, errors, limits. No handler holds anything between two requests."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI
+
+from gradbus_gateway import problems
+from gradbus_gateway.auth import ANY_KEY
+from gradbus_gateway.body_limit import BodyLimit
+from gradbus_gateway.routes import events, files, health, runs, samples, versions, workers
+from gradbus_gateway.settings import GatewaySettings
+from gradbus_gateway.state import Gateway
+
+_DESCRIPTION = "Reinforcement-learning runs of language models. Errors are `application/problem+json` (RFC 9457)."
+
+
+def create_app(gateway: Gateway | None = None) -> FastAPI:
+    """The application over `gateway`; without one it can only describe itself."""
+    app = FastAPI(title="Gradbus", version="1", description=_DESCRIPTION, docs_url=None, redoc_url=None)
+    v1 = APIRouter(prefix="/v1", dependencies=[ANY_KEY])
+    for part in (runs, events, samples, versions, files, workers):
+        v1.include_router(part.router)
+    app.include_router(v1)
+    app.include_router(health.router)
+    problems.register(app)
+    settings = gateway.settings if gateway else GatewaySettings()
+    app.add_middleware(BodyLimit, file_bytes=settings.max_file_bytes)
+    app.state.gateway = gateway
+    return app

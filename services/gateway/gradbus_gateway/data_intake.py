@@ -1,0 +1,69 @@
+"""From what a spec says of its data to objects in storage, every row checked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gradbus.datasets import DatasetInfo, inspect
+from gradbus.errors import DatasetError, Fault, ObjectMissingError
+from gradbus.ids import is_digest
+from gradbus.objects import ObjectStore
+from gradbus.spec import DataSpec
+from gradbus_gateway.server_paths import advice, under_roots
+from gradbus_gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class TakenData:
+    """The data in object storage."""
+
+    spec: DataSpec
+    columns: frozenset[str]
+    """Columns that every row has, held-out rows among them."""
+    chat: bool
+
+
+class DataIntake:
+    """Takes datasets in."""
+
+    def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
+        self._objects = objects
+        self._settings = settings
+
+    async def take(self, data: DataSpec) -> tuple[TakenData | None, list[Fault]]:
+        """The data, or every reason why it cannot be had."""
+        faults: list[Fault] = []
+        digests: dict[str, str] = {}
+        infos: list[DatasetInfo] = []
+        given = {"train": data.train} | ({"eval": data.eval} if data.eval is not None else {})
+        for field, source in given.items():
+            content = await self._content(source)
+            if isinstance(content, bytes):
+                try:
+                    infos.append(await asyncio.to_thread(inspect, content, data.prompt))
+                    digests[field] = await self._objects.put_blob(content)
+                    continue
+                except DatasetError as error:
+                    content = Fault(f"data.{field}", str(error), source)
+            faults.append(Fault(f"data.{field}", content.message, content.given, content.allowed))
+        if faults:
+            return None, faults
+        columns = frozenset.intersection(*(info.columns for info in infos))
+        return TakenData(data.model_copy(update=digests), columns, any(info.chat for info in infos)), []
+
+    async def _content(self, source: str) -> bytes | Fault:
+        if is_digest(source):
+            try:
+                content = await self._objects.get_blob(source)
+            except ObjectMissingError:
+                return Fault("", "the file is not stored", source, "the id that POST /v1/files answered with")
+        else:
+            path = await asyncio.to_thread(under_roots, source, self._settings.model_roots)
+            if path is None or not await asyncio.to_thread(path.is_file):
+                return Fault("", "not a file the server may read", source, advice(self._settings.model_roots))
+            content = await asyncio.to_thread(path.read_bytes)
+        if len(content) > self._settings.max_dataset_bytes:
+            limit = f"at most {self._settings.max_dataset_bytes} bytes (GRADBUS_MAX_DATASET_BYTES)"
+            return Fault("", f"the dataset has {len(content)} bytes", source, limit)
+        return content

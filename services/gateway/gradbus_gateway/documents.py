@@ -1,0 +1,21 @@
+"""`python -m gradbus_gateway.documents docs`: writes the committed OpenAPI document and the run spec's JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from gradbus.spec import RunSpec
+from gradbus_gateway.app import create_app
+
+
+def documents() -> dict[str, str]:
+    """File name to text."""
+    found = {"openapi.json": create_app().openapi(), "run-spec.schema.json": RunSpec.model_json_schema()}
+    return {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
+
+
+if __name__ == "__main__":
+    for name, text in documents().items():
+        (Path(sys.argv[1]) / name).write_text(text)

@@ -1,0 +1,183 @@
+"""What the routes answer with, and so the schemas in the OpenAPI document."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from pydantic import BaseModel, Field
+
+from gradbus.bus import Event
+from gradbus.runs import DesiredState, RunProgress, RunState, WorkerPresence
+from gradbus.spec import RunSpec
+from gradbus_gateway.run_store import Run
+
+Item = TypeVar("Item")
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    has_more: bool = False
+    next_after: str | None = Field(None, description="Send as `?after=` for the next page.")
+
+    @classmethod
+    def of(cls, found: list[tuple[str, Item]], limit: int) -> Self:
+        """A page of (cursor, item), of which one more than `limit` was looked for."""
+        kept = found[:limit]
+        more = len(found) > limit
+        return cls(data=[item for _, item in kept], has_more=more, next_after=kept[-1][0] if more else None)
+
+
+class RunSummary(BaseModel):
+    """A run in a list."""
+
+    object: Literal["run"] = "run"
+    id: str
+    name: str
+    state: RunState
+    desired: DesiredState
+    reason: str = Field("", description="Why it is in this state, and what to do if it should not be.")
+    waiting_for: str = Field("", description="What it waits for and who owes it.")
+    steps: int = Field(description="Steps the run will take.")
+    progress: RunProgress
+    created_at: datetime
+    updated_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """The summary of `run`."""
+        return cls(**_fields(run))
+
+
+class RunResource(RunSummary):
+    """A run with its spec: every default and digest filled in."""
+
+    spec: RunSpec
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """All of `run`."""
+        return cls(**_fields(run), spec=run.record.spec)
+
+
+class EventResource(BaseModel):
+    """One line of a run's history. `id` grows along the run, with gaps."""
+
+    object: Literal["event"] = "event"
+    id: int
+    type: str
+    level: str
+    message: str
+    data: dict[str, Any]
+    created_at: datetime
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """The resource of a stored event."""
+        return cls(
+            id=event.sequence,
+            type=event.type,
+            level=event.level,
+            message=event.message,
+            data=dict(event.data),
+            created_at=_time(event.created_unix_ns),
+        )
+
+
+class SpanResource(BaseModel):
+    """Response tokens [start, end) that one policy version produced."""
+
+    start: int
+    end: int
+    version: int
+    trainable: bool
+
+
+class SampleResource(BaseModel):
+    """One completion as it was judged."""
+
+    object: Literal["sample"] = "sample"
+    id: str
+    index: int = Field(description="Its group.")
+    row: int = Field(description="Row of the dataset.")
+    step: int | None = Field(description="Step that trains it (`fixed_lag`).")
+    prompt: str
+    text: str
+    finish_reason: str
+    reward: float | None
+    components: dict[str, float]
+    reward_status: str
+    reason: str
+    verdict: str
+    versions: list[SpanResource]
+    worker: str
+
+
+class VersionResource(BaseModel):
+    """A published policy version and who holds it."""
+
+    object: Literal["version"] = "version"
+    version: int
+    term: int
+    digest: str
+    noop: bool
+    bytes: int
+    held_by: list[str]
+
+
+class ExportFile(BaseModel):
+    """One file of an exported model."""
+
+    name: str
+    id: str = Field(description="GET /v1/files/{id} downloads it.")
+    bytes: int | None = None
+
+
+class ExportResource(BaseModel):
+    """A policy version as a folder in Hugging Face layout."""
+
+    object: Literal["export"] = "export"
+    run_id: str
+    version: int
+    final: bool = Field(description="Whether the run is over and this is its last version.")
+    digest: str
+    files: list[ExportFile]
+
+
+class FileResource(BaseModel):
+    """A stored file."""
+
+    object: Literal["file"] = "file"
+    id: str
+    bytes: int
+
+
+class WorkerResource(WorkerPresence):
+    """A live worker."""
+
+    object: Literal["worker"] = "worker"
+
+
+def _fields(run: Run) -> dict[str, Any]:
+    status = run.status
+    return {
+        "id": run.record.run_id,
+        "name": run.record.spec.name,
+        "state": run.state,
+        "desired": run.desired,
+        "reason": status.reason if status else "",
+        "waiting_for": status.waiting_for if status else "",
+        "steps": run.record.spec.schedule.steps,
+        "progress": status.progress if status else RunProgress(),
+        "created_at": _time(run.record.created_unix_ns),
+        "updated_at": _time(status.updated_unix_ns) if status and status.updated_unix_ns else None,
+        "finished_at": _time(status.finished_unix_ns) if status and status.finished_unix_ns else None,
+    }
+
+
+def _time(unix_ns: int) -> datetime:
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC)

@@ -1,0 +1,87 @@
+"""Policy versions, and a version as a model folder."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
+from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_gateway.auth import READ
+from gradbus_gateway.problems import ProblemError
+from gradbus_gateway.resources import ExportFile, ExportResource, Page, VersionResource
+from gradbus_gateway.routes.runs import Limit
+from gradbus_gateway.run_store import Run
+from gradbus_gateway.state import Gateway, Here
+
+router = APIRouter(prefix="/runs/{run_id}", tags=["runs"], dependencies=[READ])
+_SECONDS = 5.0
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
+
+
+@router.get("/versions", summary="Policy versions that are kept")
+async def list_versions(run_id: str, gateway: Here, after: Annotated[int, Query(ge=-1)] = -1, limit: Limit = 100) -> Page[VersionResource]:
+    """Oldest first, with the workers whose own checksum equals the version's."""
+    await gateway.runs.get(run_id)
+    answer = await _versions(gateway, run_id)
+    found = [(str(manifest.step), _resource(manifest, answer)) for manifest in _sorted(answer) if manifest.step > after]
+    return Page[VersionResource].of(found, limit)
+
+
+@router.get("/export", summary="A version as a model folder")
+async def export_run(
+    run_id: str, gateway: Here, version: Annotated[int | None, Query(ge=0, description="Default: the newest.")] = None
+) -> ExportResource:
+    """Names and ids of the files of a folder in Hugging Face layout; GET /v1/files/{id} has each."""
+    run = await gateway.runs.get(run_id)
+    manifests = _sorted(await _versions(gateway, run_id))
+    chosen = [manifest for manifest in manifests if version is None or manifest.step == version]
+    if not chosen:
+        kept = ", ".join(str(manifest.step) for manifest in manifests) or "none yet"
+        raise ProblemError(409, "no-such-version", f"run {run_id} keeps the versions {kept}; export one of these")
+    manifest = chosen[-1]
+    return ExportResource(
+        run_id=run_id,
+        version=manifest.step,
+        final=run.is_final and manifest is manifests[-1],
+        digest=manifest.digest,
+        files=_base_files(run) + await _weight_files(gateway, manifest),
+    )
+
+
+async def _versions(gateway: Gateway, run_id: str) -> ListVersionsResponse:
+    return await gateway.weights.ListVersions(ListVersionsRequest(run_id=run_id), timeout=_SECONDS)
+
+
+def _sorted(answer: ListVersionsResponse) -> list[WeightManifest]:
+    return sorted(answer.manifests, key=lambda manifest: (manifest.step, manifest.term))
+
+
+def _resource(manifest: WeightManifest, answer: ListVersionsResponse) -> VersionResource:
+    holders = [a.worker for a in answer.attestations if a.step == manifest.step and a.digest == manifest.digest]
+    size = sum(shard.size_bytes for shard in manifest.shards)
+    return VersionResource(
+        version=manifest.step, term=manifest.term, digest=manifest.digest, noop=manifest.noop, bytes=size, held_by=sorted(set(holders))
+    )
+
+
+def _base_files(run: Run) -> list[ExportFile]:
+    """Configuration and tokenizer, as the run was given them."""
+    files = run.record.spec.model.files or {}
+    return [ExportFile(name=name, id=digest) for name, digest in sorted(files.items()) if not name.endswith(_WEIGHTS)]
+
+
+async def _weight_files(gateway: Gateway, manifest: WeightManifest) -> list[ExportFile]:
+    shards = manifest.shards
+    if len(shards) == 1:
+        return [ExportFile(name="model.safetensors", id=shards[0].digest, bytes=shards[0].size_bytes)]
+    names = [f"model-{at:05d}-of-{len(shards):05d}.safetensors" for at in range(1, len(shards) + 1)]
+    files = [ExportFile(name=name, id=shard.digest, bytes=shard.size_bytes) for name, shard in zip(names, shards, strict=True)]
+    index = {
+        "metadata": {"total_size": sum(shard.size_bytes for shard in shards)},
+        "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard.tensors},
+    }
+    content = json.dumps(index, indent=2).encode()
+    return [*files, ExportFile(name="model.safetensors.index.json", id=await gateway.objects.put_blob(content), bytes=len(content))]

@@ -1,0 +1,133 @@
+"""Runs in the key-value bucket: what was asked, what is wanted now, and what the conductor says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gradbus.bus import Bucket, Conflict
+from gradbus.errors import SettingsError
+from gradbus.ids import checked_name
+from gradbus.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus
+from gradbus_gateway.problems import ProblemError, no_such_run
+
+Verb = Literal["cancel", "pause", "resume"]
+_WANTED: Final[dict[Verb, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that is known of a run."""
+
+    record: RunRecord
+    desired: DesiredState
+    status: RunStatus | None
+
+    @property
+    def state(self) -> RunState:
+        """The conductor's word; before its first one, what follows from what is wanted."""
+        if self.status:
+            return self.status.state
+        return "cancelling" if self.desired == "cancelled" else "queued"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in FINAL_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An idempotency key: the request it came with and the run it stands for."""
+
+    body: str
+    run_id: str
+
+
+class RunStore:
+    """Reads and writes the bucket `runs`. Every write is a create or a compare-and-set, so replicas may race."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    async def create(self, record: RunRecord) -> Run:
+        """Stores a run; if the id is taken already, the run that has it."""
+        with contextlib.suppress(Conflict):
+            # Desire first: a conductor that sees the spec finds it too.
+            await self._bucket.create(f"{record.run_id}.desired", _json("running"))
+        try:
+            await self._bucket.create(f"{record.run_id}.spec", record.to_bytes())
+        except Conflict:
+            return await self.get(record.run_id)
+        return Run(record, "running", None)
+
+    async def find(self, run_id: str) -> Run | None:
+        """The run, or None."""
+        try:
+            spec = await self._bucket.get(f"{checked_name(run_id, 'run id')}.spec")
+        except SettingsError:
+            return None
+        if spec is None:
+            return None
+        desired = await self._bucket.get(f"{run_id}.desired")
+        status = await self._bucket.get(f"{run_id}.status")
+        return _run(spec.value, desired.value if desired else None, status.value if status else None)
+
+    async def get(self, run_id: str) -> Run:
+        """The run. Raises the problem 404."""
+        run = await self.find(run_id)
+        if run is None:
+            raise no_such_run(run_id)
+        return run
+
+    async def page(self, after: str, limit: int) -> list[Run]:
+        """Up to `limit` runs older than `after`, newest first."""
+        async with self._bucket.view("*.*") as view:
+            entries = dict(view.entries)
+        known = sorted((key.removesuffix(".spec") for key in entries if key.endswith(".spec")), reverse=True)
+        wanted = [run_id for run_id in known if not after or run_id < after][:limit]
+        return [_run(entries[f"{run_id}.spec"], entries.get(f"{run_id}.desired"), entries.get(f"{run_id}.status")) for run_id in wanted]
+
+    async def wish(self, run_id: str, verb: Verb) -> Run:
+        """Sets what is wanted of a run. Raises the problems 404, and 409 when its state forbids it."""
+        for _ in range(_ATTEMPTS):
+            run = await self.get(run_id)
+            if run.state == "cancelled" and verb == "cancel":
+                return run
+            if run.is_final or (run.desired == "cancelled" and verb != "cancel"):
+                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}, so it cannot {verb}; submit a new run instead")
+            current = await self._bucket.get(f"{run_id}.desired")
+            try:
+                if current is None:
+                    await self._bucket.create(f"{run_id}.desired", _json(_WANTED[verb]))
+                elif run.desired != _WANTED[verb]:
+                    await self._bucket.update(f"{run_id}.desired", _json(_WANTED[verb]), current.revision)
+            except Conflict:
+                continue
+            return await self.get(run_id)
+        raise ProblemError(409, "concurrent-change", f"others keep changing what is wanted of run {run_id}; try again")
+
+    async def reservation(self, key: str) -> Reservation | None:
+        """What the idempotency key with this hash stands for, or None."""
+        entry = await self._bucket.get(f"idempotency.key.{key}")
+        return Reservation(**json.loads(entry.value)) if entry else None
+
+    async def reserve(self, key: str, wish: Reservation) -> Reservation:
+        """Binds an idempotency key; returns what it is bound to, which an earlier request may have decided."""
+        try:
+            await self._bucket.create(f"idempotency.key.{key}", _json({"body": wish.body, "run_id": wish.run_id}))
+        except Conflict:
+            return await self.reservation(key) or wish
+        return wish
+
+
+def _run(spec: bytes, desired: bytes | None, status: bytes | None) -> Run:
+    wanted: DesiredState = json.loads(desired) if desired else "running"
+    return Run(RunRecord.model_validate_json(spec), wanted, RunStatus.model_validate_json(status) if status else None)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,85 @@
+"""The gateway's life: connect, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+
+from gradbus.buffer import open_buffer
+from gradbus.bus import Buckets, Bus
+from gradbus.errors import SettingsError
+from gradbus.objects import ObjectStore
+from gradbus.process import Process
+from gradbus.rpc import open_channel
+from gradbus.telemetry import get_logger
+from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus_gateway.app import create_app
+from gradbus_gateway.keyring import Keyring
+from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.settings import GatewaySettings
+from gradbus_gateway.state import Gateway
+
+_log = get_logger(__name__)
+_DRAIN_SECONDS = 5
+
+
+async def serve(settings: GatewaySettings, process: Process) -> None:
+    """Serves until the process is told to stop. Raises SettingsError when the address is taken or the keys cannot be read."""
+    listener = _listen(settings.listen)
+    async with open_gateway(settings, process.stopping) as gateway:
+        config = uvicorn.Config(
+            create_app(gateway), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_DRAIN_SECONDS
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve([listener]), name="rest")
+        process.ready = True
+        _log.info("serving", address=f"{listener.getsockname()[0]}:{listener.getsockname()[1]}")
+        stop = asyncio.create_task(process.stopping.wait(), name="stop")
+        await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        stop.cancel()
+        await serving
+
+
+@asynccontextmanager
+async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> AsyncIterator[Gateway]:
+    """The adapters, open inside the block."""
+    keyring = Keyring(settings.api_keys_file)
+    bus = await Bus.connect(settings.bus, "gateway")
+    buffer = open_buffer(settings.buffer)
+    channel = open_channel(settings.weight_store, settings.rpc_token.get_secret_value())
+    try:
+        yield Gateway(
+            settings=settings,
+            keyring=keyring,
+            bus=bus,
+            runs=RunStore(await bus.bucket(Buckets.RUNS)),
+            workers=await bus.bucket(Buckets.WORKERS),
+            buffer=buffer,
+            objects=ObjectStore.open(settings.objects_url),
+            weights=WeightStoreServiceStub(channel),
+            stopping=stopping,
+        )
+    finally:
+        await channel.close()
+        await buffer.aclose()
+        await bus.close()
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to the process frame."""
+        yield
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot listen on {address} ({error}); set GRADBUS_LISTEN to a free address") from None

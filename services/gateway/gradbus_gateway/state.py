@@ -1,0 +1,42 @@
+"""What a request handler works with. The gateway itself remembers nothing: all state is in NATS and object storage."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, cast
+
+from fastapi import Depends, Request
+from redis.asyncio import Redis
+
+from gradbus.bus import Bucket, Bus
+from gradbus.objects import ObjectStore
+from gradbus_gateway.keyring import Keyring
+from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The adapters behind the routes."""
+
+    settings: GatewaySettings
+    keyring: Keyring
+    bus: Bus
+    runs: RunStore
+    workers: Bucket
+    buffer: Redis
+    objects: ObjectStore
+    weights: WeightStoreServiceAsyncStub
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process drains: streams end, so that clients connect to another replica."""
+
+
+def _gateway(request: Request) -> Gateway:
+    return cast("Gateway", request.app.state.gateway)
+
+
+Here = Annotated[Gateway, Depends(_gateway)]

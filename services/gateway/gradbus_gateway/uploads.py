@@ -1,0 +1,40 @@
+"""Files on their way into object storage, through disk and never through memory."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import tempfile
+from collections.abc import AsyncIterable
+from pathlib import Path
+from typing import IO
+
+from gradbus.objects import ObjectStore
+from gradbus_gateway.resources import FileResource
+
+_IN_MEMORY_BYTES = 1 << 20
+
+
+async def store_stream(objects: ObjectStore, chunks: AsyncIterable[bytes]) -> FileResource:
+    """Stores the chunks as one blob."""
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as spool:
+        async for chunk in chunks:
+            await asyncio.to_thread(spool.write, chunk)
+        return await store_file(objects, spool)
+
+
+async def store_path(objects: ObjectStore, path: Path) -> FileResource:
+    """Stores the file at `path`. Raises OSError."""
+    with await asyncio.to_thread(path.open, "rb") as file:
+        return await store_file(objects, file)
+
+
+async def store_file(objects: ObjectStore, file: IO[bytes]) -> FileResource:
+    """Stores an open file from its beginning."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    if size <= _IN_MEMORY_BYTES:
+        return FileResource(id=await objects.put_blob(file.read()), bytes=size)
+    # Mapped, so that pages come and go with the page cache.
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+        return FileResource(id=await objects.put_blob(view), bytes=size)

@@ -1,0 +1,1 @@
+"""The reference service: token log-probabilities under the frozen base model."""

@@ -1,0 +1,62 @@
+"""The gRPC face of the frozen models."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import torch
+from nats.errors import Error as NatsError
+
+from gradbus.bus import Buckets, Bus
+from gradbus.errors import GradbusError, StorageError
+from gradbus.ids import checked_name
+from gradbus.objects import ObjectStore
+from gradbus.process import Process
+from gradbus.rpc import RpcServer
+from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse
+from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceServicer, add_ReferenceServiceServicer_to_server
+from gradbus_reference.batching import Batcher
+from gradbus_reference.models import Models
+from gradbus_reference.settings import ReferenceSettings
+
+
+class ReferenceService(ReferenceServiceServicer):
+    """Token log-probabilities under a run's base model."""
+
+    def __init__(self, batcher: Batcher, waiting_calls: int) -> None:
+        self._batcher = batcher
+        self._waiting_calls = waiting_calls
+
+    async def LogProbs(self, request: LogProbsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> LogProbsResponse:  # noqa: N802 - named by gRPC
+        """See the proto."""
+        if self._batcher.waiting >= self._waiting_calls:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._waiting_calls} calls wait already; ask again, or add replicas")
+        try:
+            checked_name(request.run_id, "run")
+            return await self._batcher.logprobs(request)
+        except (StorageError, NatsError, TimeoutError) as error:
+            return await _abort(context, grpc.StatusCode.UNAVAILABLE, error)
+        except GradbusError as error:
+            return await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
+
+
+async def serve(settings: ReferenceSettings, process: Process) -> None:
+    """Serves until the process is asked to stop, then finishes what is in flight."""
+    torch.set_num_threads(settings.threads)
+    bus = await Bus.connect(settings.bus, f"reference {settings.worker_id}")
+    with ThreadPoolExecutor(1, "torch") as torch_thread:
+        models = Models(settings, await bus.bucket(Buckets.RUNS), ObjectStore.open(settings.objects_url), torch_thread)
+        server = RpcServer(settings.rpc)
+        add_ReferenceServiceServicer_to_server(ReferenceService(Batcher(models, torch_thread), settings.waiting_calls), server.server)
+        await server.start()
+        process.ready = True
+        await process.stopping.wait()
+        await server.stop()
+    await bus.close()
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: grpc.StatusCode, error: Exception) -> LogProbsResponse:
+    await context.abort(status, f"{type(error).__name__}: {error}")
+    raise AssertionError("abort raises")

@@ -1,0 +1,17 @@
+"""Settings of the reference service."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+
+
+class ReferenceSettings(ProcessSettings):
+    """How much memory and how many cores the frozen models may take."""
+
+    models: int = Field(2, ge=1, le=64, description="Models in memory at once.")
+    device: str = Field("cpu", description="A torch device: cpu, cuda, cuda:1.")
+    threads: int = Field(1, ge=1, le=256, description="Torch threads: part of what decides bits.")
+    micro_batch_tokens: int = Field(8192, ge=1, description="Tokens of one forward pass.")
+    waiting_calls: int = Field(256, ge=1, description="Calls that may wait; more are refused.")

@@ -1,0 +1,96 @@
+"""Which addresses a scorer's URL may lead to (a server that calls users' URLs must not be led to its own neighbours)."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from gradbus.errors import ScorerError
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+# Cloud metadata services that are not link-local.
+_METADATA = frozenset({ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("192.0.0.192")})
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A scorer's host with the addresses that it may be reached at."""
+
+    host: str
+    port: int
+    addresses: tuple[IPAddress, ...]
+    """IPv4 first: `localhost` has both, and most scorers listen on that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPolicy:
+    """Hosts the operator allows. Link-local, metadata, multicast and unspecified addresses are refused whatever it says."""
+
+    allowed_hosts: Sequence[str] = ()
+    """Host patterns, e.g. `scorer`, `*.rewards.svc`, or `*` for any."""
+    allow_loopback: bool = False
+
+    async def resolve(self, url: str) -> Endpoint:
+        """The checked endpoint of `url`. Connect to its addresses, never to the name again: the name may answer otherwise next time.
+
+        Raises ScorerError if the URL is not one, the name has no address, or any of its addresses is refused.
+        """
+        host, port = _host_and_port(url)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ScorerError(f"the scorer's host {host!r} has no address ({error}); check reward.service") from error
+        addresses = tuple(
+            sorted({ipaddress.ip_address(entry[4][0]) for entry in found}, key=lambda address: (address.version, int(address)))
+        )
+        for address in addresses:
+            self.check(host, address)
+        return Endpoint(host, port, addresses)
+
+    def check(self, host: str, address: IPAddress) -> None:
+        """Raise ScorerError if `host` must not be reached at `address`."""
+        inner = _unwrapped(address)
+        if inner.is_link_local or inner in _METADATA or inner.is_multicast or inner.is_unspecified:
+            raise ScorerError(
+                f"the scorer's host {host!r} leads to {address}, which no scorer may use; give the address of your own service"
+            )
+        if inner.is_loopback:
+            if not self.allow_loopback:
+                raise ScorerError(
+                    f"the scorer's host {host!r} leads to loopback ({address}); only the embedded stack allows that, name a service"
+                )
+        elif not any(fnmatch.fnmatchcase(host.lower(), pattern.lower()) for pattern in self.allowed_hosts):
+            raise ScorerError(
+                f"the scorer's host {host!r} is not allowed; ask the operator to add it to the reward service's allowed hosts"
+            )
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    try:
+        parts: SplitResult = urlsplit(url)
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+    except ValueError as error:
+        raise ScorerError(f"reward.service {url!r} is not a URL ({error}); write grpc://host:port or http://host:port/path") from error
+    if not parts.hostname or port is None:
+        raise ScorerError(f"reward.service {url!r} lacks a host or port; write grpc://host:port or http://host:port/path")
+    if parts.username is not None or parts.password is not None:
+        raise ScorerError("reward.service carries a user or password; leave them out of the URL")
+    return parts.hostname, port
+
+
+def _unwrapped(address: IPAddress) -> IPAddress:
+    """The IPv4 address inside an IPv6 one (mapped, 6to4, NAT64), else the address."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address

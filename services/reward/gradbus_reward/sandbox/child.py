@@ -1,0 +1,122 @@
+"""The process that runs a user's `grade(sample, item)`. Standard library only; the parent is `process.py`.
+
+Frames both ways: four bytes of length, big-endian, then JSON.
+  out  {"layers": {...}}                          once, after confinement
+  in   {"sources": {part: source}}                once
+  out  {"faults": {part: reason}}                 once
+  in   [[output_text, finish_reason, item_json]]  a batch
+  out  [{part: [reward, components] | reason}]    its answers, in the order of the batch
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from gradbus_reward.sandbox.confinement import confine
+
+MAX_REASON = 500
+MAX_COMPONENTS = 64
+
+Grade = Callable[[dict[str, str], Any], object]
+Answer = tuple[float, dict[str, float]] | str
+"""A reward with its components, or why there is none."""
+
+
+def main() -> None:
+    """Serve the parent until it closes the pipe."""
+    parent = os.getppid()
+    incoming, outgoing = _private_pipes()
+    layers = confine()
+    if os.getppid() != parent:  # it died before the kernel was told to take us along
+        return
+    _send(outgoing, {"layers": asdict(layers)})
+    opening = _receive(incoming)
+    if opening is None:
+        return
+    grades, faults = _loaded(opening["sources"])
+    _send(outgoing, {"faults": faults})
+    while (rows := _receive(incoming)) is not None:
+        _send(outgoing, [_judged(grades, *row) for row in rows])
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes to the parent, moved away from where user code prints and reads."""
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    os.close(nothing)
+    return incoming, outgoing
+
+
+def _receive(stream: BinaryIO) -> Any:
+    header = stream.read(4)
+    if len(header) < 4:
+        return None
+    return json.loads(stream.read(struct.unpack(">I", header)[0]))
+
+
+def _send(stream: BinaryIO, message: object) -> None:
+    body = json.dumps(message).encode()
+    stream.write(struct.pack(">I", len(body)) + body)
+    stream.flush()
+
+
+def _loaded(sources: Mapping[str, str]) -> tuple[dict[str, Grade], dict[str, str]]:
+    grades: dict[str, Grade] = {}
+    faults: dict[str, str] = {}
+    for part, source in sources.items():
+        names: dict[str, Any] = {"__name__": f"grader_{part}"}
+        try:
+            exec(compile(source, f"<grader {part}>", "exec"), names)  # noqa: S102 - running the user's code is what this process is for
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is the user's to read
+            faults[part] = _described(error)
+            continue
+        if callable(names.get("grade")):
+            grades[part] = names["grade"]
+        else:
+            faults[part] = "the source defines no function grade(sample, item)"
+    return grades, faults
+
+
+def _judged(grades: Mapping[str, Grade], output_text: str, finish_reason: str, item_json: str) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
+    for part, grade in grades.items():
+        # Made anew for every part: what one grader changes, no other sees.
+        sample = {"output_text": output_text, "finish_reason": finish_reason}
+        try:
+            answers[part] = _checked(grade(sample, json.loads(item_json)))
+        except BaseException as error:  # noqa: BLE001 - the sample is answered with it
+            answers[part] = _described(error)
+    return answers
+
+
+def _checked(result: object) -> Answer:
+    """The reward and components in what `grade` returned; a value that is no finite number is a reason."""
+    parts: dict[Any, Any] = dict(result) if isinstance(result, dict) else {"reward": result}
+    if len(parts) > MAX_COMPONENTS:
+        return f"grade() returned {len(parts)} named values; at most {MAX_COMPONENTS}"
+    if "reward" not in parts:
+        return "grade() returned a dict without 'reward'"
+    for name, value in parts.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return f"grade() returned {str(name)[:80]} = {repr(value)[:80]}, not a finite number"
+    values = {str(name): float(value) for name, value in parts.items()}
+    return values.pop("reward"), values
+
+
+def _described(error: BaseException) -> str:
+    """The error in one line, with the line of the user's source where it arose."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith("<grader "):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where = f" (line {line} of the grader)" if line else ""
+    return f"{type(error).__name__}: {error}"[:MAX_REASON] + where

@@ -1,0 +1,105 @@
+"""The gRPC face of the scorers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from pydantic import ValidationError
+
+from gradbus.process import Process
+from gradbus.rpc import RpcServer
+from gradbus.spec import RewardSpec
+from gradbus.telemetry import get_logger
+from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
+from gradbus_reward.answers import all_failed
+from gradbus_reward.scorer import Scorer, scorer_for
+from gradbus_reward.settings import RewardSettings
+
+_log = get_logger(__name__)
+_ANSWER_SECONDS = 0.2  # what is left of the caller's deadline to bring the answers home
+_DEFAULT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    scorer: Scorer
+    timeout_seconds: float
+    turns: asyncio.Semaphore
+    users: int = field(default=0)
+
+
+class Scorers:
+    """Scorers by the run's `[reward]` section. Beyond the bound those that nobody uses are closed, the longest unused first."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self._settings = settings
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    @asynccontextmanager
+    async def use(self, reward_json: str) -> AsyncIterator[_Kept]:
+        """The scorer, which stays open inside the block."""
+        if reward_json not in self._kept:
+            turns = asyncio.Semaphore(self._settings.calls_per_scorer)
+            self._kept[reward_json] = _Kept(scorer_for(reward_json, self._settings.scorer), _timeout_seconds(reward_json), turns)
+        kept = self._kept[reward_json]
+        self._kept.move_to_end(reward_json)
+        kept.users += 1
+        try:
+            await self._close_surplus()
+            yield kept
+        finally:
+            kept.users -= 1
+
+    async def close(self) -> None:
+        """Closes all."""
+        while self._kept:
+            await self._kept.popitem()[1].scorer.close()
+
+    async def _close_surplus(self) -> None:
+        idle = [key for key, kept in self._kept.items() if kept.users == 0]
+        for key in idle[: max(0, len(self._kept) - self._settings.scorers)]:
+            await self._kept.pop(key).scorer.close()
+            _log.info("scorer_closed", reason="unused for longest")
+
+
+class RewardService(RewardServiceServicer):
+    """Scores whole groups, as many as a caller has waiting. A scorer's failure is an answer, never a failed call."""
+
+    def __init__(self, scorers: Scorers) -> None:
+        self._scorers = scorers
+
+    async def Score(self, request: ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]) -> ScoreResponse:  # noqa: N802 - named by gRPC
+        """See the proto."""
+        async with self._scorers.use(request.reward_json) as kept, kept.turns:
+            # Taken after the wait for a turn: the caller's clock has gone on.
+            seconds = min(kept.timeout_seconds, (context.time_remaining() or _DEFAULT_SECONDS) - _ANSWER_SECONDS)
+            if seconds <= 0:
+                reason = "no time was left when the scorer had a turn; raise reward.timeout_seconds or add reward services"
+                return ScoreResponse(results=all_failed(request.samples, reason))
+            return ScoreResponse(results=await kept.scorer.score(request, seconds))
+
+
+async def serve(settings: RewardSettings, process: Process) -> None:
+    """Serves until the process is asked to stop, then finishes what is in flight."""
+    scorers = Scorers(settings)
+    server = RpcServer(settings.rpc)
+    add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
+    await server.start()
+    process.ready = True
+    await process.stopping.wait()
+    await server.stop()
+    await scorers.close()
+
+
+def _timeout_seconds(reward_json: str) -> float:
+    try:
+        return RewardSpec.model_validate_json(reward_json).timeout_seconds
+    except ValidationError:
+        return _DEFAULT_SECONDS  # such a section gives a scorer that refuses at once

@@ -1,0 +1,32 @@
+"""`python -m gradbus_rollout`: reads settings, opens the wires, serves the runs it is assigned to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradbus.process import RunServer, WorkerWires
+
+
+def main() -> int:
+    """Reads settings from the environment and serves until SIGTERM."""
+    argparse.ArgumentParser(
+        prog="gradbus_rollout", description="Sample groups for the runs this worker is assigned to. Settings: GRADBUS_* variables."
+    ).parse_args()
+    from gradbus.process import run_worker
+    from gradbus_rollout.settings import Settings
+
+    settings = Settings()
+
+    async def build(wires: WorkerWires) -> RunServer:
+        from gradbus_rollout.service import RolloutService
+
+        return RolloutService(settings, wires)
+
+    return run_worker("rollout", settings, settings.weight_store, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

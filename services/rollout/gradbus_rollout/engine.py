@@ -1,0 +1,89 @@
+"""The seam between the worker and whatever samples: prompts in, tokens with versions out.
+
+Requests are whole groups, not batches: an engine joins concurrent calls as it likes. What it must not do
+is let a sample depend on anything but the weights, the prompt and the sample's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGroup:
+    """One prompt and how many samples to draw from it."""
+
+    key: str
+    """Handed back with the completions; the engine does not read it."""
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    """One a sample, 63 bits each."""
+    greedy: bool = False
+    """Take the likeliest token (evaluation); seeds then only count the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Response tokens `start` to `end` (exclusive) came from policy `version`."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sample."""
+
+    token_ids: tuple[int, ...]
+    """`[T]` response tokens; a stop token is the last of them."""
+    logprobs: bytes
+    """Little-endian float32 `[T]`: log-softmax at the engine's temperature, of each token when it was drawn."""
+    spans: tuple[TokenSpan, ...]
+    """Cover `[0, T)` without gaps."""
+    finish: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCompletion:
+    """All samples of one group, in the order of its seeds."""
+
+    key: str
+    completions: tuple[Completion, ...]
+
+
+class Engine(Protocol):
+    """Samples from one policy version at a time."""
+
+    @property
+    def name(self) -> str:
+        """What decides bits besides the weights, e.g. `torch 2.13.0 cpu float32`."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """The version held; None before the first load."""
+        ...
+
+    async def load(self, weights: Sequence[Path], version: int) -> str:
+        """Hold `version` from the next token on; returns the digest of what the engine now holds.
+
+        `weights` are safetensors files that together hold every tensor. Samples in flight go on, with a new
+        span; a caller that wants them unmixed awaits its `generate` calls first. Raises ModelError, before
+        anything has changed, for tensors that are missing, unknown or of another shape.
+        """
+        ...
+
+    async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
+        """Sample every group to its end, in the order given. Calls may overlap; a cancelled call frees its slots.
+
+        Raises ModelError before the first load, for prompts that are empty or too long, and when the engine broke.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop; calls in flight end with ModelError."""
+        ...

@@ -1,0 +1,37 @@
+"""A dataset's prompts, tokenised once each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradbus.datasets import iterate
+from gradbus_rollout.prompts import PromptEncoder
+
+_CHECKED_ROWS = 10_000
+
+
+class PromptTable:
+    """Rows of a prompts object. The first rows are encoded at once, so that a prompt the model cannot take shows early."""
+
+    def __init__(self, encoder: PromptEncoder, content: bytes) -> None:
+        """Raises DatasetError, naming the row, for a prompt that is empty or too long."""
+        self._encoder = encoder
+        self._prompts = [row["prompt"] for row in iterate(content)]
+        self._ids: dict[int, tuple[int, ...]] = {}
+        for row in range(min(_CHECKED_ROWS, len(self._prompts))):
+            self.ids(row)
+
+    def ids(self, row: int) -> tuple[int, ...]:
+        """Token ids of a row's prompt, [P]."""
+        if row not in self._ids:
+            self._ids[row] = self._encoder.encode(self._prompts[row], row)
+        return self._ids[row]
+
+    def text(self, row: int) -> str:
+        """The prompt as text: what the scorer sees. Of a chat, what the model was shown."""
+        prompt = self._prompts[row]
+        return prompt if isinstance(prompt, str) else self._encoder.decode(self.ids(row))
+
+    def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of responses' ids."""
+        return self._encoder.decode_all(responses)

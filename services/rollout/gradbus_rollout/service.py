@@ -1,0 +1,88 @@
+"""Prepares an engine for each run the worker is assigned to, and serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gradbus.buffer import GroupStore
+from gradbus.bus import Bucket, Buckets
+from gradbus.errors import DatasetError, ModelError
+from gradbus.objects import materialise
+from gradbus.process import WorkerWires
+from gradbus.runs import RunRecord, RunStatus
+from gradbus_rollout.probe import check_probe
+from gradbus_rollout.prompt_table import PromptTable
+from gradbus_rollout.prompts import PromptEncoder
+from gradbus_rollout.settings import Settings
+from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_rollout.versions import Versions
+from gradbus_rollout.worker import RolloutWorker, WorkerParts
+
+_STATUS_SECONDS = 0.2
+
+
+class RolloutService:
+    """A worker process: one run at a time. What is in flight when it stops is handed back."""
+
+    def __init__(self, settings: Settings, wires: WorkerWires) -> None:
+        self._settings = settings
+        self._wires = wires
+
+    async def serve_run(self, record: RunRecord) -> None:
+        """Serves the run until it is cancelled."""
+        runs = await self._wires.bus.bucket(Buckets.RUNS)
+        try:
+            folder = await materialise(self._wires.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
+            rollout = record.spec.rollout
+            encoder = await asyncio.to_thread(
+                PromptEncoder, folder, rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids
+            )
+            status = await self._status(record, runs)
+            training = await self._table(encoder, status.prompts)
+            evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
+            engine = await asyncio.to_thread(self._engine, folder, record, encoder)
+        except (DatasetError, ModelError):
+            self._wires.station.presence.fatal = True
+            raise
+        try:
+            versions = Versions(self._wires.bus, self._wires.objects, self._wires.weight_store, record.run_id, self._settings.cache_dir)
+            self._wires.station.presence.engine = engine.name
+            if record.spec.is_deterministic:
+                await self._probe(engine, folder, training, record)
+            groups = GroupStore(self._wires.buffer, record.run_id)
+            async with versions.followed():
+                parts = WorkerParts(self._wires.bus, groups, engine, versions, training, evaluation, self._wires.station)
+                await RolloutWorker(record, parts).serve()
+        finally:
+            await engine.close()
+
+    def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> TorchEngine:
+        rollout = record.spec.rollout
+        config = TorchEngineConfig(
+            slots=rollout.slots,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            stop_token_ids=encoder.stop_token_ids,
+            max_prompt_tokens=rollout.max_prompt_tokens,
+            threads=rollout.threads,
+            device=self._settings.device,
+        )
+        return TorchEngine.from_folder(folder, config)
+
+    async def _probe(self, engine: TorchEngine, folder: Path, training: PromptTable, record: RunRecord) -> None:
+        weights = await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors")))
+        await engine.load(weights, 0)
+        await check_probe(engine, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
+
+    async def _table(self, encoder: PromptEncoder, digest: str) -> PromptTable:
+        content = await self._wires.objects.get_blob(digest)
+        return await asyncio.to_thread(PromptTable, encoder, content)
+
+    async def _status(self, record: RunRecord, runs: Bucket) -> RunStatus:
+        """The conductor's word on where the prompts are; it comes before the worker's assignment."""
+        while True:
+            stored = await runs.get(f"{record.run_id}.status")
+            if stored is not None and (status := RunStatus.model_validate_json(stored.value)).prompts:
+                return status
+            await asyncio.sleep(_STATUS_SECONDS)

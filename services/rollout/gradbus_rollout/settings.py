@@ -1,0 +1,14 @@
+"""Settings of a rollout worker."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+
+
+class Settings(ProcessSettings):
+    """Where the weight store is, and what the engine runs on."""
+
+    weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
+    device: str = Field("cpu", description="Torch device of the embedded engine.")

@@ -1,0 +1,16 @@
+"""The embedded engine: Llama and Qwen2 families on plain torch, bit-reproducible on a CPU.
+
+config    what the caller sets        shape     what config.json says of the model
+weights   the tensors held, by name   rope      rotary tables
+cache     keys and values of slots    attention one query over pages of them
+model     one forward                 prefill   prompts into the cache, in chunks of one shape
+requests  what is being sampled       rows      arrays of the slots
+scheduler slots, queue, decode step   loop      the thread that owns it all, and the asyncio side
+"""
+
+from __future__ import annotations
+
+from gradbus_rollout.torch_engine.config import TorchEngineConfig
+from gradbus_rollout.torch_engine.loop import TorchEngine
+
+__all__ = ["TorchEngine", "TorchEngineConfig"]

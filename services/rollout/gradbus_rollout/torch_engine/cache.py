@@ -1,0 +1,78 @@
+"""Keys and values of a fixed number of rows, read in pages.
+
+The pages of a row have fixed lengths. Attention visits as many as the longest row needs, each in a product of
+one fixed shape, and a page that lies wholly past a row's end adds exactly nothing to it. So the length of the
+longest neighbour, or of the cache, never changes a row's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gradbus_rollout.torch_engine.shape import ModelShape
+
+_PAGE_ENDS: Final = (32, 64, 128, 256)
+_LONGEST_PAGE: Final = 256
+
+
+def pages(length: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of the pages that hold positions 0..length-1: 32, 32, 64, 128, then 256 each."""
+    start = 0
+    while start < length:
+        end = next((end for end in _PAGE_ENDS if end > start), start + _LONGEST_PAGE)
+        yield start, end
+        start = end
+
+
+class KvCache:
+    """`[layers, 2, rows, kv_heads, capacity, head_dim]`: keys, then values.
+
+    Heads stand before positions, so that a page is a batch of matrices without a copy.
+    """
+
+    def __init__(self, shape: ModelShape, rows: int, like: Tensor) -> None:
+        self._storage = like.new_zeros(shape.layers, 2, rows, shape.kv_heads, 0, shape.head_dim)
+        self._pages: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}  # views, made once: they cost as much as small products
+        matrices = torch.arange(2 * rows * shape.kv_heads, device=like.device)
+        self._matrices = matrices.view(2, rows, shape.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
+
+    @property
+    def capacity(self) -> int:
+        """Positions a row has room for."""
+        return self._storage.shape[4]
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` positions a row. It only ever grows."""
+        if length <= self.capacity:
+            return
+        end = max(end for _, end in pages(length))
+        grown = self._storage.new_zeros(*self._storage.shape[:4], end, self._storage.shape[5])
+        grown[..., : self.capacity, :] = self._storage
+        self._storage = grown
+        self._pages.clear()
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Where the entries of `positions` `[rows, C]` lie, for `write`: `[rows * C * 2 * kv_heads]`."""
+        return (self._matrices * self.capacity + positions.unsqueeze(-1)).reshape(-1)
+
+    def write(self, layer: int, places: Tensor, entries: Tensor) -> None:
+        """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `places`."""
+        width = self._storage.shape[5]
+        self._storage[layer].view(-1, width).index_copy_(0, places, entries.reshape(-1, width))
+
+    def page(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one page, `[rows * kv_heads, end - start, head_dim]` each."""
+        found = self._pages.get((layer, start, end))
+        if found is None:
+            keys, values = self._storage[layer].flatten(1, 2)[:, :, start:end]
+            found = self._pages[layer, start, end] = (keys, values)
+        return found
+
+    def copy_rows(self, rows: Tensor, source: KvCache, source_rows: Tensor, length: int) -> None:
+        """Rows of another cache, their first `length` positions, into `rows` of this one."""
+        self.reserve(length)
+        self._storage[:, :, rows, :, :length] = source._storage[:, :, source_rows, :, :length]

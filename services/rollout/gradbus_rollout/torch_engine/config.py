@@ -1,0 +1,44 @@
+"""What a caller decides about the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from gradbus.errors import SettingsError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngineConfig:
+    """All of it decides bits: two engines with equal settings give equal samples."""
+
+    slots: int = 64
+    """Samples decoded side by side; 4 or more, for narrower batches take other kernels."""
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    max_prompt_tokens: int | None = None
+    """None: what the model's context leaves room for."""
+    threads: int = 1
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.slots < 4:
+            raise SettingsError(f"slots = {self.slots}: set 4 or more")
+        if self.max_new_tokens < 1 or self.threads < 1 or self.temperature <= 0:
+            raise SettingsError("max_new_tokens, threads and temperature must be above 0; correct the run's [rollout] section")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch names it."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def lanes(self) -> int:
+        """Prompts prefilled side by side, always this many."""
+        return max(4, min(32, self.slots // 4))

@@ -1,0 +1,169 @@
+"""The thread that owns model and slots, and the asyncio side of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Self
+
+import structlog
+import torch
+from torch import Tensor
+
+from gradbus.errors import ModelError
+from gradbus_rollout.engine import GroupCompletion, PromptGroup
+from gradbus_rollout.torch_engine.config import TorchEngineConfig
+from gradbus_rollout.torch_engine.model import DecoderModel
+from gradbus_rollout.torch_engine.requests import Request
+from gradbus_rollout.torch_engine.scheduler import Scheduler
+from gradbus_rollout.torch_engine.shape import read_shape
+from gradbus_rollout.torch_engine.weights import empty_like
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Swap:
+    tensors: Mapping[str, Tensor]
+    version: int
+    future: Future[str] = field(default_factory=Future)
+
+
+class _Close:
+    """Ends the loop."""
+
+
+class TorchEngine:
+    """`Engine` on plain torch. `generate` and `load` may be called from any event loop."""
+
+    def __init__(self, model: DecoderModel, config: TorchEngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._scheduler = Scheduler(model, config)
+        self._version: int | None = None
+        self._broken: str | None = None
+        self._inbox: SimpleQueue[Request | _Swap | _Close] = SimpleQueue()
+        self._lock = Lock()  # a command is either taken by the loop or refused, never left in the inbox
+        self._thread = Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: TorchEngineConfig) -> Self:
+        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError."""
+        return cls(DecoderModel(read_shape(folder), empty_like(config.device, config.torch_dtype)), config)
+
+    @property
+    def name(self) -> str:
+        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`."""
+        return f"torch {torch.__version__} {self._config.device} {self._config.dtype}"
+
+    @property
+    def version(self) -> int | None:
+        """The version held; None before the first load."""
+        return self._version
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt that leaves room for the response."""
+        room = self._model.shape.context_length - self._config.max_new_tokens
+        return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+
+    async def load(self, weights: Sequence[Path], version: int) -> str:
+        """See `Engine.load`. The swap falls between two decode steps."""
+        tensors = await asyncio.to_thread(self._model.weights.read, weights)
+        swap = _Swap(tensors, version)
+        self._post(swap)
+        return await asyncio.wrap_future(swap.future)
+
+    async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
+        """See `Engine.generate`."""
+        if self._version is None:
+            raise ModelError("the engine holds no weights yet; load a version first")
+        for group in groups:
+            self._check(group)
+        if not groups:
+            return []
+        request = Request(groups)
+        self._post(request)
+        return await asyncio.wrap_future(request.future)
+
+    async def close(self) -> None:
+        """See `Engine.close`. May be called again."""
+        self._inbox.put(_Close())
+        await asyncio.to_thread(self._thread.join)
+
+    def _check(self, group: PromptGroup) -> None:
+        length, limit = len(group.prompt_ids), self.max_prompt_tokens
+        if not 1 <= length <= limit:
+            raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {limit}; shorten it")
+        if not 0 <= min(group.prompt_ids) <= max(group.prompt_ids) < self._model.shape.vocab_size:
+            raise ModelError(f"the prompt of group {group.key!r} has ids outside the model's vocabulary; use the model's own tokenizer")
+        if not group.seeds:
+            raise ModelError(f"group {group.key!r} asks for no sample; give one seed a sample")
+
+    def _post(self, command: Request | _Swap) -> None:
+        with self._lock:
+            if self._broken is not None:
+                raise ModelError(self._broken)
+            self._inbox.put(command)
+
+    def _run(self) -> None:
+        reason = "the engine is closed; start another"
+        try:
+            torch.set_num_threads(self._config.threads)
+            with torch.inference_mode():
+                while self._take_commands():
+                    self._scheduler.step()
+        except Exception as error:  # noqa: BLE001 -- the thread's boundary: whoever waits gets it
+            _log.exception("engine_failed", engine=self.name, version=self._version)
+            reason = f"the engine broke ({error}); restart the worker"
+        self._refuse_all(reason)
+
+    def _take_commands(self) -> bool:
+        """Act on every command that is there, waiting for one only when no sample runs; False to end."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self._scheduler.requests)
+            except Empty:
+                return True
+            match command:
+                case Request():
+                    self._scheduler.submit(command)
+                case _Swap():
+                    self._swap(command)
+                case _Close():
+                    return False
+
+    def _swap(self, swap: _Swap) -> None:
+        try:
+            self._model.weights.replace(swap.tensors)
+            digest = self._model.weights.digest()
+            self._scheduler.begin_version(swap.version)
+            self._version = swap.version
+        except Exception as error:
+            _settle(swap.future, ModelError(f"loading version {swap.version} broke the engine ({error}); restart the worker"))
+            raise
+        if swap.future.set_running_or_notify_cancel():
+            swap.future.set_result(digest)
+
+    def _refuse_all(self, reason: str) -> None:
+        with self._lock:
+            self._broken = reason
+            waiting: list[Future[Any]] = [request.future for request in self._scheduler.requests]
+            while not self._inbox.empty():
+                command = self._inbox.get()
+                if not isinstance(command, _Close):
+                    waiting.append(command.future)
+        for future in waiting:
+            _settle(future, ModelError(reason))
+
+
+def _settle(future: Future[Any], error: ModelError) -> None:
+    """Fail a future, unless its caller has given up."""
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(error)

@@ -1,0 +1,153 @@
+"""Policy versions: which are published, and the way of their weights into the engine, with proof of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc.aio import AioRpcError
+from opentelemetry.trace import SpanKind
+
+from gradbus.background import background
+from gradbus.bus import Buckets, Bus, View, subjects
+from gradbus.errors import AttestationError, ObjectMissingError, VersionGoneError
+from gradbus.heads import VersionHead
+from gradbus.objects import ObjectStore
+from gradbus.telemetry import Attributes, current_traceparent, get_logger, span
+from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
+from gradbus.v1.weights_pb2 import Attestation, WeightManifest
+from gradbus_rollout.engine import Engine
+
+if TYPE_CHECKING:
+    from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
+
+_log = get_logger(__name__)
+_KEPT_MANIFESTS = 64
+_KEPT_SHARDS = 8
+
+
+class Versions:
+    """What this worker knows of a run's versions. Announcements are hints; the key-value store is read as well."""
+
+    def __init__(self, bus: Bus, objects: ObjectStore, store: WeightStoreServiceAsyncStub, run_id: str, cache_dir: Path) -> None:
+        self._bus = bus
+        self._objects = objects
+        self._store = store
+        self._run_id = run_id
+        self._shards = cache_dir / "shards"
+        self._manifests: dict[int, WeightManifest] = {}
+        self._attestation: asyncio.Task[None] | None = None
+        self._announced: dict[int, str] = {}
+        self.newest = -1
+        self.changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """Learns of new versions inside the block."""
+
+        async def announced(payload: bytes) -> None:
+            manifest = WeightManifest.FromString(payload)
+            self._announced[manifest.step] = current_traceparent()
+            self._learn(manifest)
+
+        heads = await self._bus.bucket(Buckets.HEADS)
+        async with (
+            self._bus.subscribed(subjects.versions(self._run_id), announced),
+            heads.view(f"{self._run_id}.version") as view,
+            background(self._watch(view), "versions"),
+        ):
+            yield
+
+    def digest(self, step: int) -> str:
+        """What version `step` should be, as far as it is known here; a higher term may change it."""
+        return self._manifests[step].digest if step in self._manifests else ""
+
+    async def load(self, engine: Engine, worker: str, step: int) -> str:
+        """Brings version `step` into the engine and attests it; returns the digest.
+
+        Raises VersionGoneError when it has been deleted, AttestationError when the engine's own checksum differs.
+        """
+        manifest = await self._manifest(step)
+        attributes: Attributes = {"gradbus.run.id": self._run_id, "gradbus.policy.version": step}
+        with span("load_weights", SpanKind.CONSUMER, self._announced.get(step, ""), attributes):
+            try:
+                paths = [await self._fetch(shard.digest) for shard in manifest.shards]
+                digest = await engine.load(paths, step)
+            except ObjectMissingError:
+                self._manifests.pop(step, None)
+                raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
+        self._attestation = asyncio.create_task(self._attest(Attestation(run_id=self._run_id, worker=worker, step=step, digest=digest)))
+        if digest != manifest.digest:
+            self._manifests.pop(step, None)
+            self._evict(0)
+            raise AttestationError(f"version {step} is {manifest.digest} but the engine holds {digest}; it is loaded again")
+        self._evict(max(_KEPT_SHARDS, len(paths)))
+        return digest
+
+    async def _attest(self, attestation: Attestation) -> None:
+        """Tells the weight store, off the way of sampling: the comparison that counts is made here."""
+        with contextlib.suppress(AioRpcError):  # the next load attests again
+            await self._store.Attest(AttestRequest(attestation=attestation), timeout=2.0)
+
+    async def _manifest(self, step: int) -> WeightManifest:
+        if step in self._manifests:
+            return self._manifests[step]
+        try:
+            response = await self._store.GetVersion(GetVersionRequest(run_id=self._run_id, step=step), timeout=10.0)
+        except AioRpcError as error:
+            if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
+                raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
+            raise
+        self._learn(response.manifest)
+        return response.manifest
+
+    async def _fetch(self, digest: str) -> Path:
+        """The shard as a file: the store's own when it is a folder, a cached copy otherwise."""
+        if (path := self._objects.local_path(digest)) is not None:
+            if not path.exists():
+                raise ObjectMissingError(f"the shard {digest} is not in {self._objects.url}; retention deleted it")
+            return path
+        cached = self._shards / digest.removeprefix("sha256:")
+        if not cached.exists():
+            content = await self._objects.get_blob(digest)
+            await asyncio.to_thread(_write_whole, cached, content)
+        return cached
+
+    def _evict(self, kept: int) -> None:
+        """Removes all but the newest cached shards."""
+        with contextlib.suppress(FileNotFoundError):  # another worker of this machine evicts as well
+            for old in sorted(self._shards.iterdir(), key=lambda file: -file.stat().st_mtime)[kept:]:
+                old.unlink(missing_ok=True)
+
+    async def _watch(self, view: View) -> None:
+        while True:
+            if value := view.get(f"{self._run_id}.version"):
+                self._learn(VersionHead.model_validate_json(value).manifest(self._run_id))
+            await view.changed.wait()
+            view.changed.clear()
+
+    def _learn(self, manifest: WeightManifest) -> None:
+        known = self._manifests.get(manifest.step)
+        if known is None or known.term <= manifest.term:
+            self._manifests[manifest.step] = manifest
+        while len(self._manifests) > _KEPT_MANIFESTS:
+            oldest = min(self._manifests)
+            del self._manifests[oldest]
+            self._announced.pop(oldest, None)
+        # Never back: what was published stays published when a restarted trainer announces its replay.
+        self.newest = max(self.newest, manifest.step)
+        self.changed.set()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """By one rename of a file of our own: several workers may share the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{secrets.token_hex(4)}.part")
+    part.write_bytes(content)
+    part.rename(path)

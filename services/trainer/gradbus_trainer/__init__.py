@@ -1,0 +1,1 @@
+"""The trainer: a fold over the experience log."""

@@ -1,0 +1,87 @@
+"""The commit point: shards, then the manifest, then the head, and nothing is trimmed before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from gradbus.errors import ModelError
+from gradbus.objects import ObjectStore
+from gradbus.telemetry import get_logger
+from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
+from gradbus_trainer.frontier import Frontier
+from gradbus_trainer.learner import Learner
+from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.weights_io import load_tensors, store_tensors, until_stored
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """Where the fold stands. All of it is in a checkpoint's manifest."""
+
+    step: int = 0
+    frontier: Frontier = field(default_factory=Frontier)
+    previous: str = ""
+    """Digest of the newest committed manifest."""
+    trained: dict[int, str] = field(default_factory=dict)
+    """Record digest of each index consumed since `previous`."""
+    versions: dict[int, WeightManifest] = field(default_factory=dict)
+    """Published versions that a resume may have to sample with."""
+
+
+async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, lag: int) -> TrainerState:
+    """Brings the learner to the newest checkpoint, or leaves it at the base model."""
+    response = await store.checkpoint()
+    if response is None:
+        return TrainerState()
+    manifest = response.manifest
+    weights = await load_tensors(objects, list(manifest.weights.shards))
+    optimizer = await load_tensors(objects, list(manifest.optimizer))
+    learner.restore(manifest.step, weights, optimizer)
+    kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - lag}
+    _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
+    return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a checkpoint is made of, taken between two steps."""
+
+    state: TrainerState
+    optimizer: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, state: TrainerState, learner: Learner) -> Snapshot:
+        """Copies what the next step would change, and starts a new list of trained groups."""
+        frontier = Frontier.from_message(state.frontier.to_message())
+        frozen = TrainerState(state.step, frontier, state.previous, state.trained, dict(state.versions))
+        state.trained = {}
+        return cls(frozen, learner.optimizer_tensors())
+
+
+async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, term: int, fingerprint: Mapping[str, str]) -> str:
+    """Stores the optimiser's shards and moves the head; the manifest's digest.
+
+    Raises ModelError if the version itself has not been published: that is a fault of the caller.
+    """
+    state = snapshot.state
+    if state.step not in state.versions:
+        raise ModelError(f"version {state.step} must be published before its checkpoint; publish it first")
+    weights = state.versions[state.step]
+    manifest = CheckpointManifest(
+        run_id=weights.run_id,
+        term=term,
+        step=state.step,
+        weights=weights,
+        optimizer=await until_stored(lambda: store_tensors(objects, snapshot.optimizer), f"the optimiser of step {state.step}"),
+        frontier=state.frontier.to_message(),
+        pinned=[state.versions[step] for step in sorted(state.versions)],
+        previous=state.previous,
+        trained=state.trained,
+        fingerprint=dict(fingerprint),
+    )
+    return await store.commit(manifest)

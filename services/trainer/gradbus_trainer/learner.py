@@ -1,0 +1,78 @@
+"""The seam between the trainer's fold and whatever moves the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gradbus_trainer.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class LossMetrics:
+    """Parts of the step's loss; means over trainable tokens (`aggregate` decides how they are weighted)."""
+
+    total: float = 0.0
+    policy: float = 0.0
+    kl: float = 0.0
+    """k3 estimate to the base model, nats a token; 0 without a KL term."""
+    entropy: float = 0.0
+    """Nats a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioMetrics:
+    """How far the trained policy is from the one that sampled; over trainable tokens."""
+
+    mean: float = 1.0
+    max: float = 1.0
+    clipped_low: float = 0.0
+    """Share of tokens below 1 - clip[0]."""
+    clipped_high: float = 0.0
+    """Share of tokens above 1 + clip[1]."""
+    logprob_diff: float = 0.0
+    """Mean absolute difference of log-probability between trainer and rollout, nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """What one step did."""
+
+    noop: bool
+    """True when the batch had no weight: nothing was changed."""
+    learning_rate: float
+    tokens: int = 0
+    """Trainable tokens."""
+    grad_norm: float = 0.0
+    """Before clipping."""
+    loss: LossMetrics = LossMetrics()
+    ratio: RatioMetrics = RatioMetrics()
+
+
+class Learner(Protocol):
+    """Holds weights and optimiser state, and moves them one step at a time. A function of its restored state and the batches."""
+
+    def train(self, batch: Batch) -> StepMetrics:
+        """One optimiser step; a batch without weight changes nothing and is told by `noop`.
+
+        Raises TrainingError, with everything unchanged, when the gradient is not finite.
+        """
+        ...
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """A snapshot under Hugging Face names: contiguous float32 on the CPU, without a tied head."""
+        ...
+
+    def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
+        """A snapshot by parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; empty before the first step."""
+        ...
+
+    def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes the state that another learner gave out after `step` steps; going on from it gives the same bits.
+
+        Raises ModelError when the tensors are not this model's.
+        """
+        ...

@@ -1,0 +1,88 @@
+"""From log entries to the rows of a batch, in order of index and n."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradbus.spec import AlgorithmSpec
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus_trainer.batch import Batch, TrainSample
+from gradbus_trainer.collector import Collected
+from gradbus_trainer.prepared import PreparedGroup, prepare
+
+
+@dataclass(slots=True)
+class BatchFacts:
+    """What is charted of a step besides what the learner measures."""
+
+    rewards: list[float] = field(default_factory=list)
+    components: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    staleness: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    truncated: int = 0
+    masked: int = 0
+    filtered: int = 0
+    dropped: int = 0
+    unjudged: str = ""
+    """Why the first sample that could not be judged was not."""
+    parents: list[str] = field(default_factory=list)
+    """Trace contexts of the groups."""
+
+    @property
+    def mean_staleness(self) -> float:
+        """In versions, over the step's samples."""
+        return _mean(self.staleness)
+
+    def to_json(self) -> dict[str, Any]:
+        """As sent in a `metrics` event."""
+        mean = _mean(self.rewards)
+        return {
+            "reward": mean,
+            "reward_std": math.sqrt(_mean([(reward - mean) ** 2 for reward in self.rewards])),
+            "components": {name: _mean(values) for name, values in sorted(self.components.items())},
+            "staleness_mean": self.mean_staleness,
+            "staleness_max": max(self.staleness, default=0),
+            "response_length": _mean(self.lengths),
+            "truncated": self.truncated / max(1, len(self.lengths)),
+            "masked": self.masked,
+            "filtered": self.filtered,
+            "dropped": self.dropped,
+        }
+
+
+def build_batch(step: int, items: Sequence[Collected], algorithm: AlgorithmSpec) -> tuple[Batch, BatchFacts]:
+    """The rows that step `step` trains, and the facts about all its groups."""
+    rows: list[TrainSample] = []
+    facts = BatchFacts()
+    for item in items:
+        facts.filtered += item.entry.verdict == VERDICT_FILTERED
+        facts.dropped += item.entry.verdict == VERDICT_DROPPED
+        prepared = item.prepared or prepare(item.entry, algorithm)
+        if item.entry.group and item.entry.verdict != VERDICT_DROPPED:
+            _note(facts, step, item.entry, prepared)
+        rows += prepared.rows
+    return Batch(step, rows), facts
+
+
+def _note(facts: BatchFacts, step: int, entry: LogEntry, prepared: PreparedGroup) -> None:
+    for reward in entry.rewards:
+        if reward.status == REWARD_STATUS_OK:
+            facts.rewards.append(reward.reward)
+            for name, value in reward.components.items():
+                facts.components[name].append(value)
+        else:
+            facts.unjudged = facts.unjudged or reward.reason
+    facts.parents.append(prepared.traceparent)
+    facts.lengths += prepared.lengths
+    facts.truncated += prepared.truncated
+    facts.masked += prepared.masked
+    facts.staleness += [step - version if version is not None else 0 for version in prepared.oldest_versions]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

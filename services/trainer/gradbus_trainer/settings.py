@@ -1,0 +1,15 @@
+"""Settings of the trainer."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+
+
+class Settings(ProcessSettings):
+    """Where the weight store is, and what the learner runs on."""
+
+    weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
+    device: str = Field("cpu", description="Torch device of the learner.")
+    checkpoint_bytes: int = Field(256 << 20, description="Log bytes that force an early checkpoint, so that the buffer can be trimmed.")

@@ -1,0 +1,75 @@
+"""The trainer's calls to the weight store: repeated while it is away, ended by a newer term."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+from grpc.aio import AioRpcError
+
+from gradbus.errors import FencedError
+from gradbus.telemetry import get_logger
+from gradbus.v1.weight_store_service_pb2 import (
+    CommitCheckpointRequest,
+    GetCheckpointRequest,
+    GetCheckpointResponse,
+    OpenTermRequest,
+    PublishVersionRequest,
+)
+from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
+
+if TYPE_CHECKING:
+    from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
+
+_log = get_logger(__name__)
+_Answer = TypeVar("_Answer")
+_CALL_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
+_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL}
+
+
+class StoreClient:
+    """All calls are idempotent, so each is made until it is answered. FencedError ends the trainer's term."""
+
+    def __init__(self, stub: WeightStoreServiceAsyncStub, run_id: str) -> None:
+        self._stub = stub
+        self._run_id = run_id
+
+    async def open_term(self, term: int) -> None:
+        """Fences older trainers of the run."""
+        request = OpenTermRequest(run_id=self._run_id, term=term)
+        await self._until_answered(lambda: self._stub.OpenTerm(request, timeout=_CALL_SECONDS))
+
+    async def publish(self, manifest: WeightManifest) -> bool:
+        """Announces a version; True if an older term published other bits under the same step."""
+        request = PublishVersionRequest(manifest=manifest)
+        return (await self._until_answered(lambda: self._stub.PublishVersion(request, timeout=_CALL_SECONDS))).diverged
+
+    async def commit(self, manifest: CheckpointManifest) -> str:
+        """Moves the checkpoint head; its digest."""
+        request = CommitCheckpointRequest(manifest=manifest)
+        return (await self._until_answered(lambda: self._stub.CommitCheckpoint(request, timeout=_CALL_SECONDS))).digest
+
+    async def checkpoint(self) -> GetCheckpointResponse | None:
+        """The newest checkpoint, if there is one."""
+        request = GetCheckpointRequest(run_id=self._run_id)
+        try:
+            return await self._until_answered(lambda: self._stub.GetCheckpoint(request, timeout=_CALL_SECONDS))
+        except AioRpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+
+    async def _until_answered(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        while True:
+            try:
+                return await call()
+            except AioRpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise FencedError(f"the weight store refused: {error.details()}; another trainer has the run") from None
+                if error.code() not in _AWAY:
+                    raise
+                _log.info("weight_store_away", run_id=self._run_id, code=error.code().name, detail=error.details())
+            await asyncio.sleep(_RETRY_SECONDS)

@@ -1,0 +1,148 @@
+"""GRPO on plain torch, one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from gradbus.errors import ModelError, TrainingError
+from gradbus.spec import RunSpec
+from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.grpo_loss import GrpoLoss, PolicyTokens, grpo_loss, token_weights
+from gradbus_trainer.batch import Batch, TrainSample, micro_batches
+from gradbus_trainer.learner import LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.schedule import learning_rate
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class TorchLearner:
+    """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU)."""
+
+    def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
+        """Loads the model and sets the process's torch threads to `trainer.threads`. Raises ModelError."""
+        torch.set_num_threads(spec.trainer.threads)
+        self._spec = spec
+        self._step = 0
+        self._model = load_causal_lm(model_folder, device=device)
+        self._named = dict(self._model.named_parameters())
+        trainer = spec.trainer
+        self._optimizer = torch.optim.AdamW(
+            self._named.values(), lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, fused=True
+        )
+
+    def train(self, batch: Batch) -> StepMetrics:
+        """See `Learner`. The loss is divided by the whole step's counts, so micro-batches only bound memory."""
+        if batch.step < self._step:
+            raise TrainingError(f"step {batch.step} is behind the learner's step {self._step}; restore a checkpoint to go back")
+        rate = learning_rate(batch.step, self._spec.schedule.steps, self._spec.trainer)
+        metrics = StepMetrics(noop=True, learning_rate=rate)
+        if batch.has_weight:
+            try:
+                metrics = self._optimise(batch, rate)
+            finally:
+                self._optimizer.zero_grad()
+        self._step = batch.step + 1
+        return metrics
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """See `Learner`."""
+        return export_weights(self._model)
+
+    def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
+        """See `Learner`."""
+        state = self._optimizer.state
+        return {
+            f"{name}.{moment}": state[parameter][moment].detach().to("cpu", torch.float32, copy=True)
+            for name, parameter in self._named.items()
+            if parameter in state
+            for moment in _MOMENTS
+        }
+
+    def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
+        """See `Learner`."""
+        expected = {f"{name}.{moment}" for name in self._named for moment in _MOMENTS}
+        if optimizer_tensors and optimizer_tensors.keys() != expected:
+            raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
+        load_weights(self._model, weights)
+        self._optimizer.state.clear()
+        for name, parameter in self._named.items() if optimizer_tensors else ():
+            self._optimizer.state[parameter] = {
+                moment: optimizer_tensors[f"{name}.{moment}"].to(parameter.device, torch.float32, copy=True) for moment in _MOMENTS
+            }
+        self._step = step
+
+    def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
+        tally = _Tally(self._spec.algorithm.clip)
+        for samples, tokens in self._micro_batches(batch):
+            logprobs, entropy = packed_logprobs(self._model, samples, self._spec.rollout.temperature)
+            loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            tally.add(loss, tokens)
+        norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"the gradient of step {batch.step} is not finite; lower trainer.learning_rate, or look at the step's samples"
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        return StepMetrics(
+            noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
+        )
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
+        counts = batch.trainable_counts
+        weights = iter(token_weights(counts, self._spec.algorithm.aggregate))
+        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
+            yield samples, _policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
+
+
+def _policy_tokens(samples: Sequence[TrainSample], weights: Sequence[float], total: int, device: torch.device) -> PolicyTokens:
+    """The samples' tokens side by side; `weights` is each sample's weight of one trainable token, `total` the step's count."""
+    lengths = [len(sample.token_ids) for sample in samples]
+    trainable = np.concatenate([sample.trainable for sample in samples])
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
+
+    references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
+    return PolicyTokens(
+        behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
+        advantages=tensor(np.repeat([sample.advantage for sample in samples], lengths)),
+        weights=tensor(np.repeat(weights, lengths) * trainable),
+        entropy_weights=tensor(trainable / total),
+        reference_logprobs=tensor(np.concatenate(references)) if len(references) == len(samples) else None,
+    )
+
+
+class _Tally:
+    """Adds up what a step's micro-batches show; their weights make the sums means over the step."""
+
+    def __init__(self, clip: tuple[float, float]) -> None:
+        self._clip = clip
+        self._sums = torch.zeros(8, dtype=torch.float64)
+        self._largest_ratio = 0.0
+
+    def add(self, loss: GrpoLoss, tokens: PolicyTokens) -> None:
+        used = tokens.entropy_weights != 0.0
+        if not used.any():
+            return
+        ratios, share = loss.ratios[used], tokens.entropy_weights[used]
+        low, high = (ratios < 1.0 - self._clip[0]).float(), (ratios > 1.0 + self._clip[1]).float()
+        means = (share.dot(values) for values in (ratios, low, high, ratios.log().abs()))
+        self._sums += torch.stack((loss.total.detach(), loss.policy, loss.kl, loss.entropy, *means)).cpu()
+        self._largest_ratio = max(self._largest_ratio, float(ratios.max()))
+
+    def loss(self) -> LossMetrics:
+        return LossMetrics(*self._sums[:4].tolist())
+
+    def ratio(self) -> RatioMetrics:
+        mean, low, high, difference = self._sums[4:].tolist()
+        return RatioMetrics(mean, self._largest_ratio, low, high, difference)

@@ -1,0 +1,86 @@
+"""Tensors as safetensors bytes and back, and the manifests that name them. Never a pickle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import safetensors.torch
+import torch
+
+from gradbus.errors import StorageError
+from gradbus.objects import ObjectStore
+from gradbus.telemetry import get_logger
+from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus_kernels.weights_digest import weights_digest
+
+_log = get_logger(__name__)
+_RETRY_SECONDS = 0.5
+_Stored = TypeVar("_Stored")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A policy version, serialised."""
+
+    step: int
+    digest: str
+    """Over the tensors alone; what engines attest."""
+    content: bytes
+    tensors: tuple[str, ...]
+    noop: bool
+
+
+def export_version(step: int, weights: Mapping[str, torch.Tensor], noop: bool) -> Export:
+    """Serialises weights as one safetensors file that transformers loads."""
+    tensors = dict(weights)
+    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    return Export(step, weights_digest(tensors), content, tuple(sorted(tensors)), noop)
+
+
+async def store_version(objects: ObjectStore, run_id: str, term: int, export: Export) -> WeightManifest:
+    """Stores the shard; returns the manifest that names it."""
+    digest = await objects.put_blob(export.content)
+    shard = Shard(digest=digest, size_bytes=len(export.content), tensors=export.tensors)
+    return WeightManifest(run_id=run_id, term=term, step=export.step, digest=export.digest, shards=[shard], noop=export.noop)
+
+
+async def store_tensors(objects: ObjectStore, tensors: Mapping[str, torch.Tensor]) -> list[Shard]:
+    """Stores optimiser state; nothing for no tensors."""
+    if not tensors:
+        return []
+    content = safetensors.torch.save(dict(tensors))
+    return [Shard(digest=await objects.put_blob(content), size_bytes=len(content), tensors=sorted(tensors))]
+
+
+async def load_tensors(objects: ObjectStore, shards: list[Shard]) -> dict[str, torch.Tensor]:
+    """Reads shards back, checked against their digests."""
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        tensors |= safetensors.torch.load(await objects.get_blob(shard.digest))
+    return tensors
+
+
+async def until_stored(store: Callable[[], Awaitable[_Stored]], what: str) -> _Stored:
+    """What `store` gives; while object storage is away it is asked again, for storing the same content twice changes nothing."""
+    while True:
+        try:
+            return await store()
+        except StorageError as error:
+            _log.warning("object_storage_away", waiting_to_store=what, error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def fingerprint(threads: int) -> dict[str, str]:
+    """What decides bits besides the spec."""
+    return {
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "threads": str(threads),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }

@@ -1,0 +1,1 @@
+"""The weight store: versions, checkpoints and who holds what."""

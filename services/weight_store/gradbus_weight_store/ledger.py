@@ -1,0 +1,238 @@
+"""One run: its term, its versions, its checkpoints. What is in memory is a copy of the bucket `heads` and of object storage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from gradbus import faults
+from gradbus.bus import Bucket, Bus, Conflict, subjects
+from gradbus.errors import FencedError, HistoryError, ManifestError, ObjectMissingError, StorageError, VersionGoneError
+from gradbus.heads import CheckpointHead, VersionHead
+from gradbus.ids import digest_of
+from gradbus.v1.weight_store_service_pb2 import Heads
+from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
+from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions
+from gradbus_weight_store.slot import Slot
+
+_ATTEMPTS = 5
+Result = TypeVar("Result")
+
+
+class Ledger:
+    """Moves a run's heads. A term, once raised, shuts out every older one."""
+
+    def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, gate: Gate) -> None:
+        self.run_id = run_id
+        self._bus = bus
+        self._manifests = manifests
+        self._gate = gate
+        self._lock = asyncio.Lock()
+        self._term = Slot(heads, f"{run_id}.term")
+        self._version = Slot(heads, f"{run_id}.version")
+        self._checkpoint = Slot(heads, f"{run_id}.checkpoint")
+        self._loaded = False
+        self._versions: dict[int, list[WeightManifest]] = {}
+
+    @property
+    def version_head(self) -> VersionHead | None:
+        """The newest version, as last seen."""
+        return VersionHead.model_validate_json(self._version.value) if self._version.value else None
+
+    @property
+    def checkpoint_head(self) -> CheckpointHead | None:
+        """The newest durable checkpoint, as last seen."""
+        return CheckpointHead.model_validate_json(self._checkpoint.value) if self._checkpoint.value else None
+
+    async def open_term(self, term: int) -> None:
+        """Shuts out every term below `term`. Raises FencedError if a newer one is open."""
+        await self._write(lambda: self._open_term(term))
+
+    async def publish(self, manifest: WeightManifest) -> bool:
+        """Stores a version and moves the head to it; whether an older term had given this step other weights.
+
+        The same content again is a no-op. Raises FencedError, ManifestError if a shard is not stored, and HistoryError
+        if this term published other content.
+        """
+        async with self._gate.storing():
+            return await self._write(lambda: self._publish(manifest))
+
+    async def commit(self, manifest: CheckpointManifest) -> str:
+        """Makes a checkpoint durable and moves the head to it; returns its digest. The same manifest again is a no-op.
+
+        Raises FencedError, ManifestError if a blob is not stored, and HistoryError if it does not follow the head.
+        """
+        digest = digest_of(checkpoint_payload(manifest))
+        async with self._gate.storing():
+            if await self._write(lambda: self._may_commit(manifest, digest)):
+                # Outside of the lock: versions are published while a checkpoint is synced.
+                await self._make_durable(manifest)
+                await self._manifests.write_checkpoint(manifest)
+                faults.point("between-manifest-and-head")
+                await self._write(lambda: self._move_checkpoint(manifest, digest))
+        return digest
+
+    async def version(self, step: int) -> WeightManifest:
+        """The newest manifest of `step`. Raises ObjectMissingError if it is yet to come, VersionGoneError if it was deleted."""
+        await self.refresh()
+        if found := self._versions.get(step):
+            return found[-1]
+        head = self.version_head
+        if step < max([*self._versions, head.step if head else -1]):
+            raise VersionGoneError(f"version {step} of {self.run_id} has been deleted by retention; ask for a newer one")
+        raise ObjectMissingError(f"version {step} of {self.run_id} is not published yet; watch the head and ask again")
+
+    async def digest(self, step: int, claimed: str) -> str:
+        """The digest of `step`; what is stored is asked only when `claimed` is not what is known here. Raises as `version`."""
+        if any(one.digest == claimed for one in self._versions.get(step, [])[-1:]):
+            return claimed
+        return (await self.version(step)).digest
+
+    async def versions(self) -> list[WeightManifest]:
+        """The newest manifest of each step, in order of steps."""
+        await self.refresh()
+        return [self._versions[step][-1] for step in sorted(self._versions)]
+
+    async def heads(self) -> Heads:
+        """Term and heads, as stored."""
+        await self.refresh()
+        version, checkpoint = self.version_head, self.checkpoint_head
+        return Heads(
+            term=self._stored_term(),
+            version_step=version.step if version else -1,
+            version_digest=version.digest if version else "",
+            checkpoint_step=checkpoint.step if checkpoint else -1,
+            checkpoint_digest=checkpoint.digest if checkpoint else "",
+        )
+
+    async def checkpoint(self) -> tuple[CheckpointManifest, str]:
+        """The newest durable checkpoint and its digest. Raises ObjectMissingError if there is none."""
+        await self.refresh()
+        head = self.checkpoint_head
+        if head is None:
+            raise ObjectMissingError(f"{self.run_id} has no checkpoint yet; start from its base model")
+        return await self._manifests.checkpoint(head.digest), head.digest
+
+    async def refresh(self) -> None:
+        """Sees what another replica wrote. Object storage is read again only if a head moved."""
+        async with self._lock:
+            moved = [await slot.refresh() for slot in (self._term, self._version, self._checkpoint)]
+            if any(moved) or not self._loaded:
+                await self._read_versions()
+
+    def forget(self, manifests: Iterable[WeightManifest]) -> None:
+        """Takes manifests out of what is served, before they are deleted."""
+        gone = {(manifest.step, manifest.term) for manifest in manifests}
+        kept = {step: [one for one in found if (step, one.term) not in gone] for step, found in self._versions.items()}
+        self._versions = {step: found for step, found in kept.items() if found}
+
+    async def _write(self, act: Callable[[], Awaitable[Result]]) -> Result:
+        async with self._lock:
+            for _ in range(_ATTEMPTS):
+                if not self._loaded:
+                    await self._load()
+                # Unless it ends well, what is in memory is in doubt.
+                self._loaded = False
+                try:
+                    result = await act()
+                except Conflict:
+                    continue
+                except (FencedError, HistoryError, ManifestError):
+                    self._loaded = True
+                    raise
+                self._loaded = True
+                return result
+        raise StorageError(f"the heads of {self.run_id} keep changing under this process; try again")
+
+    async def _load(self) -> None:
+        for slot in (self._term, self._version, self._checkpoint):
+            await slot.refresh()
+        await self._read_versions()
+
+    async def _read_versions(self) -> None:
+        found = {(one.step, one.term): one for one in (await self._manifests.versions(self.run_id)).values()}
+        if head := self.checkpoint_head:
+            # A power cut may have taken the manifests' own files; the checkpoint holds copies.
+            for one in named_versions(await self._manifests.checkpoint(head.digest)):
+                found.setdefault((one.step, one.term), one)
+        self._versions = {}
+        for step, term in sorted(found):
+            self._versions.setdefault(step, []).append(found[step, term])
+        self._loaded = True
+
+    def _stored_term(self) -> int:
+        return int(json.loads(self._term.value)) if self._term.value else 0
+
+    async def _open_term(self, term: int) -> None:
+        self._check_term(term)
+        if term > self._stored_term():
+            await self._term.write(json.dumps(term).encode())
+        # A replica that knows the older term alone now fails to move a head, and reads again.
+        await self._version.touch()
+        await self._checkpoint.touch()
+
+    def _check_term(self, term: int) -> None:
+        newest = self._stored_term()
+        if term < newest:
+            raise FencedError(f"term {term} of {self.run_id} is over, term {newest} owns the run; stop this trainer")
+
+    async def _fence(self, term: int) -> None:
+        self._check_term(term)
+        if term > self._stored_term():
+            await self._open_term(term)
+
+    async def _publish(self, manifest: WeightManifest) -> bool:
+        await self._fence(manifest.term)
+        known = self._versions.get(manifest.step, [])
+        if not known or known[-1].digest != manifest.digest:
+            if known and known[-1].term >= manifest.term:
+                raise HistoryError(
+                    f"version {manifest.step} of {self.run_id} has other weights under term {known[-1].term}; open a new term to replace it"
+                )
+            await self._check_stored(manifest.shards)
+            await self._manifests.write_version(manifest)
+            known = self._versions[manifest.step] = [*known, manifest]
+            faults.point("between-version-and-head")
+        await self._move_version(known[-1], manifest.term)
+        return known[-1].term == manifest.term and any(one.digest != manifest.digest for one in known)
+
+    async def _move_version(self, manifest: WeightManifest, term: int) -> None:
+        head = self.version_head
+        if head and (head.term, head.step) >= (term, manifest.step):
+            return
+        await self._version.write(VersionHead.of(manifest, term).to_bytes())
+        announcement = WeightManifest()
+        announcement.CopyFrom(manifest)
+        announcement.term = term
+        await self._bus.publish(subjects.versions(self.run_id), announcement.SerializeToString())
+
+    async def _may_commit(self, manifest: CheckpointManifest, digest: str) -> bool:
+        await self._fence(manifest.term)
+        head = self.checkpoint_head
+        if head is None or head.digest == digest:
+            return head is None
+        if manifest.step < head.step or (manifest.term <= head.term and manifest.previous != head.digest):
+            raise HistoryError(
+                f"checkpoint {manifest.step} of {self.run_id} does not follow the head, step {head.step} with digest {head.digest}; "
+                "restart the trainer from the head"
+            )
+        return True
+
+    async def _move_checkpoint(self, manifest: CheckpointManifest, digest: str) -> None:
+        if await self._may_commit(manifest, digest):
+            head = CheckpointHead(term=manifest.term, step=manifest.step, digest=digest)
+            await self._checkpoint.write(head.to_bytes())
+
+    async def _check_stored(self, shards: Iterable[Shard]) -> None:
+        for shard in shards:
+            if not await self._manifests.objects.has_blob(shard.digest):
+                raise ManifestError(f"shard {shard.digest} is not in object storage; store it and publish again")
+
+    async def _make_durable(self, manifest: CheckpointManifest) -> None:
+        try:
+            await self._manifests.objects.make_durable({shard.digest for shard in named_shards(manifest)})
+        except ObjectMissingError as error:
+            raise ManifestError(f"checkpoint {manifest.step} of {self.run_id} is not whole: {error}") from None

@@ -1,0 +1,149 @@
+"""Deletes versions and checkpoints that nothing will ask for again, and the blobs that only they named."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+from pydantic import ValidationError
+
+from gradbus.bus import Bucket
+from gradbus.errors import GradbusError
+from gradbus.runs import RunRecord
+from gradbus.spec import RunSpec
+from gradbus.telemetry import get_logger
+from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
+from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.ledger import Ledger
+from gradbus_weight_store.manifests import Manifests, named_versions
+
+_log = get_logger(__name__)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PARALLEL = 16
+_EVALUATED_VERSIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a run still needs; the defaults serve a run whose spec cannot be read, and keep more."""
+
+    keep: int = 3
+    max_staleness: int = 64
+    evaluation_every: int = 0
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Policy:
+        """The policy that the spec asks for."""
+        every = spec.evaluation.every if spec.data.eval else 0
+        return cls(spec.checkpoint.keep, spec.schedule.max_staleness, every)
+
+    def kept_checkpoints(self, found: Mapping[str, CheckpointManifest], head_step: int) -> dict[str, CheckpointManifest]:
+        """The newest `keep` up to the head, and whatever is above it: a commit may be under way."""
+        below = sorted((path for path, one in found.items() if one.step < head_step), key=lambda path: (found[path].step, found[path].term))
+        # Of one step the newest term counts: an older one may never have been committed.
+        newest = list({found[path].step: path for path in below}.values())
+        older = newest[max(0, len(newest) - (self.keep - 1)) :]
+        return {path: one for path, one in found.items() if one.step >= head_step or path in older}
+
+    def kept_versions(
+        self, found: Mapping[str, WeightManifest], kept: Iterable[CheckpointManifest], head_step: int
+    ) -> dict[str, WeightManifest]:
+        """Those a resume or an evaluation samples with, and those that a kept checkpoint names."""
+        named = {(version.step, version.digest) for checkpoint in kept for version in named_versions(checkpoint)}
+        floor = head_step - self.max_staleness
+        evaluated = self._evaluated(head_step)
+        return {path: one for path, one in found.items() if one.step >= floor or one.step in evaluated or (one.step, one.digest) in named}
+
+    def _evaluated(self, head_step: int) -> set[int]:
+        if not self.evaluation_every:
+            return set()
+        newest = head_step // self.evaluation_every
+        return {max(0, newest - back) * self.evaluation_every for back in range(_EVALUATED_VERSIONS)}
+
+
+class Retention:
+    """Sweeps in the background: a commit never waits for it. What a crash leaves undone the next sweep does."""
+
+    def __init__(self, manifests: Manifests, runs: Bucket, gate: Gate) -> None:
+        self._manifests = manifests
+        self._runs = runs
+        self._gate = gate
+        self._due: dict[str, Ledger] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def schedule(self, ledger: Ledger) -> None:
+        """Sweeps the run soon; once, however often it is asked."""
+        self._due[ledger.run_id] = ledger
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._sweep_due(), name="retention")
+
+    async def settle(self) -> None:
+        """Waits for the sweeps under way."""
+        if self._task:
+            await self._task
+
+    async def _sweep_due(self) -> None:
+        while self._due:
+            run_id, ledger = self._due.popitem()
+            try:
+                await self.sweep(ledger)
+            except (GradbusError, NatsError, APIError, TimeoutError) as error:
+                _log.warning("retention_put_off", run_id=run_id, error=f"{type(error).__name__}: {error}")
+
+    async def sweep(self, ledger: Ledger) -> None:
+        """Deletes what the run no longer needs. Blobs go before the manifests that name them, so that none is forgotten."""
+        head = ledger.checkpoint_head
+        if head is None:
+            return
+        policy = await self._policy(ledger.run_id)
+        checkpoints = await self._manifests.checkpoints(ledger.run_id)
+        versions = await self._manifests.versions(ledger.run_id)
+        kept_checkpoints = policy.kept_checkpoints(checkpoints, head.step)
+        kept_versions = policy.kept_versions(versions, kept_checkpoints.values(), head.step)
+        ledger.forget(one for path, one in versions.items() if path not in kept_versions)
+        old = {*checkpoints, *versions} - {*kept_checkpoints, *kept_versions}
+        if not old:
+            return
+        blobs = {digest for path in old for digest in await self._manifests.blobs(path)}
+        await self._needed(without=old)  # reads ahead, so that nobody waits for it at the gate
+        async with self._gate.deleting():
+            blobs -= await self._needed(without=old)
+            await self._delete(blobs)
+            for path in old:
+                await self._manifests.delete(path)
+        _log.info("retention", run_id=ledger.run_id, step=head.step, manifests=len(old), blobs=len(blobs))
+
+    async def _policy(self, run_id: str) -> Policy:
+        entry = await self._runs.get(f"{run_id}.spec")
+        if entry is None:
+            return Policy()
+        try:
+            return Policy.of(RunRecord.model_validate_json(entry.value).spec)
+        except ValidationError as error:
+            _log.warning("spec_not_read", run_id=run_id, error=str(error))
+            return Policy()
+
+    async def _needed(self, without: set[str]) -> set[str]:
+        """Every blob that a manifest other than those in `without`, or the spec of any run, names: runs share blobs."""
+        needed: set[str] = set()
+        for run_id in await self._manifests.objects.folders("runs"):
+            for path in await self._manifests.paths(run_id):
+                if path not in without:
+                    needed |= await self._manifests.blobs(path)
+        async with self._runs.view("*.spec") as specs:
+            for value in specs.entries.values():
+                needed.update(_DIGEST.findall(value.decode()))
+        return needed
+
+    async def _delete(self, blobs: set[str]) -> None:
+        turns = asyncio.Semaphore(_PARALLEL)
+
+        async def delete(digest: str) -> None:
+            async with turns:
+                await self._manifests.objects.delete_blob(digest)
+
+        await asyncio.gather(*map(delete, blobs))

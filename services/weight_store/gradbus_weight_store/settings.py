@@ -1,0 +1,14 @@
+"""Settings of the weight store."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+
+
+class WeightStoreSettings(ProcessSettings):
+    """Where it listens (GRADBUS_LISTEN), and when a worker counts as left behind."""
+
+    straggler_versions: int = Field(8, ge=1, description="A worker this many versions behind ...")
+    straggler_seconds: float = Field(10.0, gt=0.0, description="... that has not changed its version for so long is an alarm.")

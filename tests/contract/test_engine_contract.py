@@ -1,0 +1,235 @@
+"""What every engine behind `gradbus_rollout.engine.Engine` must do, shown on the embedded one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gradbus.errors import ModelError
+from gradbus_kernels.weights_digest import weights_digest
+from gradbus_rollout.engine import Engine, PromptGroup, TokenSpan
+from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+
+NEW = 12
+VOCAB = 40
+
+
+def make_folder(folder):
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        initializer_range=0.1,  # at 0.3 any float32 forward, transformers' too, is up to 2e-5 from float64
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return model
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_folder(tmp_path)
+
+
+@pytest.fixture
+def weights(tmp_path, model):
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+async def start(tmp_path, model):
+    engines: list[Engine] = []
+
+    def begin(**config) -> Engine:
+        engines.append(TorchEngine.from_folder(tmp_path, TorchEngineConfig(**{"slots": 8, "max_new_tokens": NEW} | config)))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        await engine.close()
+
+
+@pytest.fixture
+async def engine(start, weights) -> Engine:
+    engine = start()
+    await engine.load([weights], 0)
+    return engine
+
+
+async def test_greedy_equals_transformers_generate(engine, model):
+    prompts = [[5, 6, 7], [9] * 20, [1]]
+    results = await engine.generate([PromptGroup(str(i), tuple(ids), (0,), greedy=True) for i, ids in enumerate(prompts)])
+    for ids, result in zip(prompts, results, strict=True):
+        given = torch.tensor([ids])
+        expected = model.generate(given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+        assert list(result.completions[0].token_ids) == expected[0, len(ids) :].tolist()
+
+
+async def test_logprobs_are_those_of_transformers_in_float64_at_the_temperature(start, weights, model):
+    engine = start(temperature=0.8)
+    await engine.load([weights], 0)
+    model.double()
+    prompt = (4, 8, 15, 16, 23)
+    result = (await engine.generate([PromptGroup("a", prompt, tuple(range(20)))]))[0]
+    for completion in result.completions:
+        ids = torch.tensor([[*prompt, *completion.token_ids]])
+        with torch.inference_mode():
+            logits = model(ids).logits[0, len(prompt) - 1 : -1] / 0.8
+        expected = torch.log_softmax(logits, -1).gather(-1, ids[0, len(prompt) :, None]).squeeze(-1).numpy()
+        np.testing.assert_allclose(np.frombuffer(completion.logprobs, "<f4"), expected, atol=1e-5)
+
+
+async def test_a_stop_token_ends_a_sample_and_belongs_to_it(start, weights):
+    engine = start(stop_token_ids=frozenset({3, 7, 11, 30}))
+    await engine.load([weights], 0)
+    completions = (await engine.generate([PromptGroup("a", (1, 2), tuple(range(100)))]))[0].completions
+    assert {completion.finish for completion in completions} == {"stop", "length"}
+    for completion in completions:
+        stops = [token in {3, 7, 11, 30} for token in completion.token_ids]
+        assert not any(stops[:-1])
+        assert stops[-1] if completion.finish == "stop" else len(stops) == NEW
+        assert len(completion.logprobs) == 4 * len(completion.token_ids)
+
+
+async def test_results_come_in_the_order_of_the_groups_from_concurrent_calls(engine):
+    calls = [[PromptGroup(f"{call}.{i}", (call + 1, i + 1), (call, i)) for i in range(5)] for call in range(6)]
+    results = await asyncio.gather(*(engine.generate(groups) for groups in calls))
+    assert [[group.key for group in result] for result in results] == [[group.key for group in groups] for groups in calls]
+    assert results[2] == await engine.generate(calls[2])
+
+
+async def test_the_attested_digest_is_that_of_the_weights_and_follows_them(engine, weights, tmp_path):
+    tensors = load_file(weights)
+    assert await engine.load([weights], 1) == weights_digest(tensors)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    changed = tensors | {name: tensors[name] + 1}
+    names = sorted(changed)
+    save_file({key: changed[key] for key in names[:5]}, tmp_path / "one")
+    save_file({key: changed[key] for key in names[5:]}, tmp_path / "two")
+    assert await engine.load([tmp_path / "one", tmp_path / "two"], 2) == weights_digest(changed) != weights_digest(tensors)
+    assert engine.version == 2
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "twice", "garbage"])
+async def test_a_wrong_load_is_refused_and_changes_nothing(engine, weights, tmp_path, fault):
+    tensors, files = load_file(weights), [tmp_path / "bad"]
+    group = PromptGroup("a", (1, 2, 3), (1, 2))
+    before = await engine.generate([group])
+    changed = {name: tensor + 1 for name, tensor in tensors.items()}
+    match fault:
+        case "missing":
+            del changed["model.norm.weight"]
+        case "unknown":
+            changed["lm_head.weight"] = torch.zeros(VOCAB, 32)
+        case "shape":
+            changed["model.norm.weight"] = torch.zeros(31)
+        case "twice":
+            files.append(weights)
+    save_file(changed, files[0])
+    if fault == "garbage":
+        files[0].write_bytes(b"not safetensors")
+    with pytest.raises(ModelError, match=r"load weights that belong|fetch them again"):
+        await engine.load(files, 1)
+    assert engine.version == 0
+    assert await engine.generate([group]) == before
+
+
+async def test_a_load_in_flight_begins_a_new_span(start, weights, tmp_path):
+    engine = start(max_new_tokens=3000)
+    await engine.load([weights], 4)
+    save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
+    running = asyncio.create_task(engine.generate([PromptGroup("a", (1, 2, 3), (5, 6))]))
+    await asyncio.sleep(0.05)
+    await engine.load([tmp_path / "next"], 5)
+    assert not running.done()
+    for completion in (await running)[0].completions:
+        first, second = completion.spans
+        assert first == TokenSpan(0, second.start, 4)
+        assert (second.end, second.version) == (3000, 5)
+
+
+async def test_a_sample_that_waited_for_a_slot_over_a_load_is_of_one_version(start, weights, tmp_path):
+    engine, fresh = start(slots=4, max_new_tokens=500), start(slots=4, max_new_tokens=500)
+    await engine.load([weights], 4)
+    save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
+    await fresh.load([tmp_path / "next"], 5)
+    waits = PromptGroup("a", (1, 2, 3, 4, 5, 6), (11, 12))
+    running = asyncio.create_task(engine.generate([PromptGroup("first", (1, 2, 3), (5, 6, 7, 8)), waits]))
+    await asyncio.sleep(0.05)
+    await engine.load([tmp_path / "next"], 5)
+    first, second = await running
+    assert first.completions[0].spans[0].version == 4, "the load came before any token"
+    assert second == (await fresh.generate([waits]))[0]
+
+
+async def test_a_load_between_calls_leaves_one_span_and_acts_like_a_fresh_engine(engine, start, weights, tmp_path):
+    save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
+    group = PromptGroup("a", (1, 2, 3), (5, 6))
+    await engine.generate([group])
+    await engine.load([tmp_path / "next"], 1)
+    fresh = start()
+    await fresh.load([tmp_path / "next"], 1)
+    found = await engine.generate([group])
+    assert found == await fresh.generate([group])
+    assert found[0].completions[0].spans == (TokenSpan(0, NEW, 1),)
+
+
+async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, weights, tmp_path):
+    engine = start(max_new_tokens=4000)
+    await engine.load([weights], 0)
+    running = [asyncio.create_task(engine.generate([PromptGroup("a", (1,), (n,))])) for n in range(20)]  # some wait for slots
+    await asyncio.sleep(0.02)
+    save_file({name: tensor * float("nan") for name, tensor in load_file(weights).items()}, tmp_path / "nan")
+    await engine.load([tmp_path / "nan"], 1)
+    results = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 20)
+    assert all(isinstance(result, ModelError) and "not finite" in str(result) for result in results)
+    with pytest.raises(ModelError, match="restart the worker"):
+        await engine.generate([PromptGroup("a", (1,), (1,))])
+    with pytest.raises(ModelError, match="restart the worker"):
+        await engine.load([weights], 2)
+
+
+async def test_close_ends_calls_in_flight(start, weights):
+    engine = start(max_new_tokens=4000)
+    await engine.load([weights], 0)
+    running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), (1,))]))
+    await asyncio.sleep(0.02)
+    await engine.close()
+    with pytest.raises(ModelError, match="closed"):
+        await running
+    await engine.close()
+
+
+async def test_a_cancelled_call_frees_its_slots(start, weights):
+    engine = start(max_new_tokens=4000, slots=4)
+    await engine.load([weights], 0)
+    running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), tuple(range(40)))]))
+    await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    other = await engine.generate([PromptGroup("b", (1,), (3,))])
+    assert len(other[0].completions[0].token_ids) == 4000
+
+
+@pytest.mark.parametrize(("prompt", "seeds"), [((), (1,)), ((1,) * 9000, (1,)), ((VOCAB,), (1,)), ((-1,), (1,)), ((1,), ())])
+async def test_a_group_that_cannot_be_sampled_is_refused(engine, prompt, seeds):
+    with pytest.raises(ModelError, match="group 'x'"):
+        await engine.generate([PromptGroup("x", prompt, seeds)])
+
+
+async def test_nothing_is_sampled_before_the_first_load(start):
+    with pytest.raises(ModelError, match="load a version first"):
+        await start().generate([PromptGroup("a", (1,), (1,))])

@@ -1,0 +1,130 @@
+"""What every object store promises, asked of a folder and of S3."""
+
+import asyncio
+import socket
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError
+from gradbus.ids import digest_of
+from gradbus.objects import ObjectStore
+from gradbus.objects.paths import blob_path
+
+ABSENT = digest_of(b"never stored")
+
+
+@pytest.fixture(scope="session")
+def s3_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+async def make_bucket(address, name):
+    host, port = address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"PUT /{name} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    assert b" 200 " in await reader.readline()
+    writer.close()
+
+
+@pytest.fixture(params=["folder", "s3"])
+async def store(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        return ObjectStore.open(f"file://{tmp_path}/objects")
+    address = request.getfixturevalue("s3_address")
+    environment = {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "something",
+        "AWS_REGION": "us-east-1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"bucket-{abs(hash(tmp_path))}"
+    await make_bucket(address, bucket)
+    return ObjectStore.open(f"s3://{bucket}/inner")
+
+
+async def test_a_blob_comes_back_under_its_digest(store):
+    digest = await store.put_blob(b"weights")
+    assert digest == digest_of(b"weights")
+    assert await store.has_blob(digest)
+    assert await store.get_blob(digest) == b"weights"
+
+
+async def test_storing_a_blob_twice_keeps_one(store):
+    await asyncio.gather(*(store.put_blob(b"weights") for _ in range(5)))
+    assert await store.list("blobs") == [blob_path(digest_of(b"weights"))]
+
+
+async def test_an_empty_blob_is_a_blob(store):
+    digest = await store.put_blob(b"")
+    assert await store.get_blob(digest) == b""
+
+
+async def test_a_missing_blob_is_named_with_its_store(store):
+    with pytest.raises(ObjectMissingError, match=ABSENT) as caught:
+        await store.get_blob(ABSENT)
+    assert store.url in str(caught.value)
+    assert not await store.has_blob(ABSENT)
+
+
+async def test_a_blob_whose_bytes_changed_is_refused(store):
+    digest = await store.put_blob(b"weights")
+    await store.put(blob_path(digest), b"weightz")
+    with pytest.raises(CorruptRecordError, match=digest):
+        await store.get_blob(digest)
+
+
+async def test_a_torn_blob_is_written_again(store):
+    digest = await store.put_blob(b"weights")
+    await store.put(blob_path(digest), b"")
+    await store.put_blob(b"weights")
+    assert await store.get_blob(digest) == b"weights"
+
+
+async def test_durable_blobs_must_exist(store):
+    digest = await store.put_blob(b"weights")
+    await store.make_durable([digest])
+    with pytest.raises(ObjectMissingError, match=ABSENT.removeprefix("sha256:")):
+        await store.make_durable([digest, ABSENT])
+
+
+async def test_objects_are_listed_below_their_prefix_alone(store):
+    for path in ("runs/a/versions/2-1", "runs/a/versions/10-1", "runs/ab/versions/1-1", "runs/a/checkpoints/2-1"):
+        await store.put(path, path.encode(), durable=True)
+    assert await store.list("runs/a/versions") == ["runs/a/versions/10-1", "runs/a/versions/2-1"]
+    assert await store.get("runs/ab/versions/1-1") == b"runs/ab/versions/1-1"
+    assert await store.list("runs/nobody") == []
+    assert await store.folders("runs") == ["a", "ab"]
+    assert await store.folders("nothing") == []
+
+
+async def test_a_put_replaces_and_a_delete_may_be_repeated(store):
+    await store.put("runs/a/x", b"one")
+    await store.put("runs/a/x", b"two")
+    assert await store.get("runs/a/x") == b"two"
+    await store.delete("runs/a/x")
+    await store.delete("runs/a/x")
+    with pytest.raises(ObjectMissingError, match="runs/a/x"):
+        await store.get("runs/a/x")
+
+
+@pytest.mark.parametrize("path", ["../x", "runs/../x", "/etc/passwd", "runs//x", "runs/.hidden", "", "runs/a\n", "runs/a#1"])
+async def test_unsafe_paths_are_refused(store, path):
+    with pytest.raises(SettingsError, match="is not a name"):
+        await store.put(path, b"x")
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:abc", "../../x", "sha256:" + "G" * 64])
+async def test_what_is_no_digest_is_refused(store, digest):
+    for method in (store.get_blob, store.has_blob, store.delete_blob):
+        with pytest.raises(SettingsError, match="is not a digest"):
+            await method(digest)

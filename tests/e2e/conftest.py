@@ -1,0 +1,191 @@
+"""One real stack for all tests here, started by the command as a newcomer would; tiny models; a run as a few lines."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from gradbus.client import Client
+
+FINAL = {"succeeded", "failed", "cancelled"}
+WORDS = ["sun", "moon", "star", "sky", "cloud", "rain", "snow", "wind"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+GRADE_LENGTH = "def grade(sample, item):\n    return len(set(sample['output_text'])) / 16\n"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running stack, and runs on it."""
+
+    client: Client
+    state: Path
+
+    def submit(self, spec, **options):
+        return self.client.submit(spec, **options)["id"]
+
+    def until(self, run_id, condition, seconds=60.0):
+        """The run, once `condition` holds of it; a run that ends otherwise is an error at once."""
+        deadline = time.monotonic() + seconds
+        while True:
+            run = self.client.run(run_id)
+            if condition(run):
+                return run
+            if run["state"] in FINAL or time.monotonic() > deadline:
+                raise AssertionError(f"run is {run['state']} at step {run['progress']['step']}: {run['reason']} {run['waiting_for']}")
+            time.sleep(0.05)
+
+    def ends(self, run_id, state="succeeded", seconds=60.0):
+        """The run when it is over; it must end in `state`."""
+        run = self.until(run_id, lambda run: run["state"] in FINAL, seconds)
+        assert run["state"] == state, run["reason"]
+        return run
+
+    def train(self, spec, seconds=60.0):
+        """Submits and waits for success."""
+        return self.ends(self.submit(spec), seconds=seconds)
+
+    def events(self, run_id, kind=None):
+        """Data of all events of a kind, oldest first."""
+        events = self.client.events(run_id, limit=1000)["data"]
+        return [event["data"] for event in events if kind in {None, event["type"]}]
+
+    def samples(self, run_id):
+        return self.client.samples(run_id, limit=1000)["data"]
+
+    def learned(self, run):
+        """Whether every step moved the weights."""
+        return [step["noop"] for step in self.events(run["id"], "metrics")] == [False] * run["steps"]
+
+    def gone(self, process, seconds=30.0):
+        """Waits until the stack does not run `process` any more."""
+        deadline = time.monotonic() + seconds
+        while process in json.loads((self.state / "stack.json").read_text())["processes"]:
+            assert time.monotonic() < deadline, f"{process} still runs"
+            time.sleep(0.1)
+
+    def final_digest(self, run):
+        return self.client.versions(run["id"], after=run["steps"] - 1)["data"][-1]["digest"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command line, pointed at the stack."""
+
+    state: Path
+
+    def __call__(self, *arguments):
+        command = [sys.executable, "-m", "gradbus.cli", *map(str, arguments), "--state", str(self.state)]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def stack_state(tmp_path_factory):
+    """`gradbus up` in a process of its own; the folder it lives in."""
+    state = tmp_path_factory.mktemp("stack") / "state"
+    log = state.with_name("up.log")
+    command = [sys.executable, "-m", "gradbus.cli", "up", "--port", "0", "--state", str(state)]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as up:
+        try:
+            deadline = time.monotonic() + 90
+            while "Gradbus is up" not in log.read_text():
+                assert up.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            yield state
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.wait(60)
+
+
+@pytest.fixture(scope="session")
+def lab(stack_state):
+    with Client.discover(stack_state) as client:
+        yield Lab(client, stack_state)
+
+
+@pytest.fixture(scope="session")
+def gradbus(stack_state):
+    return Command(stack_state)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Byte-level BPE, 300 tokens, a start token before every text."""
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([f"{a} and {b}" for a in WORDS for b in WORDS], vocab_size=300, special_tokens=["<s>", "</s>"])
+    bpe._tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory, tokenizer):
+    """Family to folder."""
+    size = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    for name, model in {
+        "llama": LlamaForCausalLM(LlamaConfig(**size, tie_word_embeddings=True)),
+        "qwen2": Qwen2ForCausalLM(Qwen2Config(**size, tie_word_embeddings=False)),
+    }.items():
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """Writes rows as JSON Lines; the path."""
+    folder = tmp_path_factory.mktemp("rows")
+
+    def write(rows):
+        path = folder / f"{len(list(folder.iterdir()))}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def spec(models, rows):
+    """Makes a spec: three steps of four groups of four, judged by a Python grader; sections given replace fields."""
+    train = rows({"prompt": f"{word} and", "answer": word} for word in WORDS)
+
+    def make(**changes):
+        body = {
+            "name": "short",
+            "model": {"path": str(models / "llama")},
+            "data": {"train": train},
+            "rollout": {"slots": 16, "group_size": 4, "max_new_tokens": 6},
+            "reward": {"grader": {"type": "python", "source": GRADE_LENGTH}},
+            "schedule": {"groups_per_step": 4, "steps": 3},
+            "trainer": {"learning_rate": 1e-3},
+            "checkpoint": {"every": 2, "keep": 100},
+        }
+        for section, fields in changes.items():
+            replaces = section in {"reward", "model"} or not isinstance(fields, dict)
+            body[section] = fields if replaces else body.get(section, {}) | fields
+        return body
+
+    return make

@@ -1,0 +1,178 @@
+"""Scorers of the user's own, over HTTP and gRPC: when they serve, and when they do not."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gradbus.graders.serve import ScorerServer
+
+
+def judged(samples):
+    return [{"sample_id": sample["sample_id"], "status": "ok", "reward": len(set(sample["response"])) / 16} for sample in samples]
+
+
+def doubled(samples):
+    return judged(samples) * 2
+
+
+def foreign(samples):
+    return [result | {"sample_id": f"other-{n}"} for n, result in enumerate(judged(samples))]
+
+
+def not_a_number(samples):
+    return [result | {"reward": float("nan")} for result in judged(samples)]
+
+
+def hanging(samples):
+    time.sleep(3.0)
+    return judged(samples)
+
+
+def failing(samples):
+    raise RuntimeError("out of order")
+
+
+class Scorer(ThreadingHTTPServer):
+    """Answers by `behaviour`, which a test may change; an exception is a 500."""
+
+    def __init__(self, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.behaviour = judged
+        self.asked = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/score"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(request)
+        try:
+            answer, status = {"results": self.server.behaviour(request["samples"])}, 200
+        except RuntimeError:
+            answer, status = {}, 500
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def scorer():
+    with Scorer() as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def served(spec, scorer):
+    """A spec whose reward is the scorer's."""
+    return spec(reward={"service": scorer.url, "timeout_seconds": 1.0})
+
+
+def test_an_http_service_judges_every_sample(lab, served, scorer):
+    run = lab.train(served)
+    assert {tuple(sorted(call)) for call in scorer.asked} == {("deadline_ms", "run_id", "samples")}
+    asked = [sample for call in scorer.asked for sample in call["samples"]]
+    assert len(asked) == len({sample["sample_id"] for sample in asked}) == 3 * 4 * 4
+    assert all(sample["item"]["answer"] + " and" == sample["prompt"] for sample in asked)
+    assert max(sample["weight_version"] for sample in asked) == 1
+    rewards = {sample["id"]: sample["reward"] for sample in lab.samples(run["id"])}
+    assert rewards == pytest.approx({result["sample_id"]: result["reward"] for result in judged(asked)})
+
+
+def test_a_grpc_service_judges_every_sample(lab, spec):
+    seen = []
+
+    def score(sample):
+        seen.append(sample.sample_id)
+        return len(set(sample.response)) / 16
+
+    server = ScorerServer(score, "127.0.0.1:0")
+    server.start()
+    try:
+        run = lab.train(spec(reward={"service": f"grpc://127.0.0.1:{server.port}"}))
+    finally:
+        server.stop()
+    assert sorted(seen) == sorted(sample["id"] for sample in lab.samples(run["id"]))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (failing, "answered 500"),
+        (not_a_number, "the scorer's reward is nan"),
+        (hanging, "no whole answer in"),
+        (foreign, "ids it was not asked about"),
+        (doubled, "answered 2 times"),
+    ],
+)
+def test_a_run_waits_for_a_service_that_fails_says_why_and_goes_on(lab, served, scorer, behaviour, words):
+    scorer.behaviour = behaviour
+    run_id = lab.submit(served)
+    waits = lab.until(run_id, lambda run: run["state"] == "waiting_for_reward", seconds=30)
+    assert words in waits["waiting_for"]
+    assert waits["progress"]["step"] == 0
+    scorer.behaviour = judged
+    run = lab.ends(run_id)
+    assert "waiting_for_reward" in [event["state"] for event in lab.events(run_id, "state")]
+    assert (run["progress"]["step"], run["waiting_for"]) == (3, "")
+
+
+def test_a_service_that_is_down_is_named_and_the_run_can_be_cancelled(lab, served, scorer):
+    scorer.shutdown()
+    scorer.server_close()
+    run_id = lab.submit(served)
+    waits = lab.until(run_id, lambda run: run["state"] == "waiting_for_reward", seconds=30)
+    assert scorer.url in waits["waiting_for"]
+    lab.client.cancel(run_id)
+    lab.ends(run_id, "cancelled", seconds=5.0)
+    with Scorer(scorer.server_port) as back:
+        time.sleep(5.0)
+        back.shutdown()
+        assert not back.asked, "nobody asks for a cancelled run's rewards"
+
+
+def test_a_sample_that_cannot_be_judged_is_masked(lab, served, scorer):
+    scorer.behaviour = lambda samples: [
+        result | {"status": "invalid", "reason": "no letters"} if result["sample_id"].endswith("0") else result
+        for result in judged(samples)
+    ]
+    run = lab.train(served)
+    masked = [sample for sample in lab.samples(run["id"]) if sample["reward_status"] == "invalid"]
+    assert masked
+    assert {(sample["reward"], sample["reason"]) for sample in masked} == {(None, "no letters")}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def grade(sample, item):\n    raise ValueError('not today')\n", "not today"),
+        ("def grade(sample, item):\n    return float('nan')\n", "nan"),
+    ],
+)
+def test_a_python_grader_that_fails_judges_nothing_and_says_why(lab, spec, source, words):
+    run = lab.train(spec(reward={"grader": {"type": "python", "source": source}}))
+    samples = lab.samples(run["id"])
+    assert {(sample["reward_status"], sample["reward"], sample["verdict"]) for sample in samples} == {("invalid", None, "filtered")}
+    assert all(words in sample["reason"] for sample in samples)
+    assert run["progress"]["filtered"] == 12
+
+
+def test_a_python_grader_that_never_ends_does_not_hold_the_run(lab, spec):
+    source = "def grade(sample, item):\n    while True:\n        pass\n"
+    run_id = lab.submit(spec(reward={"grader": {"type": "python", "source": source}, "timeout_seconds": 1.0}))
+    waits = lab.until(run_id, lambda run: run["state"] == "waiting_for_reward", seconds=30)
+    assert waits["waiting_for"].startswith("the scorer on sample")
+    lab.client.cancel(run_id)
+    lab.ends(run_id, "cancelled", seconds=5.0)

@@ -1,0 +1,133 @@
+"""Runs that are not the demo: other families, tokenizers, data, graders and settings."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+STRING_CHECK = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
+SIMILARITY = {"type": "text_similarity", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
+LETTERS = {"type": "python", "source": "def grade(sample, item):\n    return {'reward': len(sample['output_text']) / 32, 'letters': 1.0}\n"}
+MULTI = {"type": "multi", "graders": {"alike": SIMILARITY, "letters": LETTERS}, "calculate_output": "0.5 * alike + 0.5 * letters"}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_family_with_a_byte_level_tokenizer_trains(lab, spec, models, family):
+    run = lab.train(spec(model={"path": str(models / family)}))
+    assert (run["progress"]["step"], run["progress"]["checkpoint_step"]) == (3, 3)
+    assert lab.learned(run)
+    assert lab.client.versions(run["id"])["data"][-1]["version"] == 3
+    assert run["progress"]["accuracy"] is None
+
+
+def test_chat_messages_go_through_the_template(lab, spec, rows):
+    train = rows({"prompt": [{"role": "user", "content": word}]} for word in ("sun", "rain"))
+    run = lab.train(spec(data={"train": train}))
+    assert {sample["prompt"] for sample in lab.samples(run["id"])} == {"[user]sun\n[assistant]", "[user]rain\n[assistant]"}
+
+
+@pytest.mark.parametrize(
+    ("grader", "components"), [(STRING_CHECK, set()), (SIMILARITY, set()), (LETTERS, {"letters"}), (MULTI, {"alike", "letters"})]
+)
+def test_a_grader_judges_every_sample(lab, spec, grader, components):
+    samples = lab.samples(lab.train(spec(reward={"grader": grader}))["id"])
+    assert len(samples) == 3 * 4 * 4
+    assert all(sample["reward_status"] == "ok" and set(sample["components"]) >= components for sample in samples)
+
+
+def test_a_multi_graders_formula_joins_its_parts(lab, spec):
+    for sample in lab.samples(lab.train(spec(reward={"grader": MULTI}))["id"]):
+        parts = sample["components"]
+        assert sample["reward"] == pytest.approx(0.5 * parts["alike"] + 0.5 * parts["letters"])
+
+
+def test_a_step_without_weight_keeps_the_policy(lab, spec):
+    never = STRING_CHECK | {"reference": "no such answer"}
+    run = lab.train(spec(reward={"grader": never}))
+    versions = lab.client.versions(run["id"])["data"]
+    assert not lab.learned(run)
+    assert versions[-1]["noop"]
+    assert len({version["digest"] for version in versions}) == 1
+    assert run["progress"]["filtered"] == 12
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"importance": "decoupled"},
+        {"aggregate": "sequence"},
+        {"normalize_std": False, "entropy": 0.01},
+        {"filter": "none"},
+    ],
+    ids=str,
+)
+def test_a_variant_of_the_algorithm_trains(lab, spec, settings):
+    assert lab.learned(lab.train(spec(algorithm=settings)))
+
+
+def test_truncated_samples_can_be_left_out(lab, spec):
+    run = lab.train(spec(algorithm={"truncated": "mask"}, rollout={"max_new_tokens": 2, "stop_token_ids": list(range(150))}))
+    cut = sum(sample["finish_reason"] == "length" for sample in lab.samples(run["id"]) if sample["verdict"] == "train")
+    assert sum(step["masked"] for step in lab.events(run["id"], "metrics")) == cut > 0
+
+
+def test_the_filter_can_be_switched_off(lab, spec):
+    never = STRING_CHECK | {"reference": "no such answer"}
+    run = lab.train(spec(reward={"grader": never}, algorithm={"filter": "none"}))
+    assert {sample["verdict"] for sample in lab.samples(run["id"])} == {"train"}
+
+
+def test_a_dataset_smaller_than_a_step_goes_round_in_epochs(lab, spec, rows):
+    train = rows({"prompt": word, "answer": word} for word in ("sun", "moon"))
+    samples = lab.samples(lab.train(spec(data={"train": train}))["id"])
+    groups = {sample["index"]: sample["row"] for sample in samples}
+    assert sorted(groups) == list(range(12))
+    assert all({groups[2 * epoch], groups[2 * epoch + 1]} == {0, 1} for epoch in range(6))
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_a_fixed_lag_step_trains_one_version_alone(lab, spec, lag):
+    run = lab.train(spec(schedule={"max_staleness": lag, "steps": 5}))
+    drawn = {(sample["step"], span["version"]) for sample in lab.samples(run["id"]) for span in sample["versions"]}
+    assert drawn == {(step, max(0, step - lag)) for step in range(5)}
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_a_free_run_trains_every_step_and_nothing_too_stale(lab, spec, lag):
+    free = {"mode": "free", "max_staleness": lag, "steps": 8}
+    run = lab.train(spec(schedule=free, rollout={"max_new_tokens": 40}))
+    metrics = lab.events(run["id"], "metrics")
+    assert [step["step"] for step in metrics] == list(range(8))
+    assert max(step["staleness_max"] for step in metrics) <= lag
+    trained = [sample for sample in lab.samples(run["id"]) if sample["verdict"] == "train"]
+    assert len(trained) == 8 * 4 * 4
+
+
+def test_a_kl_penalty_brings_the_reference_service_and_no_penalty_none(lab, spec, gradbus):
+    run = lab.train(spec(algorithm={"kl": 0.1}, trainer={"learning_rate": 0.01}))
+    kl = [step["kl"] for step in lab.events(run["id"], "metrics")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert kl[-1] > 0.0
+    lab.gone("reference")
+    lab.train(spec())
+    assert "reference" not in gradbus("status").stdout
+
+
+def test_an_export_loads_in_transformers_and_generates(lab, spec, models, gradbus, tmp_path):
+    run = lab.train(spec(model={"path": str(models / "qwen2")}))
+    exported = gradbus("export", run["id"], tmp_path / "out")
+    assert (exported.returncode, "final version 3" in exported.stdout) == (0, True), exported.stderr
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    before = AutoModelForCausalLM.from_pretrained(models / "qwen2")
+    assert not model.lm_head.weight.equal(before.lm_head.weight)
+    answer = model.generate(**tokenizer("sun and", return_tensors="pt", return_token_type_ids=False), max_new_tokens=4, do_sample=False)
+    assert answer.shape[1] > len(tokenizer("sun and")["input_ids"])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_held_out_rows_are_evaluated_before_between_and_after(lab, spec, rows):
+    held_out = rows({"prompt": f"{word} and", "answer": word} for word in ("sun", "moon", "snow"))
+    run = lab.train(spec(data={"eval": held_out}, evaluation={"every": 2, "samples": 2}))
+    found = {result["version"]: result["samples"] for result in lab.events(run["id"], "evaluation")}
+    assert found == {0: 2, 2: 2, 3: 2}
+    assert run["progress"]["accuracy"] is not None

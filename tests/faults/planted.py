@@ -1,0 +1,82 @@
+"""Services with one planted fault each: a suite that does not fail with them would prove nothing.
+
+python planted.py FAULT MODULE        starts MODULE (gradbus_trainer, ...) with FAULT in it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import sys
+import time
+
+
+def ack_early() -> None:
+    """The log is trimmed as soon as a version is announced, before any checkpoint covers it."""
+    from gradbus_conductor import run
+
+    async def trim_what_was_announced(self):
+        done = max(0, self._heads.version) * self._spec.schedule.groups_per_step
+        for entry in await self._log.read("0-0"):
+            if entry.index >= done:
+                break
+            await self._log.trim(entry.stream_id)
+        self._archived_step = self._heads.checkpoint
+
+    run.RunLoop._archive_checkpoint = trim_what_was_announced
+
+
+def cursor() -> None:
+    """A resumed trainer goes on behind what it had read, wherever training stood."""
+    from gradbus_trainer import collector, service
+
+    restore = service.restore
+
+    async def restore_cursor(store, objects, learner, lag):
+        state = await restore(store, objects, learner, lag)
+        if state.step:
+            state.frontier.below += 16
+        return state
+
+    def take_the_next(self, step):
+        there = sorted(self._items)[: self._size]
+        return [self._items.pop(index) for index in there] if len(there) == self._size else None
+
+    service.restore = restore_cursor
+    collector.FixedLagCollector.take = take_the_next
+
+
+def no_fence() -> None:
+    """The weight store takes the word of every term."""
+    from gradbus_weight_store import ledger
+
+    ledger.Ledger._check_term = lambda self, term: None
+
+
+def version_after_reply() -> None:
+    """A sample is said to come from the version that the engine holds when the sample is handed over, a little late."""
+    from gradbus_rollout.engine import Completion, GroupCompletion, TokenSpan
+    from gradbus_rollout.torch_engine import TorchEngine
+
+    generate = TorchEngine.generate
+
+    async def generate_and_stamp(self, groups):
+        done = await generate(self, groups)
+        before, deadline = self.version, time.monotonic() + 0.5
+        while self.version == before and time.monotonic() < deadline:  # else the fault is there, but rarely does harm
+            await asyncio.sleep(0.005)
+        return [GroupCompletion(group.key, tuple(stamped(one, self.version) for one in group.completions)) for group in done]
+
+    def stamped(one, version):
+        return Completion(one.token_ids, one.logprobs, (TokenSpan(0, len(one.token_ids), version),), one.finish)
+
+    TorchEngine.generate = generate_and_stamp
+
+
+FAULTS = {fault.__name__: fault for fault in (ack_early, cursor, no_fence, version_after_reply)}
+
+if __name__ == "__main__":
+    name, module = sys.argv[1:3]
+    sys.argv = [module]
+    FAULTS[name]()
+    runpy.run_module(module, run_name="__main__")

@@ -1,0 +1,71 @@
+"""Leases on a real NATS."""
+
+import asyncio
+
+import pytest
+
+from gradbus.bus import Buckets, Lease
+
+
+@pytest.fixture
+async def leases(bus):
+    return await bus.bucket(Buckets.LEASES)
+
+
+def renewed(leases, lease):
+    async def check():
+        return (await leases.get(lease.key)).revision > lease.term
+
+    return check
+
+
+async def test_one_of_many_gets_it(leases, unique):
+    got = await asyncio.gather(*(Lease.acquire(leases, unique, str(n)) for n in range(6)))
+    held = [lease for lease in got if lease is not None]
+    assert len(held) == 1
+    await held[0].release()
+
+
+async def test_what_is_given_back_goes_to_the_next_under_a_higher_term(leases, unique):
+    first = await Lease.acquire(leases, unique, "a")
+    assert await Lease.acquire(leases, unique, "b") is None
+    await first.release()
+    assert first.lost.is_set()
+    second = await Lease.acquire(leases, unique, "b")
+    assert second.term > first.term
+    await second.release()
+
+
+async def test_a_holder_that_comes_back_takes_its_lease_over_and_the_older_one_learns_it(leases, unique):
+    first = await Lease.acquire(leases, unique, "a")
+    second = await Lease.acquire(leases, unique, "a")
+    assert second.term > first.term
+    await asyncio.wait_for(first.lost.wait(), 20)
+    await first.release()
+    assert await Lease.acquire(leases, unique, "b") is None
+    await second.release()
+
+
+async def test_a_renewed_lease_keeps_its_term_and_is_released_at_its_newest_revision(leases, unique, eventually):
+    lease = await Lease.acquire(leases, unique, "a")
+    await eventually(renewed(leases, lease))
+    assert not lease.lost.is_set()
+    await lease.release()
+    assert await leases.get(unique) is None
+
+
+async def test_a_lease_that_was_taken_away_is_lost(leases, unique):
+    lease = await Lease.acquire(leases, unique, "a")
+    await leases.delete(unique)
+    await asyncio.wait_for(lease.lost.wait(), 20)
+    await lease.release()
+
+
+async def test_a_lease_outlives_a_restart_of_the_server(own_nats, own_bus, eventually):
+    leases = await own_bus.bucket(Buckets.LEASES)
+    lease = await Lease.acquire(leases, "conductor.run", "a")
+    own_nats.kill()
+    own_nats.start()
+    await eventually(renewed(leases, lease))
+    assert not lease.lost.is_set()
+    await lease.release()

@@ -1,0 +1,94 @@
+"""The work queue on a real NATS."""
+
+import asyncio
+
+import pytest
+
+from gradbus.bus import Bus, BusSettings, TaskQueue, subjects
+from gradbus.v1.task_pb2 import Task
+
+
+@pytest.fixture
+async def queue(bus, unique):
+    queue = TaskQueue(bus, unique)
+    await queue.open()
+    yield queue
+    await queue.remove()
+
+
+def tasks(count):
+    return [Task(task_id=str(n)) for n in range(count)]
+
+
+@pytest.fixture
+def stored(eventually):
+    async def wait(queue, count):
+        async def check():
+            return await queue.waiting() == count
+
+        await eventually(check)
+
+    return wait
+
+
+async def test_each_task_goes_to_one_worker(bus, queue, unique, stored):
+    await queue.publish(tasks(40))
+    await stored(queue, 40)
+    other = TaskQueue(bus, unique)
+    halves = await asyncio.gather(*(each.fetch(10) for each in (queue, other, queue, other)))
+    assert sorted(int(delivery.task.task_id) for half in halves for delivery in half) == list(range(40))
+
+
+async def test_a_task_is_acknowledged_at_receipt(bus, queue, unique, stored, eventually):
+    await queue.publish(tasks(3))
+    await stored(queue, 3)
+    assert len(await queue.fetch(10)) == 3
+    info = await bus.jetstream.consumer_info(subjects.PROMPTS_STREAM, f"rollout-{unique}")
+    assert info.config.max_deliver == 1
+
+    async def is_gone():
+        info = await bus.jetstream.stream_info(subjects.PROMPTS_STREAM, subjects_filter=subjects.prompts(unique))
+        return not info.state.subjects
+
+    await eventually(is_gone)
+    assert await queue.waiting() == 0
+
+
+async def test_a_worker_that_dies_after_its_fetch_gets_no_task_delivered_again(nats_url, queue, unique, stored):
+    await queue.publish(tasks(1))
+    await stored(queue, 1)
+    dying = await Bus.connect(BusSettings(nats_url), "dying")
+    assert len(await TaskQueue(dying, unique).fetch(1)) == 1
+    await dying.client.close()
+    assert await queue.fetch(1) == []
+
+
+async def test_an_empty_queue_answers_with_nothing(queue):
+    assert await queue.fetch(5) == []
+    assert await queue.waiting() == 0
+
+
+async def test_purging_one_run_leaves_the_others(bus, queue, unique, stored):
+    other = TaskQueue(bus, f"{unique}-2")
+    await other.open()
+    await queue.publish(tasks(2))
+    await other.publish(tasks(3))
+    await stored(queue, 2)
+    await stored(other, 3)
+    await queue.purge()
+    assert (await queue.waiting(), await other.waiting()) == (0, 3)
+    await other.remove()
+    await other.remove()
+
+
+async def test_workers_fetch_again_after_the_server_was_killed(own_nats, own_bus):
+    queue = TaskQueue(own_bus, "run")
+    await queue.open()
+    own_nats.kill()
+    own_nats.start()
+    async with asyncio.timeout(30):
+        found = []
+        while not found:
+            await queue.publish(tasks(1))
+            found = await queue.fetch(1)
+    assert found[0].task.task_id == "0"

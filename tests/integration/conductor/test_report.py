@@ -1,0 +1,95 @@
+"""The status and the history that a conductor writes, on a real NATS."""
+
+import asyncio
+
+import pytest
+
+from gradbus.bus import Buckets, EventLog
+from gradbus.runs import RunStatus
+from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus_conductor.heads import Heads
+from gradbus_conductor.report import Report
+
+
+@pytest.fixture
+async def runs(bus):
+    return await bus.bucket(Buckets.RUNS)
+
+
+@pytest.fixture
+def history(bus, run_id):
+    return EventLog(bus, run_id)
+
+
+@pytest.fixture
+def report(runs, history, run_id):
+    return Report(runs, history, run_id, size=2)
+
+
+@pytest.fixture
+def heads(run_id):
+    return Heads(run_id, asyncio.Event())
+
+
+async def stored(runs, run_id):
+    return RunStatus.model_validate_json((await runs.get(f"{run_id}.status")).value)
+
+
+def entry(verdict, *rewards):
+    return LogEntry(verdict=verdict, rewards=[SampleReward(status=RewardStatus.REWARD_STATUS_OK, reward=reward) for reward in rewards])
+
+
+async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, report, heads, history, run_id):
+    await report.write("running", heads)
+    await report.write("waiting_for_reward", heads, "the reward service: UNAVAILABLE")
+    await report.write("waiting_for_reward", heads, "the reward service: UNAVAILABLE")
+    assert (await stored(runs, run_id)).waiting_for == "the reward service: UNAVAILABLE"
+    await history.flush()
+    events = await history.read()
+    assert [(event.type, event.data["state"], event.level) for event in events] == [
+        ("state", "running", "info"),
+        ("state", "waiting_for_reward", "warning"),
+    ]
+
+
+async def test_progress_counts_what_entered_the_log(runs, report, heads, run_id):
+    heads.version, heads.checkpoint = 3, 2
+    train, filtered, dropped = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
+    report.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)])
+    await report.write("running", heads)
+    progress = (await stored(runs, run_id)).progress
+    assert (progress.filtered, progress.dropped, progress.version, progress.checkpoint_step) == (1, 1, 3, 2)
+    assert progress.reward == 0.75  # the newest two groups
+
+
+async def test_the_history_ends_before_the_status_says_so(runs, report, history, run_id):
+    report.events.emit("metrics", "the last step")
+    report.fail("the loss is not finite; lower the learning rate")
+    await report.transition("failed", report.status.reason)
+    status = await stored(runs, run_id)
+    assert status.state == "failed"
+    assert status.finished_unix_ns > 0
+    assert [event.type for event in await history.read()] == ["metrics", "state"]
+    assert (await history.read())[1].level == "error"
+
+
+async def test_the_next_conductor_goes_on_counting(runs, report, heads, history, run_id):
+    report.prepared("sha256:p", "")
+    report.count([entry(Verdict.VERDICT_FILTERED)])
+    await report.write("running", heads)
+    second = Report(runs, history, run_id, size=2)
+    assert (await second.recover()).state == "running"
+    second.count([entry(Verdict.VERDICT_FILTERED)])
+    await second.write("paused", heads)
+    status = await stored(runs, run_id)
+    assert (status.progress.filtered, status.prompts, second.paused) == (2, "sha256:p", True)
+
+
+async def test_a_run_without_a_wish_runs(runs, report, run_id):
+    async with runs.view(f"{run_id}.*") as view:
+        assert report.desired(view) == "running"
+        await runs.put(f"{run_id}.desired", b'"cancelled"')
+        async with asyncio.timeout(20):
+            await view.changed.wait()
+        assert report.desired(view) == "cancelled"

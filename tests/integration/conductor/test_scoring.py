@@ -1,0 +1,161 @@
+"""Scoring over real gRPC: a failure is asked again, never a reward of 0."""
+
+import asyncio
+
+import pytest
+
+from gradbus.v1.group_pb2 import Verdict
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus.v1.sample_pb2 import FinishReason
+from gradbus_conductor.scoring import Scoring
+
+OK, INVALID, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID, RewardStatus.REWARD_STATUS_ERROR
+
+
+@pytest.fixture
+async def judged(wires, record, run_id):
+    """Has groups judged; the entries by index."""
+    opened = []
+
+    async def judge(*groups, scoring=None, **sections):
+        found, complete = {}, asyncio.Event()
+
+        def done(entry):
+            assert entry.index not in found
+            found[entry.index] = entry
+            if len(found) == len(groups):
+                complete.set()
+
+        scoring = Scoring(wires, run_id, record(**sections).spec, done)
+        opened.append(scoring)
+        scoring.submit((group, f'{{"row": {group.index}}}') for group in groups)
+        await asyncio.wait_for(complete.wait(), 20)
+        assert scoring.state.failing == {}
+        return found
+
+    yield judge
+    for scoring in opened:
+        await scoring.close()
+
+
+async def test_rewards_follow_the_sample_id_whatever_the_order(judged, scorer, group):
+    scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=OK, reward=float(sample.sample_id))
+    found = await judged(*(group(index) for index in range(5)))
+    for index, entry in found.items():
+        assert [reward.sample_id for reward in entry.rewards] == [f"{index}.0", f"{index}.1"]
+        assert [reward.reward for reward in entry.rewards] == [index, index + 0.1]
+        assert entry.verdict == Verdict.VERDICT_TRAIN
+        assert entry.group == group(index).SerializeToString()
+
+
+async def test_the_scorer_is_told_what_it_needs(judged, scorer, group):
+    seen = []
+    scorer.answer = lambda sample, _: seen.append(sample) or SampleReward(sample_id=sample.sample_id, status=OK, reward=len(seen))
+    await judged(group(3, finish=FinishReason.FINISH_REASON_LENGTH))
+    assert (seen[1].prompt, seen[1].response, seen[1].item_json) == ("2+2=", "answer 1", '{"row": 3}')
+    assert (seen[1].finish_reason, seen[1].weight_version, seen[1].group_id) == ("length", 4, "3")
+
+
+async def test_a_sample_that_failed_is_asked_again_and_the_others_are_not(judged, scorer, group):
+    def answer(sample, attempt):
+        if sample.sample_id == "1.1" and attempt < 3:
+            return SampleReward(sample_id="1.1", status=ERROR, reason="busy") if attempt == 1 else None
+        return SampleReward(sample_id=sample.sample_id, status=OK, reward=float(sample.sample_id.endswith("0")))
+
+    scorer.answer = answer
+    found = await judged(group(0), group(1))
+    assert [reward.reward for reward in found[1].rewards] == [1.0, 0.0]
+    assert scorer.asked == {"0.0": 1, "0.1": 1, "1.0": 1, "1.1": 3}
+
+
+async def test_answers_for_samples_nobody_asked_about_change_nothing(judged, scorer, group):
+    def answer(sample, attempt):
+        sample_id = "7.7" if attempt == 1 and sample.sample_id == "0.1" else sample.sample_id
+        return SampleReward(sample_id=sample_id, status=OK, reward=float(sample.sample_id.endswith("0")))
+
+    scorer.answer = answer
+    found = await judged(group(0))
+    assert [reward.sample_id for reward in found[0].rewards] == ["0.0", "0.1"]
+
+
+async def test_a_scorer_that_is_down_is_waited_for(judged, scorer, group):
+    scorer.down = 7  # more than the channel tries by itself
+    found = await judged(group(0))
+    assert found[0].verdict == Verdict.VERDICT_TRAIN
+
+
+async def test_equal_rewards_are_filtered(judged, scorer, group):
+    scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=OK, reward=0.5)
+    found = await judged(group(0))
+    assert found[0].verdict == Verdict.VERDICT_FILTERED
+    assert found[0].reason
+
+
+@pytest.mark.parametrize("case", ["invalid", "truncated"])
+async def test_masked_samples_leave_too_few_to_train(judged, scorer, group, case):
+    def answer(sample, _):
+        status = INVALID if case == "invalid" and sample.sample_id.endswith("0") else OK
+        return SampleReward(sample_id=sample.sample_id, status=status, reward=float(sample.sample_id.endswith("0")))
+
+    scorer.answer = answer
+    finish = FinishReason.FINISH_REASON_LENGTH if case == "truncated" else FinishReason.FINISH_REASON_STOP
+    found = await judged(group(0, finish=finish), algorithm={"truncated": "mask"})
+    assert found[0].verdict == Verdict.VERDICT_FILTERED
+
+
+async def test_the_reference_is_asked_for_groups_that_train_and_no_others(judged, scorer, reference, group):
+    def answer(sample, _):
+        return SampleReward(sample_id=sample.sample_id, status=OK, reward=float(sample.sample_id == "0.0"))
+
+    scorer.answer = answer
+    found = await judged(group(0), group(1), algorithm={"kl": 0.1})
+    assert [len(values) for values in found[0].reference_logprobs] == [12, 12]
+    assert list(found[1].reference_logprobs) == []
+    assert sorted(set(reference.asked)) == ["0.0", "0.1"]
+
+
+async def test_without_a_kl_term_the_reference_is_left_alone(judged, reference, group):
+    await judged(group(0))
+    assert reference.asked == []
+
+
+async def test_log_probs_that_are_too_few_are_asked_for_again(judged, reference, group):
+    reference.short = 1
+    found = await judged(group(0), algorithm={"kl": 0.1})
+    assert [len(values) for values in found[0].reference_logprobs] == [12, 12]
+    assert len(reference.asked) == 4
+
+
+async def test_many_groups_all_come_through(judged, group):
+    assert len(await judged(*(group(index) for index in range(300)))) == 300
+
+
+async def failing(wires, run_id, record, scorer, group):
+    scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=ERROR, reason="the disk is full")
+    scoring = Scoring(wires, run_id, record().spec, lambda entry: pytest.fail(f"{entry.index} cannot be judged"))
+    scoring.submit([(group(0), "{}")])
+    async with asyncio.timeout(20):
+        while scorer.asked.get("0.0", 0) < 2:  # noqa: ASYNC110 - the scorer counts, it does not signal
+            await asyncio.sleep(0.01)
+    return scoring
+
+
+async def test_why_a_group_waits_is_told(wires, run_id, record, scorer, group):
+    scoring = await failing(wires, run_id, record, scorer, group)
+    assert "the disk is full" in scoring.state.failing[0]
+    await scoring.close()
+
+
+@pytest.mark.parametrize("way", ["forget", "close"])
+async def test_what_nobody_wants_any_more_is_not_asked_for_again(wires, run_id, record, scorer, group, way):
+    scoring = await failing(wires, run_id, record, scorer, group)
+    if way == "forget":
+        scoring.forget([0])
+        assert scoring.state.failing == {}
+    else:
+        await scoring.close()
+    await asyncio.sleep(0.1)
+    asked = dict(scorer.asked)
+    await asyncio.sleep(1.0)
+    assert scorer.asked == asked
+    await scoring.close()

@@ -1,0 +1,33 @@
+"""A stack with the real servers; services are small programs that answer /readyz and drain on SIGTERM."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradbus.embedded import StackConfig
+from gradbus.embedded.leftovers import is_running
+from gradbus.embedded.services import REFERENCE, service_names
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+@pytest.fixture
+def stack_config(tmp_path):
+    """Makes a StackConfig whose services are stand-ins."""
+
+    def make(**settings) -> StackConfig:
+        rollouts = settings.get("rollouts", 1)
+        stand_ins = {name: [sys.executable, str(STAND_IN), name] for name in [*service_names(rollouts), REFERENCE]}
+        overrides = stand_ins | settings.pop("command_overrides", {})
+        return StackConfig(**{"state": tmp_path / "state", "port": 0, "ready_seconds": 30.0} | settings, command_overrides=overrides)
+
+    return make
+
+
+@pytest.fixture
+def is_alive():
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("asks /proc which processes live")
+    return is_running

@@ -1,0 +1,13 @@
+"""A supervisor in a process of its own, with stand-ins for services: `supervisor.py STATE`."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from gradbus.embedded import StackConfig
+from gradbus.embedded.serve import serve
+from gradbus.embedded.services import service_names
+
+stand_in = str(Path(__file__).with_name("stand_in.py"))
+commands = {name: [sys.executable, stand_in, name] for name in service_names(1)}
+asyncio.run(serve(StackConfig(Path(sys.argv[1]), 0, command_overrides=commands), lambda: print("ready", flush=True)))

@@ -1,0 +1,130 @@
+"""Restart, stop, and the death of the supervisor."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradbus.embedded import Stack, StateFolder
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+async def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.02)
+
+
+def start_supervisor(state) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, str(SUPERVISOR), str(state)])
+
+
+def pids(stack) -> dict[str, int]:
+    return {name: process.pid for name, process in stack.processes.items()}
+
+
+async def test_every_process_comes_back_after_sigkill(stack_config):
+    async with Stack(stack_config(rollouts=2)) as stack:
+        before = pids(stack)
+        assert set(before) == {"nats", "buffer", "weight_store", "reward", "conductor", "gateway", "trainer-0", "rollout-0", "rollout-1"}
+        await asyncio.gather(*(stack.kill(name) for name in before))
+        await stack.until_ready(list(before), 20.0)
+        after = pids(stack)
+        assert all(after[name] != before[name] for name in before)
+        assert {process.restarts for process in stack.processes.values()} == {1}
+
+
+async def test_ports_and_key_survive_a_restart_of_the_stack(stack_config):
+    async with Stack(stack_config()) as stack:
+        url, key, ports = stack.url, stack.api_key, stack.state.read("ports.json")
+    async with Stack(stack_config()) as stack:
+        assert (stack.url, stack.api_key, stack.state.read("ports.json")) == (url, key, ports)
+        assert stack.state.read("gateway.json") == {"url": url}
+
+
+async def test_an_orderly_stop_drains_services_and_leaves_nothing_behind(stack_config, is_alive):
+    async with Stack(stack_config()) as stack:
+        running = pids(stack)
+    assert not [name for name, pid in running.items() if is_alive(pid)]
+    assert stack.state.owner() is None
+    assert not (stack.state.root / "stack.json").exists()
+    drained = {name for name in running if stack.state.log_tail(name).endswith("drained")}
+    assert drained == running.keys() - {"nats", "buffer"}
+
+
+async def test_what_a_killed_process_had_started_ends_with_it(stack_config, is_alive):
+    forks = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True)"
+    stand_in = [
+        sys.executable,
+        "-c",
+        f"{forks}; sys.argv = ['x', 'reward']; exec(open({str(SUPERVISOR.with_name('stand_in.py'))!r}).read())",
+    ]
+    async with Stack(stack_config(command_overrides={"reward": stand_in})) as stack:
+        grandchild = int(stack.state.log_tail("reward").split()[0])
+        assert is_alive(grandchild)
+        await stack.kill("reward")
+        await until(lambda: not is_alive(grandchild))
+
+
+async def test_stack_json_says_what_runs(stack_config):
+    async with Stack(stack_config()) as stack:
+        noted = stack.state.read("stack.json")
+        assert (noted["pid"], noted["ready"], noted["url"]) == (os.getpid(), True, stack.url)
+        assert {name: entry["pid"] for name, entry in noted["processes"].items()} == pids(stack)
+        await stack.kill("reward")
+        await until(lambda: stack.state.read("stack.json")["processes"]["reward"]["restarts"] == 1)
+
+
+async def test_a_changed_override_takes_effect_at_the_next_start(stack_config):
+    async with Stack(stack_config()) as stack:
+        stack.config.environment_overrides["trainer-0"] = {"GRADBUS_FAULT_POINT": "mid-publish"}
+        await stack.kill("trainer-0")
+        await stack.until_ready(["trainer-0"], 10.0)
+        note = json.loads((stack.state.cache / "trainer-0.json").read_text())
+    assert note["environment"]["GRADBUS_FAULT_POINT"] == "mid-publish"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not 2 <= os.cpu_count() <= 4, reason="cores are set where they are few")
+async def test_the_trainer_and_the_others_do_not_share_a_core(stack_config):
+    async with Stack(replace(stack_config(), pin_cores=True)) as stack:
+        notes = {path.stem: set(json.loads(path.read_text())["cores"]) for path in stack.state.cache.glob("*.json")}
+    trainer = notes.pop("trainer-0")
+    assert len(trainer) == 1
+    assert all(cores and not cores & trainer for cores in notes.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+async def test_children_die_with_a_killed_supervisor_and_the_next_stack_starts(stack_config, is_alive):
+    config = stack_config()
+    state = StateFolder(config.state)
+    with start_supervisor(config.state) as supervisor:
+        await until(lambda: state.read("stack.json").get("ready"), 30.0)
+        assert state.owner() == supervisor.pid
+        noted = state.read("stack.json")
+        supervisor.send_signal(signal.SIGKILL)
+    running = [entry["pid"] for entry in noted["processes"].values()]
+    await until(lambda: not any(is_alive(pid) for pid in running))
+    async with Stack(config) as stack:
+        assert stack.url == noted["url"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_stops_the_stack_in_order(stack_config, is_alive, number):
+    config = stack_config()
+    state = StateFolder(config.state)
+    with start_supervisor(config.state) as supervisor:
+        await until(lambda: state.read("stack.json").get("ready"), 30.0)
+        running = [entry["pid"] for entry in state.read("stack.json")["processes"].values()]
+        supervisor.send_signal(number)
+        assert await asyncio.to_thread(supervisor.wait, 30) == 0
+    assert not any(is_alive(pid) for pid in running)
+    assert state.log_tail("trainer-0").endswith("drained")

@@ -1,0 +1,44 @@
+"""The reference service runs while a run with a KL penalty is live, and only then."""
+
+import asyncio
+import time
+
+from gradbus.bus import Bus, BusSettings
+from gradbus.embedded import Stack
+from gradbus.runs import RunRecord, RunStatus
+from gradbus.spec import RunSpec
+
+SPEC = {
+    "name": "run",
+    "model": {"path": "/model"},
+    "data": {"train": "train.jsonl", "eval": "eval.jsonl", "prompt": "prompt"},
+    "reward": {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}},
+    "algorithm": {"kl": 0.1},
+    "schedule": {"steps": 10},
+}
+
+
+async def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.02)
+
+
+async def test_the_reference_comes_and_goes_with_the_runs_that_need_it(stack_config):
+    async with Stack(stack_config()) as stack:
+        port = stack.state.read("ports.json")["nats"]
+        password = (stack.state.secrets / "gateway" / "gradbus_nats_password").read_text()
+        bus = await Bus.connect(BusSettings(f"nats://127.0.0.1:{port}", "gateway", password), "gateway")
+        runs = await bus.bucket("runs")
+        record = RunRecord(run_id="run-1", spec=RunSpec.model_validate(SPEC), created_unix_ns=1)
+        await runs.put("run-1.spec", record.to_bytes())
+        await until(lambda: "reference" in stack.processes)
+        await stack.until_ready(["reference"], 10.0)
+        await stack.kill("nats")
+        await stack.until_ready(["nats"], 10.0)
+        assert stack.processes["reference"].restarts == 0
+        await runs.put("run-1.status", RunStatus(state="succeeded").to_bytes())
+        await until(lambda: "reference" not in stack.processes, 20.0)
+        assert stack.state.log_tail("reference").endswith("drained")
+        await bus.close()

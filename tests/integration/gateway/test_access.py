@@ -1,0 +1,50 @@
+"""Nothing under /v1 answers without a key, and a key does what its scopes say."""
+
+import httpx2
+import pytest
+
+from gradbus_gateway.app import create_app
+
+ROUTES = [(method.upper(), path) for path, item in create_app().openapi()["paths"].items() for method in item if path.startswith("/v1")]
+WRITES = [(method, path) for method, path in ROUTES if method == "POST"]
+
+
+def at(path):
+    return path.replace("{run_id}", "run-0").replace("{digest}", "sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer abc.def"}, {"Authorization": "Basic YTpi"}])
+def test_every_route_refuses_a_caller_without_a_valid_key(stack, method, path, given):
+    answer = httpx2.request(method, stack.url + at(path), headers=given)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(("method", "path"), WRITES)
+def test_a_reader_cannot_write(stack, method, path):
+    answer = httpx2.request(method, stack.url + at(path), headers={"Authorization": f"Bearer {stack.reader_key}"})
+    assert answer.status_code == 403
+    assert "lacks the scope" in answer.json()["detail"]
+
+
+def test_a_key_with_another_secret_is_refused(stack):
+    key_id = stack.key.partition(".")[0]
+    answer = httpx2.get(stack.url + "/v1/runs", headers={"Authorization": f"Bearer {key_id}.{stack.reader_key.partition('.')[2]}"})
+    assert answer.status_code == 401
+
+
+def test_a_reader_can_read(stack):
+    assert httpx2.get(stack.url + "/v1/runs", headers={"Authorization": f"Bearer {stack.reader_key}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json"])
+def test_probes_and_the_description_are_open(stack, path):
+    assert httpx2.get(stack.url + path).status_code == 200
+
+
+def test_the_gateway_stays_small(stack, submitted):
+    with open(f"/proc/{stack.gateway_pid}/status") as status:
+        resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    assert resident < 150 * 1024

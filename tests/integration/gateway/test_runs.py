@@ -1,0 +1,129 @@
+"""Submitting, listing, and saying what is wanted."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gradbus.runs import RunRecord
+
+
+def test_a_submitted_run_has_an_address_and_every_digest(http, stored_spec):
+    answer = http.post("/v1/runs", json=stored_spec)
+    assert answer.status_code == 201
+    run = http.get(answer.headers["location"]).json()
+    assert run == answer.json()
+    assert (run["state"], run["desired"]) == ("queued", "running")
+    assert set(run["spec"]["model"]["files"]) == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert run["spec"]["data"]["train"].startswith("sha256:")
+
+
+async def test_the_stored_record_is_what_a_conductor_reads(bus, submitted):
+    bucket = await bus.bucket("runs")
+    record = RunRecord.model_validate_json((await bucket.get(f"{submitted['id']}.spec")).value)
+    assert record.run_id == submitted["id"]
+    assert record.spec.schedule.steps == 4
+    assert json.loads((await bucket.get(f"{submitted['id']}.desired")).value) == "running"
+
+
+def test_a_toml_body_is_taken(http, stored_spec):
+    files = "\n".join(f'"{name}" = "{digest}"' for name, digest in stored_spec["model"]["files"].items())
+    body = f"""
+name = "from-toml"
+data = {{ train = "{stored_spec["data"]["train"]}" }}
+reward = {{ service = "http://127.0.0.1:9/score" }}
+schedule = {{ steps = 1 }}
+rollout = {{ max_new_tokens = 8 }}
+[model]
+path = "model"
+[model.files]
+{files}
+"""
+    answer = http.post("/v1/runs", content=body, headers={"Content-Type": "application/toml"})
+    assert (answer.status_code, answer.json()["name"]) == (201, "from-toml")
+
+
+def test_the_same_key_and_body_give_the_same_run(http, stored_spec):
+    answers = [http.post("/v1/runs", json=stored_spec, headers={"Idempotency-Key": "once"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].json() == answers[1].json()
+    other = http.post("/v1/runs", json=stored_spec | {"seed": 7}, headers={"Idempotency-Key": "once"})
+    assert (other.status_code, other.json()["type"]) == (422, "urn:gradbus:problem:idempotency-key-reused")
+
+
+def test_requests_with_one_key_at_the_same_time_end_in_one_run(http, stored_spec):
+    def post(_):
+        return http.post("/v1/runs", json=stored_spec, headers={"Idempotency-Key": "at the same time"}).json()["id"]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(post, range(8)))) == 1
+
+
+def test_paging_walks_every_run_once_newest_first(http, client, spec, tmp_path):
+    mine = [client.submit(spec, tmp_path)["id"] for _ in range(3)]
+    seen, after = [], ""
+    while after is not None:
+        page = http.get("/v1/runs", params={"limit": 2, "after": after}).json()
+        assert page["has_more"] == (page["next_after"] is not None)
+        seen += [run["id"] for run in page["data"]]
+        after = page["next_after"]
+    assert seen == sorted(set(seen), reverse=True)
+    assert seen[:3] == mine[::-1]
+
+
+def test_pause_resume_and_cancel_set_what_is_wanted(client, submitted):
+    run_id = submitted["id"]
+    assert client.pause(run_id)["desired"] == "paused"
+    assert client.pause(run_id)["desired"] == "paused"
+    assert client.resume(run_id)["desired"] == "running"
+    assert client.cancel(run_id)["desired"] == "cancelled"
+    assert client.cancel(run_id)["state"] == "cancelling"
+
+
+def test_a_cancelled_run_cannot_resume(http, client, submitted):
+    client.cancel(submitted["id"])
+    answer = http.post(f"/v1/runs/{submitted['id']}/resume")
+    assert (answer.status_code, answer.json()["title"]) == (409, "State forbids")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+async def test_a_finished_run_takes_no_wishes(http, submitted, set_state, verb):
+    await set_state(submitted["id"], "succeeded")
+    answer = http.post(f"/v1/runs/{submitted['id']}/{verb}")
+    assert answer.status_code == 409
+    assert "succeeded" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/runs/run-unknown", 404),
+        ("GET", "/v1/runs/..%2Fworkers", 404),
+        ("GET", "/v1/runs/%3E", 404),
+        ("POST", "/v1/runs/run-unknown/cancel", 404),
+        ("GET", "/v1/nothing", 404),
+        ("DELETE", "/v1/runs", 405),
+        ("GET", "/v1/runs?limit=0", 422),
+        ("GET", "/v1/runs/run-unknown/samples?after=x", 422),
+    ],
+)
+def test_refusals_are_problem_documents(http, method, path, status):
+    answer = http.request(method, path)
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (answer.status_code, problem["status"]) == (status, status)
+    assert problem["type"].startswith("urn:gradbus:problem:")
+    assert problem["title"]
+    assert problem["detail"]
+    assert problem["instance"].startswith("/v1/")
+
+
+def test_a_body_that_is_no_json_is_named_so(http):
+    answer = http.post("/v1/runs", content=b"{")
+    assert (answer.status_code, answer.json()["title"]) == (400, "Unreadable body")
+
+
+def test_a_body_past_the_limit_is_refused_announced_or_not(http):
+    huge = b" " * ((1 << 20) + 1)
+    assert http.post("/v1/runs", content=huge).status_code == 413
+    assert http.post("/v1/runs", content=iter([huge[: 1 << 19]] * 3)).status_code == 413

@@ -1,0 +1,76 @@
+"""Versions come from the weight store; an export is a folder that holds one of them."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from gradbus.bus import Buckets
+from gradbus.ids import digest_of
+from gradbus.runs import WorkerPresence
+from gradbus.v1.weight_store_service_pb2 import OpenTermRequest, PublishVersionRequest
+from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus.v1.weights_pb2 import Shard, WeightManifest
+
+
+@pytest.fixture
+async def publish(channel, objects, submitted):
+    """Publishes a version of the submitted run, one shard for each of `contents`."""
+    stub = WeightStoreServiceStub(channel)
+    run_id = submitted["id"]
+    await stub.OpenTerm(OpenTermRequest(run_id=run_id, term=1))
+
+    async def one(step, *contents):
+        shards = [
+            Shard(digest=await objects.put_blob(content), size_bytes=len(content), tensors=[f"t{at}"])
+            for at, content in enumerate(contents)
+        ]
+        manifest = WeightManifest(run_id=run_id, term=1, step=step, digest=digest_of(b"".join(contents)), shards=shards)
+        await stub.PublishVersion(PublishVersionRequest(manifest=manifest))
+
+    return one
+
+
+async def test_versions_name_their_holders(client, submitted, publish, bus):
+    await publish(0, b"base")
+    await publish(1, b"better")
+    worker = WorkerPresence(worker="w1", role="rollout", incarnation="a", run_id=submitted["id"], version=1, digest=digest_of(b"better"))
+    await (await bus.bucket(Buckets.WORKERS)).put("w1", worker.to_bytes())
+    deadline = time.monotonic() + 20
+    while not any(version["held_by"] for version in client.versions(submitted["id"])["data"]):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    page = client.versions(submitted["id"])
+    assert [(version["version"], version["bytes"], version["held_by"]) for version in page["data"]] == [(0, 4, []), (1, 6, ["w1"])]
+    assert [version["version"] for version in client.versions(submitted["id"], after=0)["data"]] == [1]
+
+
+async def test_an_export_holds_the_newest_weights_and_the_model_s_own_files(client, submitted, publish, model_folder, tmp_path):
+    await publish(0, b"base")
+    await publish(1, b"better")
+    written = client.export(submitted["id"], tmp_path / "out")
+    assert (written["version"], written["final"]) == (1, False)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"better"
+    assert (tmp_path / "out" / "config.json").read_bytes() == (model_folder / "config.json").read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in model_folder.iterdir()}
+
+
+async def test_an_older_version_is_exported_by_number(client, submitted, publish, tmp_path):
+    await publish(0, b"base")
+    await publish(1, b"better")
+    client.export(submitted["id"], tmp_path / "out", version=0)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"base"
+
+
+async def test_several_shards_come_with_their_index(client, submitted, publish, tmp_path):
+    await publish(0, b"first", b"second")
+    client.export(submitted["id"], tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {"t0": "model-00001-of-00002.safetensors", "t1": "model-00002-of-00002.safetensors"}
+    assert (tmp_path / "out" / "model-00002-of-00002.safetensors").read_bytes() == b"second"
+
+
+async def test_a_run_without_versions_cannot_be_exported(http, submitted):
+    answer = http.get(f"/v1/runs/{submitted['id']}/export")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:gradbus:problem:no-such-version")

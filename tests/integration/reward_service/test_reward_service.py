@@ -1,0 +1,124 @@
+"""The reward service as a process, asked as the conductor asks."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gradbus.rpc import open_channel
+from gradbus.v1.reward_pb2 import RewardStatus, ScoreRequest, ScoreSample
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
+
+TOKEN = "of-the-test"
+EXACT = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
+OK, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_ERROR
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "GRADBUS_LISTEN": f"127.0.0.1:{port}",
+        "GRADBUS_RPC_TOKEN": TOKEN,
+        "GRADBUS_PYTHON_GRADERS": "true",
+        "GRADBUS_ALLOW_LOOPBACK": "true",
+        "GRADBUS_ALLOW_UNISOLATED_NETWORK": "true",
+        "GRADBUS_SCORERS": "2",
+    }
+    with (tmp_path_factory.mktemp("reward") / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "gradbus_reward"], env=environment, stderr=log)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with socket.socket() as attempt:
+            if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield process, port
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0, "SIGTERM drains and ends with 0"
+
+
+@pytest.fixture
+async def stub(service):
+    channel = open_channel(f"127.0.0.1:{service[1]}", TOKEN)
+    yield RewardServiceStub(channel)
+    await channel.close()
+
+
+def request(reward, *responses):
+    samples = [
+        ScoreSample(sample_id=f"{n}.0", group_id=str(n), prompt="40+2=", response=text, item_json='{"answer": "42"}', finish_reason="stop")
+        for n, text in enumerate(responses)
+    ]
+    return ScoreRequest(run_id="run-a", reward_json=json.dumps(reward), samples=samples)
+
+
+def resident_kib(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+def found(response):
+    return {one.sample_id: (one.status, one.reward) for one in response.results}
+
+
+async def test_every_sample_gets_its_own_answer(stub):
+    response = await stub.Score(request({"grader": EXACT}, "42", "41", "42"), timeout=20)
+    assert found(response) == {"0.0": (OK, 1.0), "1.0": (OK, 0.0), "2.0": (OK, 1.0)}
+
+
+async def test_a_section_that_is_wrong_is_an_error_with_a_reason_not_a_zero(stub):
+    response = await stub.Score(request({"grader": {"type": "nonsense"}}, "42"), timeout=20)
+    assert [one.status for one in response.results] == [ERROR]
+    assert "submit the run again" in response.results[0].reason
+
+
+async def test_a_python_grader_that_hangs_ends_at_its_own_timeout(stub):
+    source = "import time\ndef grade(sample, item):\n    while sample['output_text'] == 'hang': time.sleep(1)\n    return 0.5\n"
+    reward = {"grader": {"type": "python", "source": source}, "timeout_seconds": 3.0}
+    response = await stub.Score(request(reward, "hang", "fine"), timeout=30)
+    answers = {one.sample_id: one for one in response.results}
+    assert answers["0.0"].status == ERROR
+    assert answers["0.0"].reason
+    assert found(response)["1.0"] == (OK, 0.5)
+
+
+async def test_a_hanging_scorer_does_not_stop_another(stub):
+    source = "import time\ndef grade(sample, item):\n    time.sleep(60)\n"
+    hanging = request({"grader": {"type": "python", "source": source}, "timeout_seconds": 6.0}, "x")
+    slow = asyncio.ensure_future(stub.Score(hanging, timeout=30))
+    quick = await stub.Score(request({"grader": EXACT}, "42"), timeout=20)
+    assert found(quick) == {"0.0": (OK, 1.0)}
+    assert not slow.done(), "the quick scorer answered while the slow one still worked"
+    assert [one.status for one in (await slow).results] == [ERROR]
+
+
+async def test_more_scorers_than_are_kept_all_answer(stub):
+    references = [str(number) for number in range(6)]
+    calls = [stub.Score(request({"grader": EXACT | {"reference": reference}}, "3"), timeout=20) for reference in references * 2]
+    rewards = [found(response)["0.0"] for response in await asyncio.gather(*calls)]
+    assert rewards == [(OK, float(reference == "3")) for reference in references * 2]
+
+
+async def test_a_call_without_the_token_is_refused(service):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service[1]}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await RewardServiceStub(channel).Score(request({"grader": EXACT}, "42"))
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+async def test_it_stays_small(stub, service):
+    await stub.Score(request({"grader": EXACT}, "42"), timeout=20)
+    assert resident_kib(service[0].pid) < 150 * 1024

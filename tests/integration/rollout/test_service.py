@@ -1,0 +1,76 @@
+"""A rollout worker as a process has it: assigned to a run, it prepares an engine, proves its bits and serves."""
+
+import asyncio
+import json
+
+import pytest
+
+from gradbus.buffer import GroupStore
+from gradbus.bus import Buckets, TaskQueue
+from gradbus.process import Process, Station, WorkerWires
+from gradbus.runs import RunStatus, WorkerPresence
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout.service import RolloutService
+from gradbus_rollout.settings import Settings
+
+from .conftest import until
+
+
+@pytest.fixture
+async def model_files(objects, model_folder):
+    return {path.name: await objects.put_blob(path.read_bytes()) for path in model_folder.iterdir()}
+
+
+@pytest.fixture
+async def serving(bus, buffer, objects, stub, run_id, tmp_path):
+    """A worker that is assigned to the run until the test is over."""
+    process = Process("rollout")
+    station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
+    service = RolloutService(Settings(cache_dir=tmp_path / "cache"), WorkerWires(bus, buffer, objects, stub, station))
+    await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
+    task = asyncio.create_task(station.serve(process, service.serve_run))
+    yield station.presence
+    process.stopping.set()
+    await asyncio.wait_for(task, 30)
+    assert await (await bus.bucket(Buckets.WORKERS)).get(station.presence.worker) is None
+
+
+async def write_status(bus, run_id, digest):
+    await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.status", RunStatus(state="starting", prompts=digest).to_bytes())
+
+
+async def test_an_assigned_worker_waits_for_the_prompts_then_proves_itself_and_samples(
+    new_record, model_files, objects, prompts, trainer, bus, buffer, run_id, serving
+):
+    await new_record(files=model_files)
+    queue, store = TaskQueue(bus, run_id), GroupStore(buffer, run_id)
+    await queue.open()
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await trainer.publish(0)
+    await queue.publish([Task(task_id="t", run_id=run_id, kind=TaskKind.TASK_KIND_TRAIN, version=0, groups=[GroupTask(index=3, row=1)])])
+
+    async def is_sampled():
+        return 3 in await store.get([3])
+
+    await until(is_sampled)
+    assert await (await bus.bucket(Buckets.PROBES)).get(run_id) is not None
+    assert (serving.run_id, serving.version, serving.trouble) == (run_id, 0, "")
+    assert serving.engine.startswith("torch")
+    await (await bus.bucket(Buckets.ASSIGNMENTS)).delete(serving.worker)
+    await until(lambda: serving.run_id == "")
+
+
+async def test_prompts_that_the_model_cannot_take_are_fatal_trouble(new_record, model_files, objects, bus, run_id, serving):
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(json.dumps({"prompt": "a" * 500}).encode()))
+    await until(lambda: serving.fatal and serving.trouble)
+    assert "row 0" in serving.trouble or "prompt" in serving.trouble
+
+
+async def test_a_worker_with_other_bits_does_not_join(new_record, model_files, objects, prompts, bus, run_id, serving):
+    await (await bus.bucket(Buckets.PROBES)).create(run_id, b"the bits of another machine")
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.trouble)
+    assert "samples other bits than the run's first worker" in serving.trouble
+    assert not serving.fatal, "another machine may serve it"

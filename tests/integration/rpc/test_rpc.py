@@ -1,0 +1,136 @@
+"""Server frame and channel over a real connection."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gradbus.errors import SettingsError
+from gradbus.rpc import RpcServer, RpcSettings, open_channel
+from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
+
+TOKEN = "of-the-test"
+UNAUTHENTICATED, UNAVAILABLE, DEADLINE = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+@dataclass
+class Service(RewardServiceServicer):
+    behave: Callable | None = None
+    calls: int = 0
+
+    async def Score(self, request, context):  # noqa: N802
+        self.calls += 1
+        if self.behave:
+            await self.behave(self, context)
+        return ScoreResponse()
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+async def server(service):
+    server = RpcServer(RpcSettings("127.0.0.1:0", TOKEN))
+    add_RewardServiceServicer_to_server(service, server.server)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def channel(server):
+    opened = []
+
+    def open_with(token):
+        opened.append(open_channel(f"127.0.0.1:{server.port}", token))
+        return opened[-1]
+
+    yield open_with
+    for each in opened:
+        await each.close()
+
+
+async def code_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_with_the_token_a_call_is_answered(channel, service):
+    assert await RewardServiceStub(channel(TOKEN)).Score(ScoreRequest(), timeout=10) == ScoreResponse()
+    assert service.calls == 1
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", TOKEN[:-1]])
+async def test_without_it_the_service_is_never_reached(channel, service, token):
+    assert await code_of(RewardServiceStub(channel(token)).Score(ScoreRequest(), timeout=10)) == UNAUTHENTICATED
+    assert service.calls == 0
+
+
+async def test_health_is_open_to_everybody(channel):
+    answer = await health_pb2_grpc.HealthStub(channel("")).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_an_unknown_method_without_a_token_is_not_told_apart(channel):
+    unknown = channel("").unary_unary("/gradbus.v1.RewardService/Delete", request_serializer=ScoreRequest.SerializeToString)
+    assert await code_of(unknown(ScoreRequest(), timeout=10)) == UNAUTHENTICATED
+
+
+async def test_a_call_ends_at_its_deadline(channel, service):
+    async def hang(_service, _context):
+        await asyncio.sleep(60)
+
+    service.behave = hang
+    assert await code_of(RewardServiceStub(channel(TOKEN)).Score(ScoreRequest(), timeout=0.2)) == DEADLINE
+
+
+async def test_a_service_that_is_away_for_a_moment_is_asked_again(channel, service):
+    async def be_away_twice(_service, context):
+        if service.calls < 3:
+            await context.abort(UNAVAILABLE, "starting")
+
+    service.behave = be_away_twice
+    await RewardServiceStub(channel(TOKEN)).Score(ScoreRequest(), timeout=10)
+    assert service.calls == 3
+
+
+async def test_stopping_finishes_what_is_in_flight(service):
+    server = RpcServer(RpcSettings("127.0.0.1:0", TOKEN))
+    add_RewardServiceServicer_to_server(service, server.server)
+    await server.start()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_service, _context):
+        reached.set()
+        await go_on.wait()
+
+    service.behave = wait
+    async with open_channel(f"127.0.0.1:{server.port}", TOKEN) as channel:
+        call = asyncio.ensure_future(RewardServiceStub(channel).Score(ScoreRequest(), timeout=10))
+        await reached.wait()
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0.05)
+        go_on.set()
+        assert await call == ScoreResponse()
+        await stopping
+
+
+def test_a_server_without_a_token_does_not_start():
+    with pytest.raises(SettingsError, match="GRADBUS_RPC_TOKEN"):
+        RpcServer(RpcSettings("127.0.0.1:0", ""))
+
+
+async def test_a_taken_address_is_named(server):
+    with pytest.raises(SettingsError, match=str(server.port)):
+        await RpcServer(RpcSettings(f"127.0.0.1:{server.port}", TOKEN)).start()

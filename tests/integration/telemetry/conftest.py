@@ -1,0 +1,49 @@
+"""The SDK with exporters into memory, and the wires."""
+
+import secrets
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+@pytest.fixture(scope="session")
+def memory():
+    """Spans and metrics of this process from here on; a process has one SDK, so it stays for the tests after."""
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    metrics.set_meter_provider(MeterProvider([reader]))
+    yield exporter, reader
+    exporter.shutdown()
+
+
+@pytest.fixture
+def spans(memory):
+    """Finished spans by name."""
+    exporter, _ = memory
+    exporter.clear()
+    return lambda: {span.name: span for span in exporter.get_finished_spans()}
+
+
+@pytest.fixture
+def points(memory):
+    """Every data point there is, as (metric, attributes, point)."""
+    _, reader = memory
+
+    def read():
+        data = reader.get_metrics_data()
+        found = [metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
+        return [(metric.name, dict(point.attributes), point) for metric in found for point in metric.data.data_points]
+
+    return read
+
+
+@pytest.fixture
+def run_id():
+    return f"run-{secrets.token_hex(6)}"

@@ -1,0 +1,111 @@
+"""Every wire is measured, and no metric ever names a run, a group or a worker."""
+
+import pytest
+
+from gradbus.buffer import ExperienceLog, GroupStore
+from gradbus.bus import Buckets, Conflict, EventLog, TaskQueue, subjects
+from gradbus.errors import FencedError, ObjectMissingError
+from gradbus.objects import ObjectStore
+from gradbus.rpc import RpcServer, RpcSettings, open_channel
+from gradbus.v1.group_pb2 import Group, LogEntry
+from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
+from gradbus.v1.task_pb2 import GroupTask, Task
+
+
+class Scorer(RewardServiceServicer):
+    async def Score(self, request, context):  # noqa: N802 - named by gRPC
+        return ScoreResponse()
+
+
+async def use_the_bus(bus, run_id):
+    queue = TaskQueue(bus, run_id)
+    await queue.open()
+    await queue.publish([Task(task_id=f"task-of-{run_id}", run_id=run_id, groups=[GroupTask(index=7)]) for _ in range(3)])
+    assert await queue.fetch(3)
+    runs = await bus.bucket(Buckets.RUNS)
+    await runs.create(f"{run_id}.status", b"{}")
+    with pytest.raises(Conflict):
+        await runs.create(f"{run_id}.status", b"{}")
+    await runs.get(f"{run_id}.status")
+    await bus.publish(subjects.groups(run_id), b"hint")
+    events = EventLog(bus, run_id)
+    events.emit("state", "running")
+    await events.flush()
+
+
+async def use_the_buffer(buffer, run_id):
+    store, log = GroupStore(buffer, run_id), ExperienceLog(buffer, run_id)
+    await store.put([Group(index=index) for index in range(5)])
+    await store.get(range(5))
+    await log.append(2, {index: LogEntry(index=index) for index in range(5)})
+    await log.read()
+    with pytest.raises(FencedError):
+        await log.append(1, {9: LogEntry(index=9)})
+
+
+async def use_the_objects(url):
+    objects = ObjectStore.open(url)
+    await objects.get_blob(await objects.put_blob(b"x" * 1000))
+    with pytest.raises(ObjectMissingError):
+        await objects.get("nothing")
+
+
+async def use_grpc(run_id):
+    server = RpcServer(RpcSettings("127.0.0.1:0", "token"))
+    add_RewardServiceServicer_to_server(Scorer(), server.server)
+    await server.start()
+    channel = open_channel(f"127.0.0.1:{server.port}", "token")
+    await RewardServiceStub(channel).Score(ScoreRequest(run_id=run_id), timeout=10)
+    await channel.close()
+    await server.server.stop(0)
+
+
+@pytest.fixture
+async def measured(points, bus, buffer, object_url, run_id):
+    """All data points after some use of every wire."""
+    await use_the_bus(bus, run_id)
+    await use_the_buffer(buffer, run_id)
+    await use_the_objects(object_url)
+    await use_grpc(run_id)
+    return points()
+
+
+def total(measured, metric, **wanted):
+    wanted = {name.replace("__", "."): value for name, value in wanted.items()}
+    found = [point for name, attributes, point in measured if name == metric and wanted.items() <= attributes.items()]
+    return sum(point.value if metric != "gradbus.wire.duration" else point.count for point in found)
+
+
+async def test_every_wire_shows_items_time_and_bytes(measured):
+    for metric in ("gradbus.wire.items", "gradbus.wire.duration", "gradbus.wire.payload"):
+        wires = {attributes["gradbus.wire"] for name, attributes, _ in measured if name == metric}
+        assert wires == {"nats", "redis", "grpc", "objects"}, metric
+
+
+async def test_a_batch_is_one_operation_with_all_its_items(measured, points, buffer, run_id):
+    put = {"gradbus__wire": "redis", "db__operation__name": "put_groups"}
+    before = total(measured, "gradbus.wire.items", **put), total(measured, "gradbus.wire.duration", **put)
+    await GroupStore(buffer, run_id).put([Group(index=index) for index in range(32)])
+    after = points()
+    assert (total(after, "gradbus.wire.items", **put), total(after, "gradbus.wire.duration", **put)) == (before[0] + 32, before[1] + 1)
+
+
+async def test_bytes_are_those_of_the_payload(measured, points, object_url):
+    put = {"gradbus__wire": "objects", "gradbus__operation": "put"}
+    before = total(measured, "gradbus.wire.payload", **put)
+    await ObjectStore.open(object_url).put_blob(b"y" * 12345)
+    assert total(points(), "gradbus.wire.payload", **put) == before + 12345
+
+
+async def test_errors_are_told_by_their_kind(measured):
+    kinds = {(attributes["gradbus.wire"], attributes["error.type"]) for _, attributes, _ in measured if "error.type" in attributes}
+    assert {("nats", "KeyWrongLastSequenceError"), ("redis", "FencedError"), ("objects", "FileNotFoundError")} <= kinds
+
+
+async def test_no_metric_names_a_run_a_task_or_a_worker(measured, run_id):
+    values = {str(value) for _, attributes, _ in measured for value in attributes.values()}
+    assert not [value for value in values if run_id in value or "run-" in value or "task-" in value]
+    names = {name for _, attributes, _ in measured for name in attributes}
+    assert not [name for name in names if name.endswith(".id")]
+    assert len(values) < 40, "a new value for each run would grow for ever"

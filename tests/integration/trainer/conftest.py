@@ -1,0 +1,203 @@
+"""A weight store in this process, a tiny model, and a log as a conductor writes it."""
+
+import asyncio
+import inspect
+import secrets
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gradbus.buffer import ExperienceLog
+from gradbus.bus import Buckets, Bus, EventLog, Lease
+from gradbus.objects import ObjectStore
+from gradbus.process import Process, Station
+from gradbus.rpc import open_channel
+from gradbus.runs import RunRecord, WorkerPresence
+from gradbus.spec import RunSpec
+from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
+from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus_trainer.checkpoints import restore
+from gradbus_trainer.collector import collector_for
+from gradbus_trainer.fold import Fold, FoldParts
+from gradbus_trainer.log_reader import LogReader
+from gradbus_trainer.publisher import Publisher
+from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_weight_store.serve import serve
+from gradbus_weight_store.settings import WeightStoreSettings
+
+TOKEN = "of-the-test"
+VOCABULARY = 23
+GROUPS, SAMPLES = 2, 4
+
+
+async def until(condition):
+    """Returns once `condition()`, which may be a coroutine function, holds; what it asks is another service's state."""
+    async with asyncio.timeout(60):
+        while not (await found if inspect.isawaitable(found := condition()) else found):  # noqa: ASYNC110 - nothing to wait on
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    folder = tmp_path_factory.mktemp("model")
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class WeightStore:
+    """`start`, `stop` and `start` again: same address, same state."""
+
+    settings: WeightStoreSettings
+    process: Process | None = None
+    task: asyncio.Task | None = None
+
+    async def start(self):
+        self.process = Process("weight_store")
+        self.task = asyncio.create_task(serve(self.settings, self.process))
+        await until(lambda: self.process.ready or self.task.done())
+        assert not self.task.done(), self.task.result()
+
+    async def stop(self):
+        self.process.stopping.set()
+        await self.task
+
+
+@pytest.fixture
+async def weight_store(nats_url, object_url):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = WeightStore(WeightStoreSettings(listen=f"127.0.0.1:{port}", nats_url=nats_url, objects_url=object_url, rpc_token=TOKEN))
+    await store.start()
+    yield store
+    if not store.task.done():
+        await store.stop()
+
+
+@pytest.fixture
+async def stub(weight_store):
+    channel = open_channel(weight_store.settings.listen, TOKEN)
+    yield WeightStoreServiceStub(channel)
+    await channel.close()
+
+
+@pytest.fixture
+def run_id():
+    return f"run-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def make_spec():
+    """Six steps of two groups of four; each keyword is a section's fields."""
+
+    def make(mode="fixed_lag", steps=6, **sections):
+        body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}}
+        body |= {"schedule": {"mode": mode, "max_staleness": 1, "groups_per_step": GROUPS, "steps": steps}}
+        body |= {"trainer": {"learning_rate": 1e-2}, "checkpoint": {"every": 2, "keep": 1000}}
+        return RunSpec.model_validate(body | sections)
+
+    return make
+
+
+def make_sample(index, n, rng):
+    length = int(rng.integers(1, 6))
+    return Sample(
+        sample_id=f"{index}.{n}",
+        n=n,
+        token_ids=rng.integers(1, VOCABULARY, length).astype("<i4").tobytes(),
+        logprobs=rng.normal(-3.0, 0.3, length).astype("<f4").tobytes(),
+        spans=[Span(start=0, end=length, version=max(0, index // GROUPS - 1), trainable=True)],
+        finish_reason=FinishReason.FINISH_REASON_STOP,
+    )
+
+
+def make_entry(index, verdict=Verdict.VERDICT_TRAIN):
+    """The same for an index in every run."""
+    rng = np.random.default_rng(index)
+    samples = [make_sample(index, n, rng) for n in range(SAMPLES)]
+    group = Group(index=index, prompt_ids=rng.integers(1, VOCABULARY, 3).astype("<i4").tobytes(), samples=samples)
+    rewards = [
+        SampleReward(sample_id=sample.sample_id, status=RewardStatus.REWARD_STATUS_OK, reward=1.0 + float(sample.n == index % SAMPLES))
+        for sample in samples
+    ]
+    return LogEntry(index=index, verdict=verdict, group=group.SerializeToString(), rewards=rewards)
+
+
+@dataclass
+class Trained:
+    """One run and everything a trainer needs to serve it, again and again."""
+
+    record: RunRecord
+    bus: Bus
+    log: ExperienceLog
+    objects: ObjectStore
+    stub: WeightStoreServiceStub
+    model_folder: object
+    checkpoint_bytes: int = 1 << 30
+    station: Station = field(init=False)
+
+    def __post_init__(self):
+        presence = WorkerPresence(worker="trainer", role="trainer", incarnation="1")
+        self.station = Station(self.bus, presence)
+
+    @property
+    def run_id(self):
+        return self.record.run_id
+
+    async def write(self, indexes, verdicts=None):
+        await self.log.append(1, {index: make_entry(index, (verdicts or {}).get(index, Verdict.VERDICT_TRAIN)) for index in indexes})
+
+    @asynccontextmanager
+    async def fold(self):
+        """A trainer's life from its lease to its fold, as the service builds it."""
+        spec, run_id = self.record.spec, self.run_id
+        lease = await Lease.acquire(await self.bus.bucket(Buckets.LEASES), f"trainer.{run_id}", "trainer")
+        events = EventLog(self.bus, run_id)
+        try:
+            store = StoreClient(self.stub, run_id)
+            await store.open_term(lease.term)
+            learner = TorchLearner(self.model_folder, spec)
+            state = await restore(store, self.objects, learner, spec.schedule.max_staleness)
+            reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
+            publisher = Publisher(store, self.objects, events, run_id, lease.term)
+            parts = FoldParts(learner, reader, store, self.objects, publisher, events, self.station, lease, self.checkpoint_bytes)
+            async with reader.reading():
+                yield Fold(self.record, parts, state)
+        finally:
+            await lease.release()
+            await events.flush()
+
+    async def train(self):
+        async with self.fold() as fold:
+            await fold.run()
+
+
+@pytest.fixture
+def new_run(bus, buffer, objects, stub, model_folder):
+    async def make(spec, suffix="", **fields):
+        run_id = f"run-{secrets.token_hex(4)}{suffix}"
+        record = RunRecord(run_id=run_id, spec=spec, created_unix_ns=1)
+        await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.spec", record.to_bytes())
+        return Trained(record, bus, ExperienceLog(buffer, run_id), objects, stub, model_folder, **fields)
+
+    return make

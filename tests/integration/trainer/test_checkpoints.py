@@ -1,0 +1,141 @@
+"""A checkpoint gives back the bits it was made from, and is made of published versions only."""
+
+import asyncio
+import shutil
+
+import grpc
+import pytest
+import torch
+
+from gradbus.errors import ModelError
+from gradbus.spec import AlgorithmSpec
+from gradbus_kernels.weights_digest import weights_digest
+from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit, restore
+from gradbus_trainer.collector import Collected
+from gradbus_trainer.rows import build_batch
+from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.weights_io import export_version, store_version
+
+from .conftest import GROUPS, make_entry
+
+
+def train(learner, steps):
+    for step in steps:
+        items = [Collected(make_entry(index), f"digest {index}", 1) for index in range(GROUPS * step, GROUPS * (step + 1))]
+        learner.train(build_batch(step, items, AlgorithmSpec())[0])
+
+
+@pytest.fixture
+def new_learner(model_folder, make_spec):
+    return lambda: TorchLearner(model_folder, make_spec())
+
+
+@pytest.fixture
+async def store(stub, run_id):
+    store = StoreClient(stub, run_id)
+    await store.open_term(1)
+    return store
+
+
+@pytest.fixture
+def published(store, objects, run_id):
+    """Publishes a learner's weights as version `step` and notes it in the state."""
+
+    async def publish(state, learner, step):
+        manifest = await store_version(objects, run_id, 1, export_version(step, learner.weights(), noop=False))
+        await store.publish(manifest)
+        state.versions[step] = manifest
+        state.step = step
+
+    return publish
+
+
+async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(store, objects, new_learner, published):
+    learner, state = new_learner(), TrainerState(previous="")
+    await published(state, learner, 0)
+    train(learner, range(2))
+    state.frontier.add(0, [(0, "a"), (1, "b"), (3, "d")])
+    state.trained = {0: "a", 1: "b", 3: "d"}
+    await published(state, learner, 2)
+    digest = await commit(store, objects, Snapshot.of(state, learner), 1, {"torch": "test"})
+    other = new_learner()
+    restored = await restore(store, objects, other, lag=1)
+    assert (restored.step, restored.previous, restored.trained) == (2, digest, {})
+    assert restored.frontier.to_message() == state.frontier.to_message()
+    assert list(restored.versions) == [2], "version 0 is older than the lag"
+    assert weights_digest(other.weights()) == state.versions[2].digest
+    ours, theirs = learner.optimizer_tensors(), other.optimizer_tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for one in (learner, other):
+        train(one, range(2, 4))
+    assert weights_digest(learner.weights()) == weights_digest(other.weights())
+
+
+async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner):
+    learner = new_learner()
+    before = weights_digest(learner.weights())
+    state = await restore(store, objects, learner, lag=1)
+    assert (state.step, state.previous, state.frontier.below) == (0, "", 0)
+    assert weights_digest(learner.weights()) == before
+
+
+async def test_a_commit_needs_its_version_published(store, objects, new_learner):
+    with pytest.raises(ModelError, match="version 3 must be published before its checkpoint"):
+        await commit(store, objects, Snapshot.of(TrainerState(step=3), new_learner()), 1, {})
+
+
+async def test_a_snapshot_is_not_changed_by_the_steps_after_it(store, objects, new_learner, published):
+    learner, state = new_learner(), TrainerState(trained={0: "a"})
+    train(learner, range(1))
+    await published(state, learner, 1)
+    state.frontier.add(0, [(0, "a")])
+    snapshot = Snapshot.of(state, learner)
+    kept = {name: tensor.clone() for name, tensor in snapshot.optimizer.items()}
+    train(learner, range(1, 2))
+    state.frontier.add(1, [(1, "b")])
+    state.trained[1] = "b"
+    await published(state, learner, 2)
+    assert (snapshot.state.step, snapshot.state.trained, list(snapshot.state.versions)) == (1, {0: "a"}, [1])
+    assert snapshot.state.frontier.below == 1
+    assert all(torch.equal(snapshot.optimizer[name], kept[name]) for name in kept)
+    assert state.trained == {1: "b"}, "a new list since the snapshot"
+
+
+async def test_checkpoints_form_a_chain(store, objects, new_learner, published):
+    learner, state, digests = new_learner(), TrainerState(), []
+    for step in (1, 2):
+        train(learner, [step - 1])
+        await published(state, learner, step)
+        state.previous = await commit(store, objects, Snapshot.of(state, learner), 1, {})
+        digests.append(state.previous)
+    newest = await store.checkpoint()
+    assert newest.digest == digests[1]
+    assert newest.manifest.previous == digests[0]
+
+
+async def test_object_storage_that_refuses_is_waited_for(store, objects, new_learner, published):
+    learner, state = new_learner(), TrainerState()
+    train(learner, range(1))
+    await published(state, learner, 1)
+    blobs = objects.local_path(state.versions[1].digest).parent
+    aside = blobs.with_name("aside")
+    blobs.rename(aside)
+    blobs.write_text("a file where a folder should be")
+    task = asyncio.create_task(commit(store, objects, Snapshot.of(state, learner), 1, {}))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    blobs.unlink()
+    shutil.move(aside, blobs)
+    assert await asyncio.wait_for(task, 20) == (await store.checkpoint()).digest
+
+
+async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects, new_learner, published):
+    learner, state = new_learner(), TrainerState()
+    train(learner, range(1))
+    await published(state, learner, 1)
+    await objects.delete_blob(await commit(store, objects, Snapshot.of(state, learner), 1, {}))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await restore(store, objects, new_learner(), lag=1)
+    assert caught.value.code() == grpc.StatusCode.DATA_LOSS

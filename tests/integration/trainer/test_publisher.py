@@ -1,0 +1,152 @@
+"""Versions leave in order, whatever the weight store and object storage do meanwhile."""
+
+import asyncio
+import shutil
+
+import grpc
+import pytest
+import torch
+
+from gradbus.bus import EventLog, subjects
+from gradbus.errors import FencedError
+from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_trainer.publisher import Publisher
+from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors, store_version
+
+
+def export(step, value=None, noop=False):
+    return export_version(step, {"w": torch.full((3,), float(step if value is None else value))}, noop)
+
+
+@pytest.fixture
+def events(bus, run_id):
+    return EventLog(bus, run_id)
+
+
+@pytest.fixture
+def client(stub, run_id):
+    return StoreClient(stub, run_id)
+
+
+@pytest.fixture
+async def new_publisher(client, objects, events, run_id):
+    async def make(term):
+        await client.open_term(term)
+        return Publisher(client, objects, events, run_id, term)
+
+    return make
+
+
+async def test_versions_are_announced_in_the_order_they_were_handed_in(new_publisher, bus, run_id):
+    announced = []
+
+    async def note(payload):
+        announced.append(WeightManifest.FromString(payload).step)
+
+    async with bus.subscribed(subjects.versions(run_id), note):
+        publisher = await new_publisher(1)
+        tasks = [await publisher.publish(export(step)) for step in range(5)]
+        await publisher.settle()
+        await bus.client.flush()
+    assert announced == list(range(5))
+    assert [task.result().step for task in tasks] == list(range(5))
+
+
+async def test_a_published_version_is_what_was_exported(new_publisher, stub, run_id, objects):
+    publisher = await new_publisher(1)
+    given = export(0)
+    task = await publisher.publish(given)
+    await publisher.settle()
+    manifest = (await stub.GetVersion(pb.GetVersionRequest(run_id=run_id, step=0))).manifest
+    assert manifest == task.result()
+    assert (manifest.term, manifest.digest, manifest.noop) == (1, given.digest, False)
+    assert torch.equal((await load_tensors(objects, list(manifest.shards)))["w"], torch.zeros(3))
+
+
+async def test_a_weight_store_that_is_away_gets_the_version_later(new_publisher, weight_store, stub, run_id):
+    publisher = await new_publisher(1)
+    await weight_store.stop()
+    task = await publisher.publish(export(0))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    await weight_store.start()
+    await asyncio.wait_for(publisher.settle(), 20)
+    assert (await stub.GetHeads(pb.GetHeadsRequest(run_id=run_id))).heads.version_step == 0
+
+
+async def test_object_storage_that_refuses_gets_the_version_later(new_publisher, objects, object_url):
+    publisher = await new_publisher(1)
+    blobs = objects.local_path(export(0).digest).parent
+    shutil.rmtree(blobs, ignore_errors=True)
+    blobs.write_text("a file where a folder should be")
+    task = await publisher.publish(export(0))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    blobs.unlink()
+    await asyncio.wait_for(publisher.settle(), 20)
+
+
+async def test_a_newer_term_ends_the_publisher(new_publisher, client):
+    publisher = await new_publisher(1)
+    await publisher.publish(export(0))
+    await publisher.settle()
+    await client.open_term(2)
+    await publisher.publish(export(1))
+    with pytest.raises(FencedError, match="another trainer has the run"):
+        await publisher.publish(export(2))
+
+
+async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_publisher, events):
+    first = await new_publisher(1)
+    for step in range(2):
+        await first.publish(export(step))
+    await first.settle()
+    second = await new_publisher(2)
+    await second.publish(export(0))
+    await second.publish(export(1, value=8))
+    await second.settle()
+    await events.flush()
+    found = [event for event in await events.read() if event.type == "diverged"]
+    assert [event.data["version"] for event in found] == [1]
+    assert found[0].level == "warning"
+
+
+async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store):
+    publisher = await new_publisher(1)
+    await weight_store.stop()
+    task = await publisher.publish(export(0))
+    publisher.cancel()
+    await asyncio.wait({task}, timeout=10)
+    assert task.cancelled()
+
+
+async def test_a_run_without_a_checkpoint_has_none_and_other_refusals_are_raised(client, stub):
+    assert await client.checkpoint() is None
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await StoreClient(stub, "Not A Name").checkpoint()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_digest_is_over_tensors_alone_and_ignores_their_order(objects, run_id):
+    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    one, other = export_version(0, tensors, False), export_version(9, dict(reversed(tensors.items())), True)
+    assert one.digest == other.digest
+    assert one.tensors == other.tensors == ("a", "b")
+    manifest = await store_version(objects, run_id, 4, other)
+    assert (manifest.term, manifest.step, manifest.noop, manifest.shards[0].size_bytes) == (4, 9, True, len(other.content))
+
+
+async def test_tensors_come_back_with_the_same_bits(objects):
+    tensors = {"a.exp_avg": torch.randn(5, 3), "a.step": torch.tensor(7.0), "empty": torch.zeros(0)}
+    shards = await store_tensors(objects, tensors)
+    found = await load_tensors(objects, shards)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert await store_tensors(objects, {}) == []
+
+
+def test_the_fingerprint_names_what_decides_bits():
+    assert fingerprint(3).keys() == {"torch", "capability", "machine", "threads", "omp_num_threads"}
+    assert fingerprint(3)["threads"] == "3"

@@ -1,0 +1,74 @@
+"""The trainer as a process has it: it says that it is there, and trains the run it is assigned to."""
+
+import asyncio
+import json
+
+import pytest
+
+from gradbus.bus import Buckets
+from gradbus.process import Process, WorkerWires
+from gradbus.runs import WorkerPresence
+from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus_trainer.service import TrainerService
+from gradbus_trainer.settings import Settings
+
+from .conftest import until
+
+
+@pytest.fixture
+async def model_files(objects, model_folder):
+    return {path.name: await objects.put_blob(path.read_bytes()) for path in model_folder.iterdir()}
+
+
+@pytest.fixture
+def serve(bus, buffer, objects, stub, tmp_path):
+    """Starts a trainer on a run; returns its process and its task."""
+
+    async def start(run):
+        process = Process("trainer")
+        settings = Settings(worker_id="trainer", cache_dir=tmp_path / "cache")
+        service = TrainerService(settings, WorkerWires(bus, buffer, objects, stub, run.station))
+        run.station.presence.worker = f"trainer-{run.run_id}"
+        await (await bus.bucket(Buckets.ASSIGNMENTS)).put(run.station.presence.worker, json.dumps(run.run_id).encode())
+        return process, asyncio.create_task(run.station.serve(process, service.serve_run))
+
+    return start
+
+
+async def presence(bus, run):
+    entry = await (await bus.bucket(Buckets.WORKERS)).get(run.station.presence.worker)
+    return WorkerPresence.model_validate_json(entry.value) if entry else None
+
+
+async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_run, make_spec, model_files, serve, bus):
+    run = await new_run(make_spec(model={"path": "m", "files": model_files}))
+    await run.write(range(12))
+    process, task = await serve(run)
+
+    async def is_trained():
+        heads = (await run.stub.GetHeads(pb.GetHeadsRequest(run_id=run.run_id))).heads
+        return heads.checkpoint_step == 6 and (await presence(bus, run)).version == 6
+
+    await until(is_trained)
+    shown = await presence(bus, run)
+    assert (shown.role, shown.run_id, shown.trouble) == ("trainer", run.run_id, "")
+    assert not task.done(), "the run is ours until the conductor has ended it"
+    process.stopping.set()
+    await asyncio.wait_for(task, 20)
+    assert await presence(bus, run) is None, "gone at once"
+    assert await (await bus.bucket(Buckets.LEASES)).get(f"trainer.{run.run_id}") is None, "and the lease with it"
+
+
+async def test_a_model_that_is_none_is_fatal_trouble_that_says_why(new_run, make_spec, objects, serve, bus):
+    files = {"config.json": await objects.put_blob(b'{"model_type": "qwen2"}')}
+    run = await new_run(make_spec(model={"path": "m", "files": files}))
+    process, task = await serve(run)
+
+    async def is_in_trouble():
+        shown = await presence(bus, run)
+        return shown is not None and shown.fatal and shown.trouble
+
+    await until(is_in_trouble)
+    assert "model" in (await presence(bus, run)).trouble
+    process.stopping.set()
+    await asyncio.wait_for(task, 20)

@@ -1,0 +1,79 @@
+"""Who holds what, and the alarms of R7."""
+
+import asyncio
+
+import pytest
+
+from gradbus.bus import Buckets, EventLog
+from gradbus.ids import digest_of
+from gradbus.runs import WorkerPresence
+from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus.v1.weights_pb2 import Attestation
+
+
+@pytest.fixture(autouse=True)
+def started(store_process):
+    store_process.environment |= {"GRADBUS_STRAGGLER_VERSIONS": "3", "GRADBUS_STRAGGLER_SECONDS": "0.1"}
+    store_process.start()
+
+
+@pytest.fixture
+def beat(bus, run_id):
+    async def write(version, digest):
+        presence = WorkerPresence(worker=f"w-{run_id}", role="rollout", incarnation="1", run_id=run_id, version=version, digest=digest)
+        await (await bus.bucket(Buckets.WORKERS)).put(f"w-{run_id}", presence.to_bytes())
+
+    return write
+
+
+async def alarms(bus, run_id):
+    """All alarms, once there is one."""
+    async with asyncio.timeout(20):
+        async for event in EventLog(bus, run_id).follow():
+            if event.type == "alarm":
+                break
+    return [event for event in await EventLog(bus, run_id).read() if event.type == "alarm"]
+
+
+async def attest(trainer, step, digest):
+    claim = Attestation(run_id=trainer.run_id, worker=f"w-{trainer.run_id}", step=step, digest=digest)
+    return (await trainer.stub.Attest(pb.AttestRequest(attestation=claim))).matches
+
+
+async def listed(trainer):
+    answer = await trainer.stub.ListVersions(pb.ListVersionsRequest(run_id=trainer.run_id))
+    return [(one.worker, one.step, one.digest) for one in answer.attestations]
+
+
+async def test_the_right_weights_match_and_the_wrong_ones_raise_an_alarm(trainer, bus, run_id):
+    await trainer.publish(0)
+    assert await attest(trainer, 0, (await trainer.manifest(0)).digest)
+    assert not await attest(trainer, 0, digest_of(b"wrong"))
+    (alarm,) = await alarms(bus, run_id)
+    assert alarm.data["worker"] == f"w-{run_id}"
+    assert alarm.data["digest"] == digest_of(b"wrong")
+
+
+async def test_attestations_of_live_workers_outlive_the_service(trainer, run_id, beat, store_process):
+    await trainer.publish(0)
+    digest = (await trainer.manifest(0)).digest
+    expected = [(f"w-{run_id}", 0, digest)]
+
+    async def seen():
+        async with asyncio.timeout(10):
+            while await listed(trainer) != expected:
+                await beat(0, digest)
+
+    await seen()
+    store_process.kill()
+    store_process.start()
+    await seen()
+
+
+async def test_a_worker_that_stays_behind_is_reported_once(trainer, bus, run_id, beat):
+    for step in range(6):
+        await trainer.publish(step)
+        await beat(0, (await trainer.manifest(0)).digest)
+    (alarm,) = await alarms(bus, run_id)
+    assert alarm.data["version"] == 0
+    assert alarm.data["behind"] == 5

@@ -1,0 +1,68 @@
+"""What lies on the user's machine travels by digest."""
+
+import json
+
+import pytest
+
+from gradbus.client.upload import merged, with_uploads
+from gradbus.errors import Fault
+from gradbus.ids import digest_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(b"rows")
+    (tmp_path / "grade.py").write_text("def grade(sample, item): ...")
+    (tmp_path / "model").mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 8, "vocab_size": 8}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "model" / "notes.md").write_text("stays behind")
+    return tmp_path
+
+
+def test_files_become_digests_and_the_given_spec_stays(folder):
+    sent = {}
+    spec = {"model": {"path": "model"}, "data": {"train": "train.jsonl", "eval": "elsewhere.jsonl"}}
+    body, faults = with_uploads(spec, folder, lambda path, digest: sent.update({path.name: digest}))
+    assert faults == []
+    assert body["data"] == {"train": digest_of(b"rows"), "eval": "elsewhere.jsonl"}
+    assert set(body["model"]["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert set(sent) == {"train.jsonl", *body["model"]["files"]}
+    assert spec["data"]["train"] == "train.jsonl"
+
+
+def test_a_hub_id_and_given_files_are_left_alone(folder):
+    for model in ({"path": "owner/name", "revision": "x"}, {"path": "model", "files": {"a": "sha256:0"}}):
+        assert with_uploads({"model": model}, folder, pytest.fail)[0]["model"] == model
+
+
+def test_python_graders_are_inlined_at_every_depth(folder):
+    part = {"type": "python", "file": "grade.py"}
+    spec = {"reward": {"grader": {"type": "multi", "graders": {"a": dict(part), "b": dict(part)}, "calculate_output": "a"}}}
+    body, faults = with_uploads(spec, folder, pytest.fail)
+    assert faults == []
+    assert all(
+        grader == {"type": "python", "source": "def grade(sample, item): ..."} for grader in body["reward"]["grader"]["graders"].values()
+    )
+
+
+def test_local_faults_are_gathered(folder):
+    (folder / "model" / "tokenizer.json").unlink()
+    spec = {"model": {"path": "model"}, "reward": {"grader": {"type": "python", "file": "gone.py"}}}
+    _, faults = with_uploads(spec, folder, pytest.fail)
+    assert [fault.path for fault in faults] == ["model", "reward.grader.file"]
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"model": "x", "data": 3, "reward": []}, {"model": {"path": 7}, "data": {"train": None}, "reward": {"grader": 1}}]
+)
+def test_a_malformed_spec_goes_to_the_server_as_it_is(folder, spec):
+    assert with_uploads(spec, folder, pytest.fail) == (spec, [])
+
+
+def test_this_side_s_word_stands_where_both_speak_of_one_place():
+    near = [Fault("model", "no tokenizer")]
+    far = [Fault("model.path", "not readable"), Fault("model", "empty"), Fault("modelling", "unknown"), Fault("data.train", "gone")]
+    assert [fault.path for fault in merged(near, far)] == ["model", "modelling", "data.train"]

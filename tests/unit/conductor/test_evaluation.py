@@ -1,0 +1,49 @@
+import pytest
+
+from gradbus.v1.group_pb2 import LogEntry
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus_conductor.evaluation import EvaluationResult, decode_results, due_versions, encode_results, summarise
+
+OK, INVALID = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID
+
+
+def entry(reward, status=OK, **components):
+    return LogEntry(rewards=[SampleReward(status=status, reward=reward, components=components)])
+
+
+@pytest.mark.parametrize(("steps", "every", "due"), [(4, 2, [0, 2, 4]), (5, 2, [0, 2, 4, 5]), (3, 50, [0, 3]), (1, 1, [0, 1])])
+def test_before_the_first_step_every_so_often_and_at_the_end(make_spec, steps, every, due):
+    spec = make_spec(data={"train": "t", "eval": "e"}, schedule={"steps": steps}, evaluation={"every": every})
+    assert due_versions(spec) == due
+
+
+def test_without_held_out_rows_nothing_is_due(make_spec):
+    assert due_versions(make_spec()) == []
+
+
+def test_means_are_over_the_rows_that_could_be_judged():
+    result = summarise(3, [entry(1.0, exact=1.0), entry(0.5, exact=0.0), entry(0.0, INVALID, exact=0.0)], "exact")
+    assert result == EvaluationResult(3, 2, 0.75, {"exact": 0.5}, 0.5)
+
+
+def test_the_metric_is_the_reward_where_no_part_has_its_name():
+    assert summarise(0, [entry(0.25), entry(0.75)], "reward").accuracy == 0.5
+
+
+def test_a_part_that_some_rows_lack_is_the_mean_of_those_that_have_it():
+    assert summarise(0, [entry(1.0, exact=1.0), entry(0.0)], "reward").components == {"exact": 1.0}
+
+
+def test_no_row_at_all_is_zero_samples_not_a_fault():
+    assert summarise(0, [], "reward") == EvaluationResult(0, 0, 0.0, {}, 0.0)
+
+
+def test_a_mean_does_not_depend_on_the_order_of_rows():
+    entries = [entry(0.1 * n, exact=0.3 * n) for n in range(50)]
+    assert summarise(0, entries, "exact") == summarise(0, entries[::-1], "exact")
+
+
+def test_results_survive_their_key_in_the_bucket():
+    results = {version: summarise(version, [entry(0.5, exact=1.0)], "exact") for version in (10, 0)}
+    assert decode_results(encode_results(results)) == results
+    assert decode_results(None) == {}

@@ -1,0 +1,38 @@
+"""A run that stands still says what it waits for and who owes it."""
+
+import pytest
+
+from gradbus.runs import WorkerPresence
+from gradbus_conductor import stall
+from gradbus_conductor.stall import Debt, Stall
+
+
+def worker(name, role="rollout", trouble=""):
+    return WorkerPresence(worker=name, role=role, incarnation="1", trouble=trouble)
+
+
+TRAINER = worker("trainer-0", "trainer")
+
+
+@pytest.mark.parametrize(
+    ("debt", "words"),
+    [
+        (Debt([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0 is in trouble: the engine broke"),
+        (Debt([], [worker("rollout-0")], [4]), "no trainer serves the run"),
+        (Debt([TRAINER], [], [4, 5]), "2 groups wait for a rollout worker and none serves the run"),
+        (Debt([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups, first 4, owed by rollout-0 or the scorer"),
+        (Debt([TRAINER], [worker("rollout-0")], []), "the next version, owed by trainer-0"),
+    ],
+)
+def test_the_debtor_is_named(debt, words):
+    assert str(debt).startswith(words)
+
+
+async def test_movement_is_no_stall_and_standing_still_becomes_one(monkeypatch):
+    watch, debt = Stall(), Debt([TRAINER], [], [1])
+    assert watch.reason(1, 4, debt) == ""
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
+    assert watch.reason(1, 4, debt).startswith("nothing moved for")
+    monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
+    assert watch.reason(2, 4, debt) == "", "a new version is movement"
+    assert watch.reason(2, 3, debt) == "", "a group less is movement"

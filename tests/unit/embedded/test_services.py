@@ -1,0 +1,90 @@
+import json
+import os
+import sys
+
+import pytest
+
+from gradbus.embedded import StackConfig, StateFolder
+from gradbus.embedded.credentials import Credentials
+from gradbus.embedded.ports import Ports
+from gradbus.embedded.services import Blueprint, cores_of, service_names
+from gradbus.errors import StackError
+
+
+@pytest.fixture
+def blueprint(tmp_path):
+    state = StateFolder(tmp_path)
+    state.lock()
+    config = StackConfig(tmp_path, 0, 2, model_roots=(tmp_path / "models",))
+    made = Blueprint(config, state, Credentials(state.secrets), Ports({}))
+    yield made
+    state.unlock()
+
+
+def test_rollouts_are_numbered():
+    assert service_names(3)[-3:] == ["rollout-0", "rollout-1", "rollout-2"]
+
+
+def test_no_secret_is_in_an_argument_or_a_variable(blueprint):
+    secrets = {path.read_text() for path in blueprint.state.secrets.rglob("*") if path.is_file()}
+    for name in [*service_names(2), "reference"]:
+        program = blueprint.service(name)
+        shown = " ".join([*program.command, *program.environment.values()])
+        assert not any(secret in shown for secret in secrets), name
+
+
+def test_all_services_are_told_the_same_wires(blueprint):
+    wires = ["GRADBUS_NATS_URL", "GRADBUS_BUFFER_URL", "GRADBUS_OBJECTS_URL", "GRADBUS_WEIGHT_STORE", "GRADBUS_REWARD", "GRADBUS_REFERENCE"]
+    told = {tuple(blueprint.service(name).environment[wire] for wire in wires) for name in service_names(2)}
+    assert len(told) == 1
+    assert blueprint.service("reward").environment["GRADBUS_LISTEN"] == blueprint.service("conductor").environment["GRADBUS_REWARD"]
+
+
+def test_each_service_has_a_name_a_health_page_and_its_own_secrets(blueprint):
+    programs = {name: blueprint.service(name).environment for name in service_names(2)}
+    assert all(environment["GRADBUS_WORKER_ID"] == name for name, environment in programs.items())
+    assert len({environment["GRADBUS_HEALTH"] for environment in programs.values()}) == len(programs)
+    assert programs["rollout-0"]["GRADBUS_SECRETS_DIR"] == programs["rollout-1"]["GRADBUS_SECRETS_DIR"]
+    assert programs["rollout-0"]["GRADBUS_SECRETS_DIR"] != programs["trainer-0"]["GRADBUS_SECRETS_DIR"]
+    assert "GRADBUS_BUFFER_USER" not in programs["reward"]
+
+
+def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(blueprint, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "token")
+    gateway, trainer = blueprint.service("gateway").environment, blueprint.service("trainer-0").environment
+    assert json.loads(gateway["GRADBUS_MODEL_ROOTS"]) == [str(tmp_path / "models")]
+    assert gateway["HF_TOKEN"] == "token"
+    assert not {"GRADBUS_MODEL_ROOTS", "GRADBUS_API_KEYS_FILE", "HF_TOKEN"} & trainer.keys()
+
+
+def test_little_is_inherited(blueprint, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("GRADBUS_FAULT_POINT", "mid-publish")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector")
+    environment = blueprint.service("trainer-0").environment
+    assert "AWS_SECRET_ACCESS_KEY" not in environment
+    assert environment["GRADBUS_FAULT_POINT"] == "mid-publish"
+    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector"
+    assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_an_override_is_read_at_the_next_start(blueprint):
+    assert blueprint.service("trainer-0").command == [sys.executable, "-m", "gradbus_trainer"]
+    blueprint.config.command_overrides["trainer-0"] = ["planted"]
+    blueprint.config.environment_overrides["trainer-0"] = {"OMP_NUM_THREADS": "2"}
+    assert blueprint.service("trainer-0").command == ["planted"]
+    assert blueprint.service("trainer-0").environment["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are set on Linux alone")
+@pytest.mark.parametrize(("cores", "trainer", "others"), [({0}, set(), set()), ({2, 5}, {2}, {5}), (set(range(16)), set(), set())])
+def test_the_trainer_has_a_core_of_its_own_where_cores_are_few(monkeypatch, cores, trainer, others):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    assert cores_of("trainer") == trainer
+    assert cores_of("rollout") == cores_of("nats") == others
+
+
+@pytest.mark.parametrize("wrong", [{"port": -1}, {"port": 70_000}, {"rollouts": 0}])
+def test_settings_that_cannot_work_are_refused(wrong):
+    with pytest.raises(StackError):
+        StackConfig(**wrong)

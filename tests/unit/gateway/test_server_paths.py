@@ -1,0 +1,28 @@
+"""Only what lies under a root can be named."""
+
+import pytest
+
+from gradbus_gateway.server_paths import advice, under_roots
+
+
+@pytest.fixture
+def roots(tmp_path):
+    (tmp_path / "root" / "model").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "secret")
+    return [tmp_path / "absent", tmp_path / "root"]
+
+
+def test_relative_and_absolute_paths_under_a_root_are_found(roots):
+    assert under_roots("model", roots) == roots[1] / "model"
+    assert under_roots(str(roots[1] / "model"), roots) == roots[1] / "model"
+
+
+@pytest.mark.parametrize("given", ["../secret", "link", "link/..", "/etc", "gone", "model/../../secret", "\0", "x" * 5000])
+def test_what_leads_out_or_nowhere_is_not(roots, given):
+    assert under_roots(given, roots) is None
+
+
+def test_without_roots_nothing_is_found_and_the_advice_says_why(tmp_path):
+    assert under_roots(str(tmp_path), []) is None
+    assert "GRADBUS_MODEL_ROOTS" in advice([])

@@ -1,0 +1,55 @@
+import pytest
+
+from gradbus.graders import check_grader
+from gradbus.spec import RewardSpec
+
+TEXTS = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
+
+
+def faults(grader, columns=("prompt", "answer")):
+    return check_grader(RewardSpec.model_validate({"grader": grader}).grader, columns)
+
+
+def test_a_sound_grader_has_no_faults():
+    python = {"type": "python", "source": "import re\ndef grade(sample, item):\n    return 1.0"}
+    multi = {"type": "multi", "graders": {"a": TEXTS, "b": python}, "calculate_output": "0.5 * a + 0.5 * b"}
+    assert faults(TEXTS) == faults(python) == faults(multi) == []
+
+
+def test_an_unknown_column_is_named_with_the_nearest():
+    (fault,) = faults(TEXTS | {"reference": "{{ item.anwser }}"})
+    assert (fault.path, fault.given, fault.nearest) == ("reward.grader.reference", "`anwser`", "answer")
+
+
+def test_a_malformed_template_is_a_fault_at_its_field():
+    (fault,) = faults(TEXTS | {"input": "{{ sample.text }}"})
+    assert fault.path == "reward.grader.input"
+    assert "output_text" in fault.message
+
+
+def test_a_formula_is_checked_with_the_graders_it_joins():
+    given = {"type": "multi", "graders": {"digits": TEXTS | {"input": "{{ item.no }}"}}, "calculate_output": "digit + exact"}
+    found = {fault.path: fault for fault in faults(given)}
+    assert set(found) == {"reward.grader.graders.digits.input", "reward.grader.calculate_output"}
+    names = [(fault.given, fault.nearest) for fault in faults(given) if fault.path.endswith("output")]
+    assert names == [("`digit`", "digits"), ("`exact`", "")]
+
+
+def test_a_formula_that_is_not_arithmetic_is_one_fault():
+    (fault,) = faults({"type": "multi", "graders": {"a": TEXTS}, "calculate_output": "open('x')"})
+    assert fault.path == "reward.grader.calculate_output"
+
+
+@pytest.mark.parametrize(
+    "source", ["def grade(sample, item:\n", "def score(sample, item):\n    return 1", "", "class A:\n    def grade(self): ...", "\0"]
+)
+def test_source_that_cannot_be_a_grader_is_a_fault(source):
+    (fault,) = faults({"type": "python", "source": source})
+    assert fault.path == "reward.grader.source"
+
+
+@pytest.mark.parametrize(
+    "source", ["grade = lambda sample, item: 1.0", "from math import floor as grade", "if True:\n    def grade(s, i): ..."]
+)
+def test_grade_may_be_bound_in_any_way(source):
+    assert faults({"type": "python", "source": source}) == []

@@ -1,0 +1,49 @@
+"""The frozen model's log-probabilities."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from gradbus_reference.model import ReferenceModel
+
+
+@dataclass(frozen=True)
+class Tokens:
+    prompt_ids: np.ndarray
+    token_ids: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.3)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def sequences():
+    rng = np.random.default_rng(0)
+    lengths = [(4, 3), (4, 1), (2, 6), (7, 2), (1, 1)]
+    return [Tokens(*(rng.integers(0, 17, size).astype(np.int32) for size in pair)) for pair in lengths]
+
+
+@pytest.mark.parametrize("budget", [1, 12, 8192])
+def test_logprobs_equal_transformers_whatever_the_budget(folder, sequences, budget):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    answers = ReferenceModel(folder, budget).logprobs(sequences, 0.7)
+    for sequence, answer in zip(sequences, answers, strict=True):
+        ids = torch.tensor([*sequence.prompt_ids, *sequence.token_ids])[None]
+        with torch.no_grad():
+            table = (model(ids).logits[0, len(sequence.prompt_ids) - 1 : -1] / 0.7).log_softmax(-1)
+        expected = table.gather(1, ids[0, len(sequence.prompt_ids) :, None])[:, 0]
+        assert answer.dtype == np.float32
+        np.testing.assert_allclose(answer, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_asked_is_nothing_answered(folder):
+    assert ReferenceModel(folder).logprobs([], 1.0) == []

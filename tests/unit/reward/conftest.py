@@ -1,0 +1,48 @@
+import json
+
+import pytest
+
+from gradbus.v1 import reward_pb2
+from gradbus_reward.sandbox.pool import PoolSettings
+from gradbus_reward.scorer import ScorerSettings, scorer_for
+
+
+def asked(*responses, run_id="run-1", **item):
+    """A request with one sample per response; item.n is the sample's number."""
+    samples = [
+        reward_pb2.ScoreSample(
+            sample_id=f"0.{n}", response=text, finish_reason="stop", item_json=json.dumps({"n": n, "answer": "12"} | item)
+        )
+        for n, text in enumerate(responses)
+    ]
+    return reward_pb2.ScoreRequest(run_id=run_id, samples=samples)
+
+
+@pytest.fixture
+async def grader_scorer():
+    """Makes scorers for graders; they are closed at the end."""
+    made = []
+
+    def make(grader, **settings):
+        allowed = {"python_graders": True, "pool": PoolSettings(processes=1)} | settings
+        made.append(scorer_for(json.dumps({"grader": grader}), ScorerSettings(**allowed)))
+        return made[-1]
+
+    yield make
+    for scorer in made:
+        await scorer.close()
+
+
+@pytest.fixture
+def ask():
+    return asked
+
+
+@pytest.fixture
+def judge(grader_scorer):
+    """Judges samples by a python source."""
+
+    async def run(source, *responses, seconds=20.0):
+        return await grader_scorer({"type": "python", "source": source}).score(asked(*(responses or ("12",))), seconds)
+
+    return run

@@ -1,0 +1,72 @@
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradbus.v1 import reward_pb2
+from gradbus_reward.answers import MAX_COMPONENTS, all_failed, answers
+
+OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
+SAMPLES = [reward_pb2.ScoreSample(sample_id=f"0.{n}") for n in range(3)]
+
+
+def given_for(sample_id, status=OK, reward=1.0, **fields):
+    return reward_pb2.SampleReward(sample_id=sample_id, status=status, reward=reward, **fields)
+
+
+RESULTS = st.builds(
+    given_for,
+    st.sampled_from(["0.0", "0.1", "0.2", "0.9", ""]),
+    status=st.sampled_from([0, 1, 2, 3, 7]),
+    reward=st.floats(),
+    components=st.dictionaries(st.text(max_size=3), st.floats(), max_size=3),
+)
+
+
+@given(st.lists(RESULTS, max_size=8))
+def test_whatever_is_given_each_sample_gets_one_sound_answer(results):
+    answered = answers(SAMPLES, results)
+    assert [answer.sample_id for answer in answered] == ["0.0", "0.1", "0.2"]
+    for answer in answered:
+        assert answer.status in {OK, INVALID, ERROR}
+        assert answer.status == OK or (answer.reason and answer.reward == 0.0)
+        assert all(math.isfinite(value) for value in (answer.reward, *answer.components.values()))
+
+
+def test_answers_are_matched_by_id_not_by_position():
+    answered = answers(SAMPLES, [given_for("0.2", reward=2.0), given_for("0.0", reward=0.0), given_for("0.1", reward=1.0)])
+    assert [answer.reward for answer in answered] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("results", "reason"),
+    [
+        ([], "no result"),
+        ([given_for("9.9")], "1 result\\(s\\) for ids it was not asked"),
+        ([given_for("0.0"), given_for("0.0")], "answered 2 times"),
+        ([given_for("0.0", reward=math.nan)], "nan"),
+        ([given_for("0.0", reward=-math.inf)], "inf"),
+        ([given_for("0.0", components={"part": math.nan})], "'part'"),
+        ([given_for("0.0", components={str(n): 1.0 for n in range(MAX_COMPONENTS + 1)})], "components"),
+        ([given_for("0.0", status=0)], "unknown status 0"),
+        ([given_for("0.0", status=7)], "unknown status 7"),
+    ],
+)
+def test_an_unsound_result_is_an_error_with_its_reason(results, reason):
+    (answer,) = answers(SAMPLES[:1], results)
+    assert answer.status == ERROR
+    assert re.search(reason, answer.reason)
+
+
+def test_invalid_stays_invalid_and_loses_its_reward():
+    (answer,) = answers(SAMPLES[:1], [given_for("0.0", status=INVALID, reward=math.nan, reason="empty")])
+    assert (answer.status, answer.reward, answer.reason) == (INVALID, 0.0, "empty")
+
+
+def test_all_failed_answers_every_sample():
+    assert [(answer.sample_id, answer.status, answer.reason) for answer in all_failed(SAMPLES[:2], "down")] == [
+        ("0.0", ERROR, "down"),
+        ("0.1", ERROR, "down"),
+    ]

@@ -1,0 +1,131 @@
+import pytest
+
+from gradbus.v1 import reward_pb2
+from gradbus_reward.grader_scorer import ATTEMPTS
+from gradbus_reward.sandbox.pool import BATCH, Call, PoolSettings
+
+OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
+
+EXACT = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
+LENGTH = {"type": "python", "source": "def grade(sample, item):\n    return {'reward': len(sample['output_text']), 'n': item['n']}"}
+HANGS = "def grade(sample, item):\n    while sample['output_text'] == 'hang': pass\n    return 1.0"
+DIES = "import os\ndef grade(sample, item):\n    if sample['output_text'] == 'die': os._exit(3)\n    return 1.0"
+
+
+async def test_string_check_answers_each_sample(grader_scorer, ask):
+    answers = await grader_scorer(EXACT).score(ask("12", "13"), 5.0)
+    assert [(answer.sample_id, answer.status, answer.reward) for answer in answers] == [("0.0", OK, 1.0), ("0.1", OK, 0.0)]
+
+
+async def test_a_template_that_does_not_fit_the_rows_is_an_error_that_names_it(grader_scorer, ask):
+    (answer,) = await grader_scorer(EXACT | {"reference": "{{ item.solution }}"}).score(ask("12"), 5.0)
+    assert answer.status == ERROR
+    assert "{{ item.solution }}" in answer.reason
+
+
+async def test_a_text_too_long_to_compare_is_invalid_for_it_will_not_shrink(grader_scorer, ask):
+    first, second = await grader_scorer(EXACT | {"type": "text_similarity"}).score(ask("x" * 70_000, "12"), 10.0)
+    assert [(first.status, second.status), second.reward] == [(INVALID, OK), 1.0]
+
+
+async def test_multi_joins_its_parts_and_reports_them(grader_scorer, ask):
+    grader = {"type": "multi", "graders": {"exact": EXACT, "length": LENGTH}, "calculate_output": "0.5 * exact + length / 4"}
+    first, second = await grader_scorer(grader).score(ask("12", "123"), 20.0)
+    assert (first.reward, dict(first.components)) == (1.0, {"exact": 1.0, "length": 2.0, "length.n": 0.0})
+    assert (second.reward, dict(second.components)) == (0.75, {"exact": 0.0, "length": 3.0, "length.n": 1.0})
+
+
+async def test_multi_is_invalid_where_a_part_or_the_formula_has_no_value(grader_scorer, ask):
+    raises = {"type": "python", "source": "def grade(sample, item):\n    return 1 / (len(sample['output_text']) - 1)"}
+    grader = {"type": "multi", "graders": {"exact": EXACT, "ratio": raises}, "calculate_output": "1 / (1 - exact) + ratio"}
+    a, b, c = await grader_scorer(grader).score(ask("x", "12", "123"), 20.0)
+    assert (a.status, a.reason.startswith("ratio: ZeroDivisionError")) == (INVALID, True)
+    assert (b.status, "guard it" in b.reason) == (INVALID, True)
+    assert c.status == OK
+
+
+@pytest.mark.parametrize(
+    "value", ["None", "'1'", "float('nan')", "float('inf')", "{}", "{'reward': None}", "{'reward': 1, 'x': 'y'}", "[1]", "1j"]
+)
+async def test_what_is_no_finite_number_is_invalid_for_it_will_not_change(judge, value):
+    (answer,) = await judge(f"def grade(sample, item):\n    return {value}")
+    assert answer.status == INVALID
+    assert "grade() returned" in answer.reason
+
+
+async def test_an_exception_spoils_its_own_sample(judge):
+    a, b, c = await judge("def grade(sample, item):\n    return 1 / (item['n'] - 1)", "x", "y", "z")
+    assert [a.reward, c.reward] == [-1.0, 1.0]
+    assert (b.status, b.reason) == (INVALID, "ZeroDivisionError: division by zero (line 2 of the grader)")
+
+
+@pytest.mark.parametrize("statement", ["raise SystemExit", "raise KeyboardInterrupt", "return grade(sample, item)", "return [0] * 10**10"])
+async def test_a_grader_cannot_leave_by_exceptions(judge, statement):
+    (answer,) = await judge(f"def grade(sample, item):\n    {statement}")
+    assert answer.status == INVALID
+
+
+async def test_what_one_sample_changes_in_its_item_no_other_part_sees(grader_scorer, ask):
+    spoils = {"type": "python", "source": "def grade(sample, item):\n    item['n'] += 1\n    return item['n']"}
+    grader = {"type": "multi", "graders": {"a": spoils, "b": spoils}, "calculate_output": "a + b"}
+    (answer,) = await grader_scorer(grader).score(ask("x"), 20.0)
+    assert answer.reward == 2.0
+
+
+@pytest.mark.parametrize(("source", "word", "reason"), [(HANGS, "hang", "stopped after"), (DIES, "die", "exit code 3")])
+async def test_one_that_stops_the_process_leaves_its_neighbours_their_rewards(judge, source, word, reason):
+    texts = ["good"] * (2 * BATCH)
+    texts[5] = texts[BATCH + 7] = word
+    answers = await judge(source, *texts, seconds=6.0)
+    assert [n for n, answer in enumerate(answers) if answer.status != OK] == [5, BATCH + 7]
+    assert answers[5].status == ERROR
+    assert reason in answers[5].reason
+
+
+async def test_a_sample_that_keeps_stopping_the_process_is_given_up(grader_scorer, ask):
+    scorer = grader_scorer({"type": "python", "source": DIES})
+    seen = [(await scorer.score(ask("good", "die"), 20.0))[1].status for _ in range(ATTEMPTS)]
+    assert seen == [ERROR, ERROR, INVALID]
+    other_run = await scorer.score(ask("good", "die", run_id="run-2"), 20.0)
+    assert [answer.status for answer in other_run] == [OK, ERROR]
+
+
+async def test_a_grader_that_always_hangs_does_not_hold_the_run_forever(grader_scorer, ask):
+    scorer = grader_scorer({"type": "python", "source": HANGS})
+    request = ask(*["hang"] * 40)
+    seen = [{answer.status for answer in await scorer.score(request, 1.0)} for _ in range(ATTEMPTS)]
+    assert seen == [{ERROR}, {ERROR}, {INVALID}]
+
+
+async def test_a_source_that_does_not_load_is_an_error_for_all(judge):
+    answers = await judge("def grade(sample, item)\n", "a", "b")
+    assert {answer.status for answer in answers} == {ERROR}
+    assert "SyntaxError" in answers[0].reason
+
+
+async def test_python_is_off_unless_the_operator_allows_it(grader_scorer, ask):
+    (answer,) = await grader_scorer(LENGTH, python_graders=False).score(ask("x"), 5.0)
+    assert answer.status == ERROR
+    assert "python graders are off" in answer.reason
+
+
+async def test_calls_side_by_side_share_the_processes(grader_scorer, ask):
+    import asyncio
+
+    scorer = grader_scorer(LENGTH, pool=PoolSettings(processes=2))
+    calls = [scorer.score(ask(*["x" * size] * 70), 30.0) for size in (1, 2, 3)]
+    for size, answers in zip((1, 2, 3), await asyncio.gather(*calls), strict=True):
+        assert {answer.reward for answer in answers} == {float(size)}
+
+
+def test_a_call_takes_suspects_alone_and_last():
+    call = Call([("", "", "")] * 4, frozenset({1}))
+    assert [call.take(), call.take(), call.take()] == [[0, 2, 3], [1], []]
+
+
+def test_a_batch_that_was_lost_is_judged_again_one_by_one():
+    call = Call([("", "", "")] * 3, frozenset())
+    call.stop(call.take(), "died")
+    assert [call.take(), call.take()] == [[0], [1]]
+    call.stop([1], "died")
+    assert (call.stopped, call.take()) == ({1: "died"}, [2])

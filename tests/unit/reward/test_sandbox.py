@@ -1,0 +1,196 @@
+"""What a user's Python cannot do, tried from inside."""
+
+import asyncio
+import sys
+import time
+
+import psutil
+import pytest
+
+from gradbus.errors import ScorerError
+from gradbus.v1 import reward_pb2
+from gradbus_reward.sandbox import confinement, process
+from gradbus_reward.sandbox.process import GraderProcess, GraderSourceError
+
+OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
+
+REFUSED = {
+    "tcp": "import socket\ndef grade(s, i):\n    socket.create_connection(('127.0.0.1', 4222), 1)",
+    "udp": "import socket\ndef grade(s, i):\n    socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "unix socket": "import socket\ndef grade(s, i):\n    socket.socket(socket.AF_UNIX)",
+    "fork": "import os\ndef grade(s, i):\n    os.fork()",
+    "subprocess": "import subprocess\ndef grade(s, i):\n    subprocess.run(['/bin/true'])",
+    "exec": "import os\ndef grade(s, i):\n    os.execv('/bin/true', ['true'])",
+    "thread": "import threading\ndef grade(s, i):\n    threading.Thread(target=print).start()",
+    "kill the service": "import os\ndef grade(s, i):\n    os.kill(os.getppid(), 0)",
+    "read the service": "import os\ndef grade(s, i):\n    return len(open(f'/proc/{os.getppid()}/environ', 'rb').read())",
+    "read a file": "def grade(s, i):\n    return len(open('/etc/passwd').read())",
+    "list a folder": "import os\ndef grade(s, i):\n    return len(os.listdir('/tmp'))",
+    "write a file": "def grade(s, i):\n    open('/tmp/written-by-a-grader', 'w').write('x')",
+    "raise a limit": "import resource as r\ndef grade(s, i):\n    r.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY, r.RLIM_INFINITY))",
+    "take all memory": "def grade(s, i):\n    return len('x' * (2 << 30))",
+    "third-party code": "def grade(s, i):\n    import grpc",
+    "the service's code": "def grade(s, i):\n    import gradbus",
+}
+
+
+RAW_SOCKET = """
+import ctypes
+def grade(s, i):
+    libc = ctypes.CDLL(None, use_errno=True)
+    return {'reward': libc.socket(2, 1, 0), 'errno': ctypes.get_errno()}
+"""
+FLOOD = """
+import os, sys
+def grade(s, i):
+    print('x' * 5_000_000)
+    sys.stderr.write('y' * 5_000_000)
+    os.write(1, b'z' * 100_000)
+    return 1.0
+"""
+# Frames of a grader's own making, written wherever the pipe to the service may be.
+FORGE = """
+import os, struct
+def forge(body, length=None):
+    for n in (3, 4, 5):
+        try:
+            os.write(n, struct.pack('>I', len(body) if length is None else length) + body)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("deed", REFUSED)
+async def test_the_deed_is_refused_and_the_sample_says_so(judge, deed):
+    (answer,) = await judge(REFUSED[deed])
+    assert answer.status == INVALID, answer
+    assert "line" in answer.reason
+
+
+async def test_every_layer_holds_here_and_raw_system_calls_are_refused_too(judge):
+    (answer,) = await judge(RAW_SOCKET)
+    assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
+
+
+async def test_the_environment_is_empty(judge, monkeypatch):
+    monkeypatch.setenv("GRADBUS_SECRET", "x")
+    (answer,) = await judge("import os\ndef grade(s, i):\n    return len([k for k in os.environ if k != 'LC_CTYPE'])")
+    assert (answer.status, answer.reward) == (OK, 0.0)
+
+
+async def test_only_its_pipes_and_dev_null_are_open(judge):
+    source = """
+import os
+def grade(s, i):
+    found = 0
+    for n in range(64):
+        try:
+            os.fstat(n)
+            found += 1
+        except OSError:
+            pass
+    return found
+"""
+    (answer,) = await judge(source)
+    assert answer.reward == 5.0
+
+
+async def test_the_standard_library_is_there(judge):
+    (answer,) = await judge("import re, math, json, decimal, fractions, statistics, datetime\ndef grade(s, i):\n    return math.sqrt(4)")
+    assert (answer.status, answer.reward) == (OK, 2.0)
+
+
+async def test_a_flood_of_output_harms_nobody(judge):
+    assert [answer.reward for answer in await judge(FLOOD, "a", "b", "c")] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("call", ["forge(b'{}')", "forge(b'', 2**32 - 1)", "forge(b'abc')", "forge(b'[' * 50_000)"])
+async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(judge, call):
+    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    {call}\n    return 1.0", seconds=4.0)
+    assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
+
+
+@pytest.mark.parametrize("body", ['{"faults": 3}', "[]", '{"faults": {}}{'])
+async def test_a_source_that_speaks_for_the_child_while_it_loads_is_found_out(judge, body):
+    (answer,) = await judge(f"{FORGE}\nforge({body.encode()!r})\ndef grade(s, i): return 1.0", seconds=4.0)
+    assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
+
+
+BIG = "1" + "0" * 400
+
+
+@pytest.mark.parametrize("reward", ["1e999", "NaN", BIG, '"x"', "null"])
+async def test_an_answer_forged_in_the_pipe_is_checked_like_any_other(judge, reward):
+    body = f'[{{"grader": [{reward}, {{}}]}}]'.encode()
+    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    forge({body!r})\n    os._exit(0)", seconds=4.0)
+    assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
+
+
+async def test_a_source_that_does_not_load_is_named():
+    with pytest.raises(GraderSourceError, match=r"ZeroDivisionError.*line 1"):
+        await GraderProcess.start({"grader": "1 / 0"}, allow_network=False)
+
+
+async def test_a_source_that_never_loads_is_killed(monkeypatch):
+    monkeypatch.setattr(process, "START_SECONDS", 0.5)
+    before = set(psutil.Process().children())
+    with pytest.raises(GraderSourceError, match="did not load"):
+        await GraderProcess.start({"grader": "while True: pass"}, allow_network=False)
+    await until(lambda: set(psutil.Process().children()) <= before)
+
+
+async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkeypatch):
+    """A kernel that refuses both layers, played by a boot line that skips them."""
+    unconfined = "import gradbus_reward.sandbox.child as c; from gradbus_reward.sandbox.confinement import Confinement; "
+    unconfined += "c.confine = lambda: Confinement(False, False, False); "
+    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {unconfined} c.main()")
+    with pytest.raises(ScorerError, match="seccomp"):
+        await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
+    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=True)
+    assert await grader.grade([("", "stop", "{}")], 5.0) == [{"grader": [1.0, {}]}]
+    await grader.stop()
+
+
+async def test_the_filter_alone_keeps_the_network_away(judge, monkeypatch):
+    """As in a container, whose kernel gives no user namespaces: played by a flag that no kernel knows."""
+    no_namespace = "import gradbus_reward.sandbox.confinement as c; c._CLONE_NEWUSER = 1 << 20; "
+    run = "from gradbus_reward.sandbox import child; child.main()"
+    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {no_namespace}{run}")
+    (answer,) = await judge(RAW_SOCKET)
+    assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
+    for deed in ("fork", "kill the service", "read the service", "read a file"):
+        (answer,) = await judge(REFUSED[deed])
+        assert answer.status == INVALID
+
+
+async def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition never came"
+        await asyncio.sleep(0.02)
+
+
+PARENT = """
+import asyncio
+from gradbus_reward.sandbox.process import GraderProcess
+async def main():
+    grader = await GraderProcess.start({"grader": "def grade(s, i):\\n    while True: pass"}, allow_network=False)
+    print("pid", grader.pid, flush=True)
+    await grader.grade([("", "stop", "{}")], 600.0)
+asyncio.run(main())
+"""
+
+
+async def test_children_die_with_their_parent():
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE)
+    said = await anext(line async for line in parent.stdout if line.startswith(b"pid"))
+    child = psutil.Process(int(said.split()[1]))
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_every_refused_call_has_numbers_of_its_own():
+    for column in (0, 1):
+        numbers = [pair[column] for pair in confinement._REFUSED.values() if pair[column] is not None]
+        assert len(numbers) == len(set(numbers))

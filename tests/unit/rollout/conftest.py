@@ -1,0 +1,114 @@
+"""Tiny models and a tokenizer, made from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_rollout.torch_engine.model import DecoderModel
+from gradbus_rollout.torch_engine.shape import read_shape
+
+SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.3,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
+FAMILIES = {
+    "qwen2-tied-mha": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=4, tie_word_embeddings=True)),
+    "qwen2-untied-gqa": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=False)),
+    "llama-untied-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=False)),
+    "llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE)),
+    "llama-linear-rope": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES,
+            num_key_value_heads=4,
+            tie_word_embeddings=True,
+            rope_parameters=LINEAR_ROPE,
+        )
+    ),
+}
+
+
+def save_tokenizer(folder: Path) -> None:
+    characters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    words = ["<pad>", "<eos>", "<unk>", *characters, "[", "]"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+
+
+def make_folder(folder: Path, family: str, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = FAMILIES[family]().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)  # zeros would hide a bias that is never added
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def hf_model(tmp_path, family) -> torch.nn.Module:
+    return make_folder(tmp_path / "model", family)
+
+
+@pytest.fixture
+def model_folder(tmp_path) -> Path:
+    make_folder(tmp_path / "model", "qwen2-untied-gqa")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def decoder() -> Callable[[Path], DecoderModel]:
+    def load(folder: Path) -> DecoderModel:
+        model = DecoderModel(read_shape(folder), torch.empty(0))
+        with torch.inference_mode():
+            model.weights.replace(model.weights.read([folder / "model.safetensors"]))
+        return model
+
+    return load
+
+
+@pytest.fixture
+async def start_engine(model_folder):
+    """Starts engines on the model folder, holding its weights as version 0; closes them afterwards."""
+    engines = []
+
+    async def start(**config) -> TorchEngine:
+        engine = TorchEngine.from_folder(model_folder, TorchEngineConfig(**config))
+        engines.append(engine)
+        await engine.load([model_folder / "model.safetensors"], 0)
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.close()

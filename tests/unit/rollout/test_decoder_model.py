@@ -1,0 +1,63 @@
+"""The hand-written forward against transformers'."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gradbus_rollout.torch_engine.cache import pages
+from gradbus_rollout.torch_engine.prefill import Prefill
+
+
+@torch.inference_mode()
+def test_decoded_logits_equal_transformers(tmp_path, hf_model, decoder):
+    model = decoder(tmp_path / "model")
+    ids = torch.randint(0, 48, (4, 70))  # three pages
+    expected = hf_model.double()(ids).logits.float()
+    cache = model.new_cache(4)
+    for position in range(ids.shape[1]):
+        hidden = model.forward(ids[:, position : position + 1], torch.full((4, 1), position), cache)
+        torch.testing.assert_close(model.logits(hidden), expected[:, position], atol=2e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_prefilled_prompt_continues_as_transformers_does(tmp_path, hf_model, decoder):
+    model = decoder(tmp_path / "model")
+    prompts = [torch.randint(0, 48, (length,)) for length in (1, 2, 17, 18, 300)]
+    prefill = Prefill(model, 5, "cpu")
+    prefill.run([tuple(prompt.tolist()) for prompt in prompts])
+    last = torch.stack([prompt[-1:] for prompt in prompts])
+    positions = torch.tensor([[len(prompt) - 1] for prompt in prompts])
+    logits = model.logits(model.forward(last, positions, prefill.cache))
+    for row, prompt in enumerate(prompts):
+        torch.testing.assert_close(logits[row], hf_model(prompt[None]).logits[0, -1], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 129, 257, 700])
+def test_pages_cover_a_length_and_are_a_prefix_of_every_longer_ones(length):
+    spans = list(pages(length))
+    assert spans[0][0] == 0
+    assert all(before[1] == after[0] for before, after in pairwise(spans))
+    assert spans[-1][0] < length <= spans[-1][1]
+    assert list(pages(length + 1000))[: len(spans)] == spans
+
+
+@torch.inference_mode()
+def test_more_pages_than_a_row_needs_do_not_change_its_bits(tmp_path, hf_model, decoder):
+    model = decoder(tmp_path / "model")
+    ids, positions = torch.randint(0, 48, (8, 1)), torch.arange(8)[:, None]
+
+    def logits(longest_neighbour: int):
+        cache = model.new_cache(8)
+        cache.reserve(longest_neighbour + 1)
+        cache._storage.normal_(generator=torch.Generator().manual_seed(longest_neighbour))  # junk of another life
+        cache._storage[..., :8, :] = torch.linspace(-1, 1, 8)[:, None]
+        at = positions.clone()
+        at[7] = longest_neighbour
+        return model.logits(model.forward(ids, at, cache))[:7]
+
+    alone = logits(7)
+    for longest in (31, 40, 100, 600):
+        assert torch.equal(logits(longest), alone)

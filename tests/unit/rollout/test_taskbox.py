@@ -1,0 +1,93 @@
+"""What a worker holds: the lowest version first, nothing twice, and claims that say all of it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradbus.bus import Delivery
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout.taskbox import TaskBox
+
+TRAIN, EVALUATION = TaskKind.TASK_KIND_TRAIN, TaskKind.TASK_KIND_EVALUATION
+
+
+def task(version, indexes, kind=TRAIN):
+    groups = [GroupTask(index=index, row=index) for index in indexes]
+    return Delivery(Task(task_id="t", run_id="run", kind=kind, version=version, groups=groups), f"trace of {version}")
+
+
+def everything(_task):
+    return True
+
+
+tasks = st.lists(
+    st.builds(
+        task, st.integers(0, 4), st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), st.sampled_from((TRAIN, EVALUATION))
+    ),
+    max_size=12,
+)
+
+
+@given(tasks, st.integers(0, 5))
+def test_the_lowest_ready_version_runs_first_and_of_it_evaluation(given_tasks, newest):
+    box = TaskBox()
+    for one in given_tasks:
+        box.add(one)
+    started = []
+    while (one := box.lowest(lambda one: one.version <= newest)) is not None:
+        box.start(one)
+        started.append((one.task.version, one.task.kind != EVALUATION))
+    assert started == sorted(started)
+    assert {version for version, _ in started} == {one.task.version for one in given_tasks if one.task.version <= newest}
+
+
+@given(tasks, st.data())
+def test_a_group_of_a_version_is_held_once_whoever_sends_it_again(given_tasks, data):
+    box = TaskBox()
+    for one in given_tasks + given_tasks:
+        box.add(one)
+        if data.draw(st.booleans()) and (ready := box.lowest(everything)):
+            box.start(ready)
+    expected = {(one.task.kind, one.task.version, group.index) for one in given_tasks for group in one.task.groups}
+    assert len(box.claims) + len(box.evaluation_claims) == len(expected)
+    assert sorted(box.evaluation_claims) == sorted((version, index) for kind, version, index in expected if kind == EVALUATION)
+
+
+def test_claims_last_from_the_fetch_to_the_end():
+    box = TaskBox()
+    box.add(task(1, [4, 5]))
+    box.add(task(2, [6]))
+    assert box.claims == [4, 5, 6]
+    first = box.lowest(everything)
+    box.start(first)
+    assert sorted(box.claims) == [4, 5, 6]
+    assert box.running == [first.task]
+    assert first.traceparent == "trace of 1"
+    box.finish(first)
+    assert box.claims == [6]
+    assert box.running == []
+
+
+def test_a_task_that_is_not_ready_is_set_aside_and_does_not_stop_others():
+    box = TaskBox()
+    box.add(task(9, [1]))
+    assert box.lowest(lambda one: one.version <= 3) is None
+    box.add(task(3, [2]))
+    assert box.lowest(lambda one: one.version <= 3).task.version == 3
+
+
+def test_a_dropped_task_is_held_no_more_and_may_come_again():
+    box = TaskBox()
+    box.add(task(3, [2]))
+    box.finish(box.lowest(everything))
+    assert box.claims == []
+    box.add(task(3, [2]))
+    assert box.claims == [2]
+
+
+def test_the_senders_task_is_not_changed():
+    box = TaskBox()
+    box.add(task(0, [1]))
+    second = task(0, [1, 2])
+    box.add(second)
+    assert [group.index for group in second.task.groups] == [1, 2]
+    assert box.claims == [1, 2]

@@ -1,0 +1,145 @@
+"""A wrong spec is told everything at once; a right one survives every form it travels in."""
+
+import contextlib
+import copy
+import tomllib
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gradbus.errors import SpecError
+from gradbus.spec import RunSpec, parse_spec
+
+TOML = """
+name = "counting"
+deterministic = false
+
+[model]
+path = "model"
+
+[data]
+train = "train.jsonl"
+
+[reward.grader]
+type = "multi"
+calculate_output = "0.5 * exact + 0.5 * near"
+
+[reward.grader.graders.exact]
+type = "string_check"
+input = "{{ sample.output_text }}"
+reference = "{{ item.answer }}"
+
+[reward.grader.graders.near]
+type = "text_similarity"
+input = "{{ sample.output_text }}"
+reference = "{{ item.answer }}"
+
+[schedule]
+mode = "free"
+steps = 3
+"""
+
+
+def body(**sections):
+    return copy.deepcopy(tomllib.loads(TOML)) | sections
+
+
+def faults(spec):
+    with pytest.raises(SpecError) as caught:
+        parse_spec(spec)
+    return {fault.path: fault for fault in caught.value.faults}
+
+
+def test_a_spec_survives_toml_json_and_python():
+    spec = parse_spec(tomllib.loads(TOML))
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+
+
+def test_all_faults_come_at_once_with_the_message_naming_each():
+    wrong = body(name="Not A Name", roll_out={}, schedule={"mode": "fre", "stpes": 2}, rollout={"top_p": 0.9, "top_k": 5})
+    found = faults(wrong)
+    assert found.keys() == {"name", "roll_out", "schedule.mode", "schedule.stpes", "schedule.steps", "rollout.top_p", "rollout.top_k"}
+    with pytest.raises(SpecError) as caught:
+        parse_spec(wrong)
+    assert all(path in str(caught.value) for path in found)
+
+
+@pytest.mark.parametrize(
+    ("sections", "path", "nearest"),
+    [
+        ({"roll_out": {}}, "roll_out", "rollout"),
+        ({"rollout": {"slot": 64}}, "rollout.slot", "slots"),
+        ({"schedule": {"steps": 1, "mode": "fixed-lag"}}, "schedule.mode", "fixed_lag"),
+        ({"trainer": {"lr_schedule": "cosin"}}, "trainer.lr_schedule", "cosine"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(sections, path, nearest):
+    assert faults(body(**sections))[path].nearest == nearest
+
+
+def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
+    spec = body()
+    spec["reward"]["grader"]["graders"] = {"python": {"type": "string_check", "input": "a", "reference": "b", "opration": "eq"}}
+    fault = faults(spec)["reward.grader.graders.python.opration"]
+    assert fault.nearest == "operation"
+
+
+@pytest.mark.parametrize(
+    ("sections", "path"),
+    [
+        ({"deterministic": True}, "deterministic"),
+        ({"deterministic": "true"}, "deterministic"),
+        ({"reward": {}}, "reward"),
+        ({"reward": {"service": "ftp://scorer"}}, "reward.service"),
+        ({"reward": {"grader": {"type": "python"}}}, "reward.grader"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p"),
+        ({"rollout": {"top_k": 1}}, "rollout.top_k"),
+        ({"trainer": {"betas": [0.9, 1.0]}}, "trainer.betas"),
+        ({"algorithm": {"clip": [0.0, 0.2]}}, "algorithm.clip"),
+        ({"algorithm": {"clip": [1.0, 0.2]}}, "algorithm.clip"),
+    ],
+)
+def test_rules_that_join_fields(sections, path):
+    assert path in faults(body(**sections))
+
+
+def test_a_joint_rule_is_told_although_another_section_is_wrong():
+    found = faults(body(deterministic=True, trainer={"threads": 0}))
+    assert found.keys() == {"deterministic", "trainer.threads"}
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_numbers_are_finite_for_json_knows_no_others(number):
+    assert "trainer.learning_rate" in faults(body(trainer={"learning_rate": number}))
+    assert "algorithm.clip.1" in faults(body(algorithm={"clip": [0.2, number]}))
+
+
+@pytest.mark.parametrize(("mode", "given", "expected"), [("fixed_lag", None, True), ("free", None, False), ("fixed_lag", False, False)])
+def test_determinism_is_the_default_where_it_is_possible(mode, given, expected):
+    sections = body(schedule={"mode": mode, "steps": 1})
+    del sections["deterministic"]
+    spec = parse_spec(sections | ({} if given is None else {"deterministic": given}))
+    assert spec.is_deterministic is expected
+
+
+def test_the_oldest_version_of_a_step():
+    spec = parse_spec(body(schedule={"steps": 5, "max_staleness": 2, "groups_per_step": 3}))
+    assert [spec.oldest_version(step) for step in range(5)] == [0, 0, 0, 1, 2]
+    assert spec.total_groups == 15
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+sections = st.dictionaries(st.sampled_from([*RunSpec.model_fields, "other"]), json_values)
+
+
+@given(sections | json_values)
+def test_whatever_is_sent_the_answer_is_a_spec_or_its_faults(sent):
+    with contextlib.suppress(SpecError):
+        spec = parse_spec(body(**sent) if isinstance(sent, dict) else sent)
+        assert RunSpec.model_validate_json(spec.model_dump_json()) == spec

@@ -1,0 +1,120 @@
+"""One step of plain-torch GRPO, seen through the learner's own interface."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gradbus.errors import ModelError, TrainingError
+from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_trainer.batch import Batch
+from gradbus_trainer.torch_learner import TorchLearner
+
+
+def first_step(folder, spec, batch):
+    """Metrics and gradients: AdamW's first moment after one unclipped step is (1 - beta1) · gradient."""
+    learner = TorchLearner(folder, spec)
+    metrics = learner.train(batch)
+    scale = 1.0 - spec.trainer.betas[0]
+    moments = learner.optimizer_tensors().items()
+    return metrics, {name.removesuffix(".exp_avg"): tensor / scale for name, tensor in moments if name.endswith(".exp_avg")}
+
+
+def assert_same(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence"])
+@pytest.mark.parametrize("budget", [1, 30])
+def test_micro_batches_change_neither_loss_nor_gradient(model_folder, make_spec, make_batch, aggregate, budget):
+    algorithm = {"aggregate": aggregate, "entropy": 0.01, "kl": 0.1}
+    whole, gradients = first_step(model_folder, make_spec(algorithm=algorithm), make_batch())
+    spec = make_spec(algorithm=algorithm, trainer={"micro_batch_tokens": budget})
+    split, split_gradients = first_step(model_folder, spec, make_batch())
+    assert split.loss.total == pytest.approx(whole.loss.total, rel=1e-5, abs=1e-6)
+    assert split.ratio.mean == pytest.approx(whole.ratio.mean, rel=1e-5)
+    assert split.ratio.max == pytest.approx(whole.ratio.max, rel=1e-5)
+    assert split.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
+    assert_same(split_gradients, gradients)
+
+
+def test_tokens_that_are_not_trainable_leave_numerator_and_denominator(model_folder, make_spec, make_batch):
+    batch = make_batch()
+    spec = make_spec(algorithm={"entropy": 0.01, "kl": 0.1})
+    metrics, gradients = first_step(model_folder, spec, batch)
+    spoilt = [
+        replace(sample, behaviour_logprobs=np.where(sample.trainable, sample.behaviour_logprobs, np.float32("nan")))
+        for sample in batch.samples
+    ]
+    again, same_gradients = first_step(model_folder, spec, Batch(0, spoilt))
+    assert metrics == again
+    assert metrics.tokens == sum(batch.trainable_counts) < sum(len(sample.token_ids) for sample in batch.samples)
+    assert all(torch.equal(gradients[name], same_gradients[name]) for name in gradients)
+
+
+def test_a_sample_without_trainable_tokens_changes_nothing_but_context(model_folder, make_spec, make_batch):
+    batch = make_batch()
+    idle = replace(batch.samples[0], trainable=np.zeros_like(batch.samples[0].trainable), advantage=9.0)
+    with_idle = first_step(model_folder, make_spec(algorithm={"aggregate": "sequence"}), Batch(0, [*batch.samples, idle]))
+    without = first_step(model_folder, make_spec(algorithm={"aggregate": "sequence"}), batch)
+    assert with_idle[0].loss.total == pytest.approx(without[0].loss.total, rel=1e-5)
+    assert_same(with_idle[1], without[1])
+
+
+def test_samples_of_the_present_policy_have_ratio_one_and_decoupled_agrees_with_behaviour(model_folder, make_spec, make_batch):
+    batch = make_batch()
+    with torch.no_grad():
+        logprobs, _ = packed_logprobs(load_causal_lm(model_folder), batch.samples, 0.8)
+    parts = logprobs.split([len(sample.token_ids) for sample in batch.samples])
+    fresh = Batch(0, [replace(sample, behaviour_logprobs=part.numpy()) for sample, part in zip(batch.samples, parts, strict=True)])
+    results = [
+        first_step(model_folder, make_spec(rollout={"temperature": 0.8}, algorithm={"importance": importance}), fresh)
+        for importance in ("behaviour", "decoupled")
+    ]
+    assert_same(results[0][1], results[1][1])
+    ratio = results[0][0].ratio
+    assert (ratio.mean, ratio.max) == (pytest.approx(1.0, abs=1e-5), pytest.approx(1.0, abs=1e-5))
+    assert (ratio.clipped_low, ratio.clipped_high) == (0.0, 0.0)
+    assert ratio.logprob_diff == pytest.approx(0.0, abs=1e-5)
+
+
+def test_gradients_are_clipped_to_the_norm_and_the_norm_before_is_shown(model_folder, make_spec, make_batch):
+    free, gradients = first_step(model_folder, make_spec(), make_batch())
+    clipped, small = first_step(model_folder, make_spec(trainer={"max_grad_norm": free.grad_norm / 4}), make_batch())
+    assert clipped.grad_norm == free.grad_norm
+    assert_same({name: tensor * 4 for name, tensor in small.items()}, gradients)
+
+
+@pytest.mark.parametrize("step", [0, 2, 9])
+def test_weights_move_by_the_steps_learning_rate(model_folder, make_spec, make_batch, step):
+    """AdamW's first step moves a weight by rate · sign(gradient) wherever the gradient is well above epsilon."""
+    learner = TorchLearner(model_folder, make_spec(trainer={"warmup_steps": 3, "lr_schedule": "linear"}))
+    before = learner.weights()
+    rate = learner.train(make_batch(step)).learning_rate
+    moved = max(float((tensor - before[name]).abs().max()) for name, tensor in learner.weights().items())
+    assert moved == pytest.approx(rate, rel=1e-2)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(model_folder, make_spec, make_batch):
+    batch = make_batch()
+    poisoned = Batch(0, [replace(sample, advantage=float("nan")) for sample in batch.samples])
+    learner, clean = (TorchLearner(model_folder, make_spec()) for _ in range(2))
+    with pytest.raises(TrainingError, match="step 0 is not finite"):
+        learner.train(poisoned)
+    assert learner.optimizer_tensors() == {}
+    assert learner.train(batch) == clean.train(batch)
+    assert all(torch.equal(tensor, clean.weights()[name]) for name, tensor in learner.weights().items())
+
+
+def test_a_step_behind_the_restored_one_is_refused(model_folder, make_spec, make_batch):
+    learner = TorchLearner(model_folder, make_spec())
+    learner.restore(5, learner.weights(), {})
+    with pytest.raises(TrainingError, match="step 4 is behind"):
+        learner.train(make_batch(step=4))
+
+
+def test_optimiser_state_of_another_model_is_refused(model_folder, make_spec):
+    learner = TorchLearner(model_folder, make_spec())
+    with pytest.raises(ModelError, match="another model"):
+        learner.restore(1, learner.weights(), {"elsewhere.exp_avg": torch.zeros(1)})
