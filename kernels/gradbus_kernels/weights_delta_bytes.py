@@ -1,0 +1,107 @@
+"""The bytes under a weights delta: numbers, strings and bit planes, written once and read with every length checked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_NUMBER_BYTES: Final = 9
+
+
+class DeltaError(ValueError):
+    """A delta cannot be applied; nothing was."""
+
+
+class DamagedDeltaError(DeltaError):
+    """The bytes are not what an encoder wrote."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(f"the weights delta is damaged ({fault}); fetch it again, or fetch the whole version")
+
+
+class Writer:
+    """Collects the parts of a delta."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def number(self, value: int) -> None:
+        """A non-negative integer, seven bits a byte, lowest first (LEB128)."""
+        digits = bytearray()
+        while value > 0x7F:
+            digits.append(value & 0x7F | 0x80)
+            value >>= 7
+        digits.append(value)
+        self._parts.append(bytes(digits))
+
+    def raw(self, part: bytes) -> None:
+        """Bytes whose length the reader knows."""
+        self._parts.append(part)
+
+    def bits(self, flags: NDArray[np.bool_]) -> None:
+        """One plane: a bit for each flag, the lowest bit of a byte first."""
+        self._parts.append(np.packbits(flags, bitorder="little").tobytes())
+
+    def planes(self, values: NDArray[np.unsignedinteger], width: int) -> None:
+        """The low `width` bits of each value, one plane of bits after another, highest first."""
+        for bit in reversed(range(width)):
+            self.bits((values & values.dtype.type(1 << bit)) != 0)
+
+    def done(self) -> bytes:
+        """All parts joined."""
+        return b"".join(self._parts)
+
+
+class Reader:
+    """Reads what `Writer` wrote. Every method raises DamagedDeltaError rather than read past the end."""
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        self._content = memoryview(content)
+        self._place = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes not read yet."""
+        return len(self._content) - self._place
+
+    def raw(self, size: int) -> memoryview:
+        """The next `size` bytes, not copied."""
+        if size > self.left:
+            raise DamagedDeltaError(f"{size} bytes are announced where {self.left} are left")
+        self._place += size
+        return self._content[self._place - size : self._place]
+
+    def accept(self, expected: bytes) -> bool:
+        """Whether these bytes come next; they are passed over then."""
+        found = self._content[self._place : self._place + len(expected)] == expected
+        self._place += len(expected) if found else 0
+        return found
+
+    def number(self, most: int) -> int:
+        """A number no larger than `most`."""
+        value = 0
+        for place in range(MAX_NUMBER_BYTES):
+            digit = self.raw(1)[0]
+            value |= (digit & 0x7F) << 7 * place
+            if digit < 0x80:
+                break
+        else:
+            raise DamagedDeltaError("a number has no end")
+        if value > most:
+            raise DamagedDeltaError(f"{value} stands where {most} is the most there can be")
+        return value
+
+    def bits(self, count: int) -> NDArray[np.uint8]:
+        """One plane: `count` zeros and ones, a byte each."""
+        packed = np.frombuffer(self.raw((count + 7) // 8), np.uint8)
+        return np.unpackbits(packed, count=count, bitorder="little")
+
+    def planes(self, count: int, width: int) -> NDArray[np.unsignedinteger]:
+        """`count` values of `width` bits, in the narrowest type that holds them."""
+        values = np.zeros(count, np.min_scalar_type((1 << width) - 1))
+        for _ in range(width):
+            values += values
+            values |= self.bits(count)
+        return values
