@@ -38,19 +38,19 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def sample_tokens(logits: Tensor, uniforms: Tensor, greedy: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """One token a row, and its log-probability.
+    """S tokens a row, and their log-probabilities.
 
-    `logits` `[B, V]`; `uniforms` float64 `[B]`; `greedy` bool `[B]` takes the likeliest token instead (None: nowhere).
-    Returns ids, int64 `[B]`, and log-softmax at `temperature` over the whole vocabulary, float32 `[B]`.
+    `logits` `[B, V]`; `uniforms` float64 `[B, S]`, one a draw; `greedy` bool `[B]` takes the likeliest token instead (None: nowhere).
+    Returns ids, int64 `[B, S]`, and log-softmax at `temperature` over the whole vocabulary, float32 `[B, S]`.
     Inverse CDF: the first token whose cumulative probability (summed in float64) exceeds the uniform, so a
-    token of probability 0 is never drawn. A row with a logit that is not finite gets a log-probability that
-    is not finite either.
+    token of probability 0 is never drawn. A row with a logit that is not finite gets log-probabilities that
+    are not finite either.
     """
     scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     logprobs = torch.log_softmax(scaled, dim=-1)
-    cumulative = logprobs.double().exp_().cumsum_(dim=-1)
-    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True)
+    cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
+    tokens = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     tokens.clamp_(max=logits.shape[-1] - 1)  # only NaN gets there
     if greedy is not None:
         tokens = torch.where(greedy.unsqueeze(-1), logits.argmax(dim=-1, keepdim=True), tokens)
-    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+    return tokens, logprobs.gather(-1, tokens)

@@ -25,14 +25,15 @@ def test_decoded_logits_equal_transformers(tmp_path, hf_model, decoder):
 @torch.inference_mode()
 def test_a_prefilled_prompt_continues_as_transformers_does(tmp_path, hf_model, decoder):
     model = decoder(tmp_path / "model")
-    prompts = [torch.randint(0, 48, (length,)) for length in (1, 2, 17, 18, 300)]
-    prefill = Prefill(model, 5, "cpu")
-    prefill.run([tuple(prompt.tolist()) for prompt in prompts])
-    last = torch.stack([prompt[-1:] for prompt in prompts])
-    positions = torch.tensor([[len(prompt) - 1] for prompt in prompts])
-    logits = model.logits(model.forward(last, positions, prefill.cache))
+    prompts = [torch.randint(0, 48, (length,)) for length in (1, 2, 8, 9, 18, 300)]
+    prefill = Prefill(model, 7, "cpu")
+    logits = prefill.run([tuple(prompt.tolist()) for prompt in prompts])
+    following = logits.argmax(-1, keepdim=True)
+    positions = torch.tensor([[len(prompt)] for prompt in prompts] + [[0]])
+    next_logits = model.logits(model.forward(following, positions, prefill.cache))
     for row, prompt in enumerate(prompts):
-        torch.testing.assert_close(logits[row], hf_model(prompt[None]).logits[0, -1], atol=2e-5, rtol=1e-5)
+        expected = hf_model(torch.cat((prompt, following[row]))[None]).logits[0, -2:]
+        torch.testing.assert_close(torch.stack((logits[row], next_logits[row])), expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 129, 257, 700])

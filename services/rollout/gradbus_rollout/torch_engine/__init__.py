@@ -3,7 +3,8 @@
 config    what the caller sets        shape     what config.json says of the model
 weights   the tensors held, by name   rope      rotary tables
 cache     keys and values of slots    attention one query over pages of them
-model     one forward                 prefill   prompts into the cache, in chunks of one shape
+buffers   memory of a batch shape     model     one forward
+prefill   prompts into the cache, in chunks of one shape
 requests  what is being sampled       rows      arrays of the slots
 scheduler slots, queue, decode step   loop      the thread that owns it all, and the asyncio side
 """

@@ -7,7 +7,8 @@ longest neighbour, or of the cache, never changes a row's bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import torch
@@ -19,13 +20,14 @@ _PAGE_ENDS: Final = (32, 64, 128, 256)
 _LONGEST_PAGE: Final = 256
 
 
-def pages(length: int) -> Iterator[tuple[int, int]]:
+@cache
+def pages(length: int) -> Sequence[tuple[int, int]]:
     """(start, end) of the pages that hold positions 0..length-1: 32, 32, 64, 128, then 256 each."""
-    start = 0
-    while start < length:
-        end = next((end for end in _PAGE_ENDS if end > start), start + _LONGEST_PAGE)
-        yield start, end
-        start = end
+    spans: list[tuple[int, int]] = []
+    while not spans or spans[-1][1] < length:
+        start = spans[-1][1] if spans else 0
+        spans.append((start, next((end for end in _PAGE_ENDS if end > start), start + _LONGEST_PAGE)))
+    return tuple(spans)
 
 
 class KvCache:
@@ -36,9 +38,11 @@ class KvCache:
 
     def __init__(self, shape: ModelShape, rows: int, like: Tensor) -> None:
         self._storage = like.new_zeros(shape.layers, 2, rows, shape.kv_heads, 0, shape.head_dim)
-        self._pages: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}  # views, made once: they cost as much as small products
+        self._layers: Sequence[Tensor] = ()
+        self._pages: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}  # by their number
         matrices = torch.arange(2 * rows * shape.kv_heads, device=like.device)
         self._matrices = matrices.view(2, rows, shape.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
+        self._starts = self._matrices
 
     @property
     def capacity(self) -> int:
@@ -49,27 +53,32 @@ class KvCache:
         """Make room for `length` positions a row. It only ever grows."""
         if length <= self.capacity:
             return
-        end = max(end for _, end in pages(length))
+        end = pages(length)[-1][1]
         grown = self._storage.new_zeros(*self._storage.shape[:4], end, self._storage.shape[5])
         grown[..., : self.capacity, :] = self._storage
         self._storage = grown
+        # Views are made once: they cost as much as small products.
+        self._layers = grown.flatten(1, 4).unbind()
+        self._starts = self._matrices * end
         self._pages.clear()
 
     def places(self, positions: Tensor) -> Tensor:
         """Where the entries of `positions` `[rows, C]` lie, for `write`: `[rows * C * 2 * kv_heads]`."""
-        return (self._matrices * self.capacity + positions.unsqueeze(-1)).reshape(-1)
+        return (self._starts + positions.unsqueeze(-1)).reshape(-1)
 
     def write(self, layer: int, places: Tensor, entries: Tensor) -> None:
         """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `places`."""
-        width = self._storage.shape[5]
-        self._storage[layer].view(-1, width).index_copy_(0, places, entries.reshape(-1, width))
+        self._layers[layer].index_copy_(0, places, entries.reshape(-1, self._storage.shape[5]))
 
-    def page(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one page, `[rows * kv_heads, end - start, head_dim]` each."""
-        found = self._pages.get((layer, start, end))
+    def pages(self, spans: Sequence[tuple[int, int]]) -> list[list[tuple[Tensor, Tensor]]]:
+        """Of every layer, the pages at `spans`: keys `[rows * kv_heads, head_dim, end - start]`, and values, not transposed."""
+        found = self._pages.get(len(spans))
         if found is None:
-            keys, values = self._storage[layer].flatten(1, 2)[:, :, start:end]
-            found = self._pages[layer, start, end] = (keys, values)
+            matrices = self._storage.view(*self._storage.shape[:2], -1, *self._storage.shape[4:])
+            found = [
+                [(keys[:, start:end].transpose(1, 2), values[:, start:end]) for start, end in spans] for keys, values in matrices.unbind()
+            ]
+            self._pages[len(spans)] = found
         return found
 
     def copy_rows(self, rows: Tensor, source: KvCache, source_rows: Tensor, length: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Self
 
@@ -126,18 +126,15 @@ class TorchEngine:
 
     def _take_commands(self) -> bool:
         """Act on every command that is there, waiting for one only when no sample runs; False to end."""
-        while True:
-            try:
-                command = self._inbox.get(block=not self._scheduler.requests)
-            except Empty:
-                return True
-            match command:
-                case Request():
-                    self._scheduler.submit(command)
-                case _Swap():
-                    self._swap(command)
+        while not self._scheduler.requests or not self._inbox.empty():
+            match self._inbox.get():
+                case Request() as request:
+                    self._scheduler.submit(request)
+                case _Swap() as swap:
+                    self._swap(swap)
                 case _Close():
                     return False
+        return True
 
     def _swap(self, swap: _Swap) -> None:
         try:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 -- the name the field knows it by
 
-from gradbus_rollout.torch_engine.attention import attend, visibility_bias
+from gradbus_rollout.torch_engine.attention import attend, visibility_biases
+from gradbus_rollout.torch_engine.buffers import Buffers
 from gradbus_rollout.torch_engine.cache import KvCache, pages
-from gradbus_rollout.torch_engine.rope import rope_table, rotate
+from gradbus_rollout.torch_engine.rope import rope_table
 from gradbus_rollout.torch_engine.shape import ModelShape
 from gradbus_rollout.torch_engine.weights import LayerWeights, ModelWeights
 
@@ -21,8 +22,14 @@ class DecoderModel:
         self.weights = ModelWeights(shape, like)
         self._like = like
         self._rope = rope_table(shape, 0)
+        self._buffers: dict[torch.Size, Buffers] = {}
         self._norm_eps_root = like.new_tensor(shape.norm_eps, dtype=torch.float32).sqrt()
         self._norm_scale = like.new_tensor(shape.hidden_size**-0.5, dtype=torch.float32)  # a tensor: a number is cast at each use
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, cache and hidden states."""
+        return self._like.dtype
 
     def new_cache(self, rows: int) -> KvCache:
         """An empty cache for `rows` sequences."""
@@ -36,49 +43,48 @@ class DecoderModel:
         longest = int(positions.max()) + 1
         cache.reserve(longest)
         self._reserve_rope(cache.capacity)
-        spans = list(pages(longest))
-        bias = visibility_bias(positions, spans[-1][1], (self.shape.heads, self.shape.kv_heads))
-        biases = [bias[..., start:end] for start, end in spans]
+        spans = pages(longest)
+        biases = visibility_biases(positions, spans, (self.shape.heads, self.shape.kv_heads))
         places = cache.places(positions)
-        rotation = self._rope.index_select(0, positions.view(-1))
-        x = F.embedding(tokens.view(-1), self.weights.embedding)
-        for number, layer in enumerate(self.weights.layers):
-            queries, entries = self._project(layer, x, rotation)
-            cache.write(number, places, entries)
-            attended = attend(self._by_kv_head(queries, positions.shape), [cache.page(number, *span) for span in spans], biases)
-            x = torch.addmm(x, self._by_token(attended, positions.shape), layer.out)
-            x = self._feed_forward(layer, x)
+        buffers = self._buffers_for(positions.shape)
+        torch.index_select(self._rope, 0, positions.view(-1), out=buffers.rotation)
+        x = self.weights.embedding.index_select(0, tokens.view(-1))
+        for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
+            self._project(layer, x, buffers)
+            cache.write(number, places, buffers.entries)
+            attended = attend(buffers.queries(), layer_pages, biases)
+            x.addmm_(buffers.by_token(attended), layer.out)
+            self._feed_forward(layer, x, buffers)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, vocab]` from hidden states `[N, hidden]`."""
         return F.linear(self._norm(hidden, self.weights.norm), self.weights.head)
 
-    def _project(self, layer: LayerWeights, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries `[N, heads * head_dim]`, and rotated keys beside values `[N, kv_width]`."""
+    def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
+        """Queries, keys and values of `x` `[N, hidden]`, the first two rotated, into `buffers.qkv`."""
         normed = self._norm(x, layer.input_norm)
-        qkv = torch.mm(normed, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, normed, layer.qkv)
-        rotate(qkv[:, : rotation.shape[1]], rotation)
-        return qkv[:, : -self.shape.kv_width], qkv[:, -self.shape.kv_width :]
+        if layer.qkv_bias is None:
+            torch.mm(normed, layer.qkv, out=buffers.qkv)
+        else:
+            torch.addmm(layer.qkv_bias, normed, layer.qkv, out=buffers.qkv)
+        buffers.rotate()
 
-    def _feed_forward(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = torch.mm(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+    def _feed_forward(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
+        """Add SwiGLU (Shazeer 2020) to `x` in place."""
+        torch.mm(self._norm(x, layer.post_norm), layer.gate_up, out=buffers.gate_up)
+        x.addmm_(F.silu(buffers.gate).mul_(buffers.up), layer.down)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm (Zhang and Sennrich 2019); sqrt(mean(x^2) + eps) as a hypotenuse is half the operations."""
-        root = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32) * self._norm_scale
-        return torch.mul((x / root.hypot(self._norm_eps_root)).to(x.dtype), weight)
+        root = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32).mul_(self._norm_scale).hypot_(self._norm_eps_root)
+        return torch.mul((x / root).to(x.dtype), weight)
 
-    def _by_kv_head(self, queries: Tensor, batch: torch.Size) -> Tensor:
-        """`[R * C, heads * head_dim]` to `[R * kv_heads, C * heads_per_kv_head, head_dim]`: shared keys are never repeated."""
-        shape = self.shape
-        split = queries.view(*batch, shape.kv_heads, -1, shape.head_dim).transpose(1, 2)
-        return split.reshape(batch[0] * shape.kv_heads, -1, shape.head_dim)
-
-    def _by_token(self, attended: Tensor, batch: torch.Size) -> Tensor:
-        """The way back from `_by_kv_head`."""
-        return attended.reshape(batch[0], self.shape.kv_heads, batch[1], -1).transpose(1, 2).reshape(batch.numel(), -1)
+    def _buffers_for(self, batch: torch.Size) -> Buffers:
+        found = self._buffers.get(batch)
+        if found is None:
+            found = self._buffers[batch] = Buffers(self.shape, batch, self._like)
+        return found
 
     def _reserve_rope(self, length: int) -> None:
         if length > self._rope.shape[0]:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradbus_rollout.torch_engine.cache import KvCache
 from gradbus_rollout.torch_engine.model import DecoderModel
@@ -28,24 +29,29 @@ def chunks(length: int) -> Iterator[tuple[int, int]]:
 
 
 class Prefill:
-    """A cache of `lanes` prompts. Lanes without a prompt compute nothing of use: the shape stays the same.
-
-    A prompt's last token is left out: it is the first input of the decode, where its samples part.
-    """
+    """A cache of `lanes` prompts. Lanes without a prompt compute nothing of use: the shape stays the same."""
 
     def __init__(self, model: DecoderModel, lanes: int, device: str) -> None:
         self._model = model
         self._device = device
+        self._last = torch.zeros(lanes, model.shape.hidden_size, dtype=model.dtype, device=device)
         self.lanes = lanes
         self.cache: KvCache = model.new_cache(lanes)
 
-    def run(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Replace the lanes' contents by `prompts`, at most `lanes` of them, lane by lane."""
-        spans = list(chunks(max(len(prompt) for prompt in prompts) - 1))
-        tokens = np.zeros((self.lanes, spans[-1][1] if spans else 0), dtype=np.int64)
+    def run(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Replace the lanes' contents by `prompts`, at most `lanes` of them, lane by lane.
+
+        Returns the logits that follow each prompt, `[lanes, vocab]`.
+        """
+        last = np.array([len(prompt) - 1 for prompt in prompts])
+        spans = list(chunks(int(last.max()) + 1))
+        tokens = np.zeros((self.lanes, spans[-1][1]), dtype=np.int64)
         for lane, prompt in enumerate(prompts):
-            tokens[lane, : len(prompt) - 1] = prompt[:-1]
+            tokens[lane, : len(prompt)] = prompt
         for start, end in spans:
             positions = torch.arange(start, end).expand(self.lanes, end - start).contiguous()
             chunk = torch.from_numpy(tokens[:, start:end]).contiguous()
-            self._model.forward(chunk.to(self._device), positions.to(self._device), self.cache)
+            hidden = self._model.forward(chunk.to(self._device), positions.to(self._device), self.cache)
+            ending = np.flatnonzero((start <= last) & (last < end))
+            self._last[ending] = hidden[ending * (end - start) + last[ending] - start]
+        return self._model.logits(self._last)

@@ -41,7 +41,7 @@ class RunningSample:
     group: int
     n: int
     lane: int
-    """Where its prompt's keys and values lie until it is admitted."""
+    """Where its prompt's keys and values and its first token lie until it is admitted."""
     starts: list[tuple[int, int]] = field(default_factory=list)
     """(first token, version) of each span."""
 

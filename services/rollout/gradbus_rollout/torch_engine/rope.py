@@ -20,14 +20,6 @@ def rope_table(shape: ModelShape, length: int) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()), -1).flatten(1).repeat(1, shape.heads + shape.kv_heads)
 
 
-def rotate(pairs: Tensor, rotation: Tensor) -> None:
-    """Turn `pairs` `[N, W]` in place by rows of the table: elements 2i and 2i + 1 are one complex number."""
-    wide = pairs.float()  # torch has no complex bfloat16
-    torch.view_as_complex(wide.view(wide.shape[0], -1, 2)).mul_(torch.view_as_complex(rotation.view(wide.shape[0], -1, 2)))
-    if wide is not pairs:
-        pairs.copy_(wide)
-
-
 def _inverse_frequencies(shape: ModelShape) -> Tensor:
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     frequencies = 1.0 / shape.rope.theta**exponents

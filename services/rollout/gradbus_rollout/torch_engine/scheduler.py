@@ -6,18 +6,20 @@ weights, prompt and seed alone, so when and beside whom a sample is admitted is 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from gradbus.errors import ModelError
-from gradbus_kernels.sampling import sample_tokens
+from gradbus_kernels.sampling import counter_uniform, sample_tokens
+from gradbus_rollout.engine import PromptGroup
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
 from gradbus_rollout.torch_engine.prefill import Prefill
 from gradbus_rollout.torch_engine.requests import Request, RunningSample
-from gradbus_rollout.torch_engine.rows import Rows
+from gradbus_rollout.torch_engine.rows import Draws, Rows
 
 
 class Scheduler:
@@ -31,8 +33,9 @@ class Scheduler:
         self._rows = Rows(config, model.shape.vocab_size)
         self._queue: deque[tuple[Request, int]] = deque()
         self._staged: deque[RunningSample] = deque()
-        self._prompts: list[tuple[int, ...]] = []  # of the lanes
-        self._prefilled = -1  # the version whose keys and values the lanes hold
+        self._lanes: list[PromptGroup] = []
+        self._prefilled = -1  # the version whose keys, values and first draws the lanes hold
+        self._first: Draws  # of the lanes' samples, `[lanes, samples]`
         self._running: dict[int, RunningSample] = {}
         self._free = list(range(config.slots))
         self._version = -1
@@ -47,7 +50,7 @@ class Scheduler:
         """The weights have changed: running samples begin a new span at their next token."""
         self._version = version
         for row, sample in self._running.items():
-            sample.begin_span(int(self._rows.drawn[row]), version)
+            sample.begin_span(self._rows.drawn(row), version)
 
     def step(self) -> None:
         """Admit what fits, then draw one token for every running sample."""
@@ -55,20 +58,20 @@ class Scheduler:
         self._admit()
         if not self._running:
             return
-        tokens, logprobs = self._decode()
-        if not np.isfinite(logprobs[self._rows.active]).all():
-            raise ModelError(f"policy version {self._version} gives logits that are not finite; lower the learning rate and resume earlier")
-        ended = self._rows.record(tokens, logprobs)
-        if ended:
-            self._finish(ended)
+        device = self._config.device
+        hidden = self._model.forward(self._rows.tokens.to(device), self._rows.positions.to(device), self._cache)
+        draws = self._draw(self._model.logits(hidden), self._rows.uniforms(), self._rows.greedy)
+        self._finish(self._rows.record(draws))
 
-    def _decode(self) -> tuple[np.ndarray, np.ndarray]:
-        device, greedy = self._config.device, self._rows.greedy()
-        tokens, positions = self._rows.inputs()
-        logits = self._model.logits(self._model.forward(tokens.to(device), positions.to(device), self._cache))
-        uniforms = self._rows.uniforms().to(device)
-        drawn, logprobs = sample_tokens(logits, uniforms, None if greedy is None else greedy.to(device), self._config.temperature)
-        return drawn.cpu().numpy(), logprobs.cpu().numpy()
+    def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
+        """Draw from every row, also those without a sample. Raises ModelError when a log-probability is not finite."""
+        device = self._config.device
+        greedy = None if greedy is None else greedy.to(device)
+        tokens, logprobs = sample_tokens(logits, uniforms.to(device), greedy, self._config.temperature)
+        draws = Draws(tokens.cpu().numpy(), logprobs.cpu().numpy())
+        if not math.isfinite(draws.logprobs.sum()):
+            raise ModelError(f"policy version {self._version} gives logits that are not finite; lower the learning rate and resume earlier")
+        return draws
 
     def _admit(self) -> None:
         while self._free and (self._staged or self._queue):
@@ -79,31 +82,39 @@ class Scheduler:
             samples = [self._staged.popleft() for _ in range(min(len(self._free), len(self._staged)))]
             rows = [self._free.pop() for _ in samples]
             self._copy_prompts(rows, samples)
-            self._rows.start(rows, samples)
             for sample in samples:
                 sample.begin_span(0, self._version)
             self._running.update(zip(rows, samples, strict=True))
+            self._finish(self._rows.start(rows, samples, self._first))
 
     def _stage(self) -> None:
         """Prefill the next prompts. All lanes are refilled at once, when the last sample has left them."""
-        groups = [self._queue.popleft() for _ in range(min(self._prefill.lanes, len(self._queue)))]
-        self._prompts = [request.groups[number].prompt_ids for request, number in groups]
+        taken = [self._queue.popleft() for _ in range(min(self._prefill.lanes, len(self._queue)))]
+        self._lanes = [request.groups[number] for request, number in taken]
         self._prefill_lanes()
-        for lane, (request, number) in enumerate(groups):
+        for lane, (request, number) in enumerate(taken):
             self._staged.extend(RunningSample(request, number, n, lane) for n in range(len(request.groups[number].seeds)))
 
     def _prefill_lanes(self) -> None:
-        """Also for samples still staged when the version changes: a prompt's keys and values are of its sample's first span."""
-        self._prefill.run(self._prompts)
+        """Also for samples still staged when the version changes: keys, values and first token are of the sample's first span."""
+        logits = self._prefill.run([group.prompt_ids for group in self._lanes])
+        seeds = torch.zeros(self._prefill.lanes, max(len(group.seeds) for group in self._lanes), dtype=torch.int64)
+        greedy = torch.zeros(self._prefill.lanes, dtype=torch.bool)
+        for lane, group in enumerate(self._lanes):
+            seeds[lane, : len(group.seeds)] = torch.tensor(group.seeds)
+            greedy[lane] = group.greedy
+        self._first = self._draw(logits, counter_uniform(seeds, torch.zeros_like(seeds)), greedy if greedy.any() else None)
         self._prefilled = self._version
 
     def _copy_prompts(self, rows: list[int], samples: list[RunningSample]) -> None:
         device = self._config.device
-        longest = max(len(sample.prompt_group.prompt_ids) for sample in samples) - 1
+        longest = max(len(sample.prompt_group.prompt_ids) for sample in samples)
         lanes = torch.tensor([sample.lane for sample in samples], device=device)
         self._cache.copy_rows(torch.tensor(rows, device=device), self._prefill.cache, lanes, longest)
 
     def _finish(self, rows: list[int]) -> None:
+        if not rows:
+            return
         for row in rows:
             sample = self._running.pop(row)
             if sample.request.finish(sample.group, sample.n, self._rows.completion(row, sample)):
