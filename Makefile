@@ -2,11 +2,14 @@
 PYTHON ?= python3.11
 # Address of the package index that torch alone comes from, e.g. the one with its smaller CPU build; empty: the default index.
 TORCH_INDEX_URL ?=
-# More flags for `make demo`, e.g. DEMO="--seed 3"; for the test commands, e.g. PYTEST="-k staleness".
+# More flags for `make demo`, e.g. DEMO="--seed 3"; for the test commands, e.g. PYTEST="-k staleness" or, one test at a time, PYTEST="-n 0".
 DEMO ?=
 PYTEST ?=
 
 VENV := .venv
+# SGLang's pins never meet ours: its server has an environment of its own. DeepSpeed's is ours and DeepSpeed.
+SGLANG := .venv-sglang
+DEEPSPEED := .venv-deepspeed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
@@ -16,7 +19,7 @@ IMAGE := proto/gradbus-v1.binpb
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults check proto proto-image proto-drift fmt bench
+.PHONY: help demo test test-faults test-engines check proto proto-image proto-drift fmt bench
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,10 +28,13 @@ demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three
 	@python examples/demo.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
-	python -m pytest -m "not slow" $(PYTEST)
+	python -m pytest -m "not slow and not engines" -n 2 --dist loadfile $(PYTEST)
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
-	python -m pytest -m "faults or slow" $(PYTEST)
+	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)
+
+test-engines: $(DEEPSPEED)/.installed $(SGLANG)/.installed  ## the contracts by the real SGLang server and DeepSpeed, on the CPU; 5 GB at first
+	PATH=$(CURDIR)/$(DEEPSPEED)/bin:$$PATH DS_ACCELERATOR=cpu GRADBUS_TEST_SGLANG=$(CURDIR)/$(SGLANG)/bin/python $(DEEPSPEED)/bin/python -m pytest -m engines $(PYTEST)
 
 check: $(VENV)/.installed-dev proto-drift  ## style, types, layers, contracts, budgets
 	ruff check
@@ -66,4 +72,19 @@ $(VENV)/.installed-%: requirements/%.txt requirements/torch.txt pyproject.toml |
 	python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
 	python -m pip install --quiet --disable-pip-version-check -r $<
 	python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(DEEPSPEED)/.installed: requirements/deepspeed.txt requirements/dev.txt requirements/torch.txt pyproject.toml
+	@echo "installing the packages of $< and requirements/dev.txt into $(DEEPSPEED) (once; 2 GB)"
+	$(PYTHON) -m venv $(DEEPSPEED)
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt -r $<
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/torch.txt
+	@echo "installing the packages of $< into $(SGLANG) (once; 3 GB)"
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@

@@ -151,7 +151,8 @@ def train(client: Client, task: Task) -> tuple[dict[str, Any], list[dict[str, An
     export = STATE / "export" / run["id"]
     if run["state"] == "succeeded":
         client.export(run["id"], export)
-    return run, [event["data"] for event in found if event["type"] == "evaluation"], export
+    evaluations = [event["data"] for event in found if event["type"] == "evaluation"]
+    return run, [result for result in evaluations if result.get("accuracy") is not None], export
 
 
 def report(task: Task, evaluations: list[dict[str, Any]], export: Path) -> None:

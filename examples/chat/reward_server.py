@@ -27,4 +27,5 @@ def reward(sample: dict) -> float:
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 9000
+    print(f"scoring at http://127.0.0.1:{port}/score until Ctrl-C")
     ThreadingHTTPServer(("127.0.0.1", port), Score).serve_forever()

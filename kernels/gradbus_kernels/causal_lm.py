@@ -13,12 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from gradbus.errors import ModelError
+from gradbus.model_folder import MODEL_TYPES
 from gradbus_kernels import packed_attention
 from gradbus_kernels.packing import TokenSequence, pack
 from gradbus_kernels.token_logprobs import token_logprobs
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose forward is known to be embedding, decoder layers, norm and a linear head with nothing after it."""
+FAMILIES = frozenset(MODEL_TYPES.values())
+"""Model types of what may be trained. The forward of each is embedding, decoder layers, norm and a linear head with nothing after it."""
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:

@@ -6,6 +6,7 @@ GradbusError
 ├── ModelError             a model folder cannot be used
 ├── DatasetError           a dataset cannot be used
 ├── TrainingError          the optimiser cannot go on (loss or gradient not finite)
+├── RankLostError          a rank of the trainer is gone; all ranks start again
 ├── CorruptRecordError     stored bytes do not match their digest
 ├── ObjectMissingError     object storage does not hold what was asked for
 ├── StorageError           object storage does not answer, or refuses
@@ -17,6 +18,7 @@ GradbusError
 ├── HistoryError           a manifest contradicts what was published or committed before
 ├── VersionGoneError       the policy version was deleted by retention
 ├── AttestationError       loaded weights are not the manifest's
+├── EngineError            a sampling server failed; `state` says how
 ├── ApiError               the gateway refused a request; carries the problem document
 └── StackError             the embedded stack cannot start or be reached
 
@@ -27,6 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+EngineFailure = Literal["start_failed", "dead", "hung", "out_of_memory", "wrong_version", "refused"]
+"""How a sampling server fails: it does not come up, ends, does not answer in time, lacks memory, holds weights that were
+not loaded here, or refuses what it is asked."""
 
 
 class GradbusError(Exception):
@@ -81,6 +88,10 @@ class TrainingError(GradbusError):
     """The optimiser cannot go on: a loss or gradient is not finite. The weights are unchanged."""
 
 
+class RankLostError(GradbusError):
+    """A rank of the trainer ended, failed or did not answer in time. This process cannot go on and must be started again."""
+
+
 class CorruptRecordError(GradbusError):
     """Stored bytes do not match their digest; the record must be made again."""
 
@@ -128,6 +139,14 @@ class VersionGoneError(GradbusError):
 
 class AttestationError(GradbusError):
     """The weights a worker holds are not the ones its manifest names."""
+
+
+class EngineError(GradbusError):
+    """The server that an engine samples with failed."""
+
+    def __init__(self, state: EngineFailure, message: str) -> None:
+        self.state = state
+        super().__init__(f"{state}: {message}")
 
 
 class ApiError(GradbusError):

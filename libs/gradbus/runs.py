@@ -61,6 +61,8 @@ class RunStatus(StoredModel):
     """Why it is in this state, and what to do if it should not be."""
     waiting_for: str = ""
     """What the run waits for and who owes it, when it waits."""
+    ending: RunState | None = None
+    """The final state that has been decided and is being brought about: whoever comes next goes on with that alone."""
     progress: RunProgress = Field(default_factory=RunProgress)
     prompts: str = ""
     """Digest of the prompts object: the dataset without its answers."""

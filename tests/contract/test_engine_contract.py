@@ -1,4 +1,4 @@
-"""What every engine behind `gradbus_rollout.engine.Engine` must do, shown on the embedded one."""
+"""What every engine behind `gradbus_rollout.engine.Engine` must do; conftest.py has the engines it is shown on."""
 
 from __future__ import annotations
 
@@ -8,57 +8,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.errors import ModelError
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_rollout.engine import Engine, PromptGroup, TokenSpan
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
 
-NEW = 12
-VOCAB = 40
-
-
-def make_folder(folder):
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        initializer_range=0.1,  # at 0.3 any float32 forward, transformers' too, is up to 2e-5 from float64
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return model
-
-
-@pytest.fixture
-def model(tmp_path):
-    return make_folder(tmp_path)
-
-
-@pytest.fixture
-def weights(tmp_path, model):
-    return tmp_path / "model.safetensors"
-
-
-@pytest.fixture
-async def start(tmp_path, model):
-    engines: list[Engine] = []
-
-    def begin(**config) -> Engine:
-        engines.append(TorchEngine.from_folder(tmp_path, TorchEngineConfig(**{"slots": 8, "max_new_tokens": NEW} | config)))
-        return engines[-1]
-
-    yield begin
-    for engine in engines:
-        await engine.close()
+from .conftest import NEW, VOCAB
 
 
 @pytest.fixture
@@ -103,11 +58,12 @@ async def test_a_stop_token_ends_a_sample_and_belongs_to_it(start, weights):
         assert len(completion.logprobs) == 4 * len(completion.token_ids)
 
 
-async def test_results_come_in_the_order_of_the_groups_from_concurrent_calls(engine):
+async def test_results_come_in_the_order_of_the_groups_from_concurrent_calls(engine, kind):
     calls = [[PromptGroup(f"{call}.{i}", (call + 1, i + 1), (call, i)) for i in range(5)] for call in range(6)]
     results = await asyncio.gather(*(engine.generate(groups) for groups in calls))
     assert [[group.key for group in result] for result in results] == [[group.key for group in groups] for groups in calls]
-    assert results[2] == await engine.generate(calls[2])
+    if kind.exact:
+        assert results[2] == await engine.generate(calls[2])
 
 
 async def test_the_attested_digest_is_that_of_the_weights_and_follows_them(engine, weights, tmp_path):
@@ -123,9 +79,9 @@ async def test_the_attested_digest_is_that_of_the_weights_and_follows_them(engin
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "twice", "garbage"])
-async def test_a_wrong_load_is_refused_and_changes_nothing(engine, weights, tmp_path, fault):
+async def test_a_wrong_load_is_refused_and_changes_nothing(engine, weights, tmp_path, fault, kind):
     tensors, files = load_file(weights), [tmp_path / "bad"]
-    group = PromptGroup("a", (1, 2, 3), (1, 2))
+    group = PromptGroup("a", (1, 2, 3), (1, 2), greedy=not kind.exact)
     before = await engine.generate([group])
     changed = {name: tensor + 1 for name, tensor in tensors.items()}
     match fault:
@@ -143,24 +99,26 @@ async def test_a_wrong_load_is_refused_and_changes_nothing(engine, weights, tmp_
     with pytest.raises(ModelError, match=r"load weights that belong|fetch them again"):
         await engine.load(files, 1)
     assert engine.version == 0
-    assert await engine.generate([group]) == before
+    kind.assert_same(await engine.generate([group]), before)
 
 
-async def test_a_load_in_flight_begins_a_new_span(start, weights, tmp_path):
-    engine = start(max_new_tokens=3000)
+async def test_a_load_in_flight_begins_a_new_span(start, weights, tmp_path, kind):
+    engine = start(max_new_tokens=kind.long)
     await engine.load([weights], 4)
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
     running = asyncio.create_task(engine.generate([PromptGroup("a", (1, 2, 3), (5, 6))]))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(kind.moment)
     await engine.load([tmp_path / "next"], 5)
     assert not running.done()
     for completion in (await running)[0].completions:
         first, second = completion.spans
         assert first == TokenSpan(0, second.start, 4)
-        assert (second.end, second.version) == (3000, 5)
+        assert (second.end, second.version) == (kind.long, 5)
 
 
-async def test_a_sample_that_waited_for_a_slot_over_a_load_is_of_one_version(start, weights, tmp_path):
+async def test_a_sample_that_waited_for_a_slot_over_a_load_is_of_one_version(start, weights, tmp_path, kind):
+    if not kind.exact:
+        pytest.skip("two engines would share one server; tests/engines shows it by transformers")
     engine, fresh = start(slots=4, max_new_tokens=500), start(slots=4, max_new_tokens=500)
     await engine.load([weights], 4)
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
@@ -174,19 +132,21 @@ async def test_a_sample_that_waited_for_a_slot_over_a_load_is_of_one_version(sta
     assert second == (await fresh.generate([waits]))[0]
 
 
-async def test_a_load_between_calls_leaves_one_span_and_acts_like_a_fresh_engine(engine, start, weights, tmp_path):
+async def test_a_load_between_calls_leaves_one_span_and_acts_like_a_fresh_engine(engine, start, weights, tmp_path, kind):
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
-    group = PromptGroup("a", (1, 2, 3), (5, 6))
+    group = PromptGroup("a", (1, 2, 3), (5, 6), greedy=not kind.exact)
     await engine.generate([group])
     await engine.load([tmp_path / "next"], 1)
     fresh = start()
     await fresh.load([tmp_path / "next"], 1)
     found = await engine.generate([group])
-    assert found == await fresh.generate([group])
+    kind.assert_same(found, await fresh.generate([group]))
     assert found[0].completions[0].spans == (TokenSpan(0, NEW, 1),)
 
 
-async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, weights, tmp_path):
+async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, weights, tmp_path, kind):
+    if not kind.exact:
+        pytest.skip("weights that are not numbers are refused by the load; tests/engines shows it")
     engine = start(max_new_tokens=4000)
     await engine.load([weights], 0)
     running = [asyncio.create_task(engine.generate([PromptGroup("a", (1,), (n,))])) for n in range(20)]  # some wait for slots
@@ -201,27 +161,27 @@ async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, we
         await engine.load([weights], 2)
 
 
-async def test_close_ends_calls_in_flight(start, weights):
-    engine = start(max_new_tokens=4000)
+async def test_close_ends_calls_in_flight(start, weights, kind):
+    engine = start(max_new_tokens=kind.long)
     await engine.load([weights], 0)
     running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), (1,))]))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(kind.moment)
     await engine.close()
     with pytest.raises(ModelError, match="closed"):
         await running
     await engine.close()
 
 
-async def test_a_cancelled_call_frees_its_slots(start, weights):
-    engine = start(max_new_tokens=4000, slots=4)
+async def test_a_cancelled_call_frees_its_slots(start, weights, kind):
+    engine = start(max_new_tokens=kind.long, slots=4)
     await engine.load([weights], 0)
     running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), tuple(range(40)))]))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(kind.moment)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     other = await engine.generate([PromptGroup("b", (1,), (3,))])
-    assert len(other[0].completions[0].token_ids) == 4000
+    assert len(other[0].completions[0].token_ids) == kind.long
 
 
 @pytest.mark.parametrize(("prompt", "seeds"), [((), (1,)), ((1,) * 9000, (1,)), ((VOCAB,), (1,)), ((-1,), (1,)), ((1,), ())])

@@ -1,51 +1,61 @@
 """What the trainer's fold relies on, for every learner. Add one to LEARNERS to hold it to the same."""
 
+from functools import cache, partial
+
 import numpy as np
 import pytest
 import torch
+from learner_lab import SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradbus.spec import RunSpec
+from gradbus.errors import ModelError, TrainingError
 from gradbus_trainer.batch import Batch, TrainSample
+from gradbus_trainer.launch import Launch
 from gradbus_trainer.torch_learner import TorchLearner
 
+
+@cache
+def ranks():
+    from gradbus_trainer.deepspeed_learner.ranks import Ranks
+
+    return Ranks(Launch(), "cpu", 60.0)
+
+
+def deepspeed_learner(folder, _, **settings):
+    """One rank, in this process."""
+    pytest.importorskip("deepspeed")
+    from gradbus_trainer.deepspeed_learner.leader import Leader
+    from gradbus_trainer.deepspeed_learner.learner import DeepSpeedLearner
+
+    return DeepSpeedLearner(folder, deepspeed_spec(**settings), Leader(ranks(), 60.0))
+
+
 LEARNERS = {"torch": TorchLearner}
-SPEC = RunSpec.model_validate(
-    {
-        "name": "contract",
-        "model": {"path": "m"},
-        "data": {"train": "t"},
-        "reward": {"service": "grpc://scorer:1"},
-        "algorithm": {"entropy": 0.01},
-        "schedule": {"steps": 8},
-        "trainer": {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "lr_schedule": "cosine", "micro_batch_tokens": 40},
-    }
-)
+DEEPSPEED = {f"deepspeed-{stage}": partial(deepspeed_learner, zero_stage=stage) for stage in range(4)}
+DEEPSPEED["deepspeed-2-offload"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer")
+DEEPSPEED["deepspeed-3-checkpointing"] = partial(deepspeed_learner, zero_stage=3, gradient_checkpointing=True)
+BF16 = {f"deepspeed-{stage}-bf16": partial(deepspeed_learner, zero_stage=stage, dtype="bf16") for stage in (1, 2, 3)}
+ALL = LEARNERS | DEEPSPEED | BF16
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    path = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(path)
-    return path
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=sorted(LEARNERS))
+def marked(names):
+    return [pytest.param(name, marks=[] if name in LEARNERS else pytest.mark.engines) for name in sorted(names)]
+
+
+@pytest.fixture(params=marked(ALL))
 def make_learner(request, folder):
-    return lambda: LEARNERS[request.param](folder, SPEC)
+    return lambda: ALL[request.param](folder, SPEC)
 
 
-def batch(step):
-    rng = np.random.default_rng(step)
-    samples = []
-    for n in range(8):
-        prompt, response = (rng.integers(0, 19, size).astype(np.int32) for size in (3 + step % 2, 1 + n % 4))
-        logprobs = rng.normal(-3.0, 0.2, len(response)).astype(np.float32)
-        samples.append(TrainSample(prompt, response, logprobs, np.ones(len(response), bool), float(rng.normal())))
-    return Batch(step, samples)
+@pytest.fixture(params=marked(DEEPSPEED))
+def make_other(request, folder):
+    """Learners that compute what the torch learner does, up to rounding."""
+    return lambda: DEEPSPEED[request.param](folder, SPEC)
 
 
 def bits(tensors):
@@ -127,3 +137,72 @@ def test_learning_makes_rewarded_tokens_likelier(make_learner):
     before = learner.train(Batch(0, [sample(5, 1.0), sample(6, -1.0)])).loss.policy
     after = learner.train(Batch(1, [sample(5, 1.0), sample(6, -1.0)])).loss.policy
     assert after < before
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(make_learner):
+    learner, clean = make_learner(), make_learner()
+    trained(learner, [0])
+    before = state(learner)
+    poison = [TrainSample(np.array([3], np.int32), np.array([4], np.int32), np.zeros(1, np.float32), np.ones(1, bool), float("nan"))]
+    with pytest.raises(TrainingError, match="step 1 is not finite"):
+        learner.train(Batch(1, poison))
+    assert state(learner) == before
+    trained(clean, [0])
+    assert trained(learner, [1]) == trained(clean, [1])
+
+
+def test_a_step_behind_the_restored_one_is_refused(make_learner):
+    learner = make_learner()
+    learner.restore(5, learner.weights(), {})
+    with pytest.raises(TrainingError, match="step 4 is behind"):
+        learner.train(batch(4))
+
+
+def test_the_state_of_another_model_is_refused(make_learner):
+    learner = make_learner()
+    weights = dict(learner.weights())
+    with pytest.raises(ModelError, match="another model"):
+        learner.restore(1, weights, {"elsewhere.exp_avg": torch.zeros(1)})
+    name, tensor = weights.popitem()
+    with pytest.raises(ModelError, match="another model"):
+        learner.restore(1, weights, {})
+    with pytest.raises(ModelError, match=f"{name}.*start from the run's own model"):
+        learner.restore(1, weights | {name: torch.zeros(*tensor.shape, 2)}, {})
+
+
+def assert_alike(tensors, others):
+    """Relative to each tensor's size: sums over tokens and ranks are taken in another order, and AdamW divides by small numbers."""
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        scale = float(others[name].abs().max())
+        torch.testing.assert_close(tensor, others[name], rtol=0.0, atol=2e-5 * scale, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def assert_same_steps(metrics, others):
+    for one, other in zip(metrics, others, strict=True):
+        assert (one.noop, one.tokens, one.learning_rate) == (other.noop, other.tokens, other.learning_rate)
+        shown, expected = ([m.grad_norm, *vars_of(m.loss), *vars_of(m.ratio)] for m in (one, other))
+        assert shown == pytest.approx(expected, rel=2e-5, abs=2e-6)
+
+
+def vars_of(part):
+    return [getattr(part, name) for name in part.__slots__]
+
+
+def test_loss_gradients_and_weights_are_the_torch_learners(make_other, folder):
+    """The moments are the gradients' means, so these tell them apart too."""
+    other, plain = make_other(), TorchLearner(folder, SPEC)
+    metrics, expected = ([learner.train(batch(step)) for step in range(5)] for learner in (other, plain))
+    assert_same_steps(metrics, expected)
+    assert_alike(other.weights(), plain.weights())
+    assert_alike(other.optimizer_tensors(), plain.optimizer_tensors())
+
+
+@pytest.mark.parametrize("forth", [True, False], ids=["from torch", "to torch"])
+def test_a_checkpoint_goes_from_one_learner_to_another(make_other, folder, forth):
+    source, target = (TorchLearner(folder, SPEC), make_other()) if forth else (make_other(), TorchLearner(folder, SPEC))
+    trained(source, range(3))
+    target.restore(3, source.weights(), source.optimizer_tensors())
+    assert state(target) == state(source), "the same bits"
+    assert_same_steps([target.train(batch(3))], [source.train(batch(3))])
+    assert_alike(target.weights(), source.weights())

@@ -12,7 +12,7 @@ import pytest
 
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.addresses import AddressPolicy, Endpoint
-from gradbus_reward.http_scorer import MAX_BODY_BYTES
+from gradbus_reward.answers import answer_bytes
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorer import ScorerSettings, scorer_for
 
@@ -373,7 +373,7 @@ async def test_any_status_but_200_is_an_error_and_redirects_are_not_followed(sta
 async def flood(writer):
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    for _ in range(2 * MAX_BODY_BYTES >> 20):
+    for _ in range(2 * answer_bytes(3) >> 20):
         writer.write(chunk)
         await writer.drain()
 
@@ -412,6 +412,26 @@ async def test_a_body_that_is_endless_huge_short_or_nonsense_is_an_error(answer,
 
     async with raw_http_service(respond) as url:
         assert {answer.status for answer in await scored({"service": url}, seconds)} == {ERROR}
+
+
+async def test_a_small_body_that_would_fill_the_memory_is_not_parsed():
+    """Three megabytes of empty objects would be a hundred in Python; three samples need less."""
+
+    async def respond(_head, _body, writer):
+        body = b'{"results": [' + b"{}," * 1_200_000 + b"{}]}"
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async with raw_http_service(respond) as url:
+        answers = await scored({"service": url})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert "more than" in answers[0].reason
+
+
+@pytest.mark.parametrize(
+    "url", ["http://b\u00fccher.example:9/x", "http://127.0.0.1:9/\u00fc\ud800", "http://x\u0000y:9/", "http://a\nb:9/"]
+)
+async def test_an_odd_url_is_an_error_too(url):
+    assert {answer.status for answer in await scored({"service": url})} == {ERROR}
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

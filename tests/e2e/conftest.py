@@ -105,6 +105,7 @@ def stack_state(tmp_path_factory):
         finally:
             up.send_signal(signal.SIGINT)
             up.wait(60)
+            assert "stopped; everything is kept in" in log.read_text()
 
 
 @pytest.fixture(scope="session")

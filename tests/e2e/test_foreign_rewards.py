@@ -162,7 +162,8 @@ def test_a_sample_that_cannot_be_judged_is_masked(lab, served, scorer):
     ],
 )
 def test_a_python_grader_that_fails_judges_nothing_and_says_why(lab, spec, source, words):
-    run = lab.train(spec(reward={"grader": {"type": "python", "source": source}}))
+    run = lab.ends(lab.submit(spec(reward={"grader": {"type": "python", "source": source}})), "failed")
+    assert words in run["reason"]
     samples = lab.samples(run["id"])
     assert {(sample["reward_status"], sample["reward"], sample["verdict"]) for sample in samples} == {("invalid", None, "filtered")}
     assert all(words in sample["reason"] for sample in samples)

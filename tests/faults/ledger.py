@@ -121,9 +121,9 @@ def _live_log(state: Path, run_id: str) -> list[tuple[str, bytes]]:
     port = int(next(line.split()[1] for line in lines if line.startswith("port ")))
     password = (state / "secrets" / "conductor" / "gradbus_buffer_password").read_text().strip()
     client = redis.Redis(port=port, username="conductor", password=password, protocol=2)
-    rows = client.xrange(f"{{{run_id}}}:experience")
+    found = client.xread({f"{{{run_id}}}:experience": "0-0"})
     client.close()
-    return [(stream_id.decode(), fields[b"r"]) for stream_id, fields in rows]
+    return [(stream_id.decode(), fields[b"r"]) for _, rows in found for stream_id, fields in rows]
 
 
 def _add(rows: dict[tuple[int, int], bytes], stream_id: str, record: bytes, ledger: Ledger) -> None:

@@ -72,7 +72,7 @@ async def train(
     reaper = asyncio.create_task(_kill(stack, client, run_id, Kills(kills, random.Random(seed), after_step)))
     try:
         async with asyncio.timeout(seconds):
-            run = await until(client, run_id, lambda run: run["state"] in FINAL)
+            run = await until(client, run_id, lambda run: run["state"] in FINAL, seconds)
     finally:
         reaper.cancel()
     killed = (await asyncio.gather(reaper, return_exceptions=True))[0]

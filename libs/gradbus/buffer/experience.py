@@ -6,7 +6,7 @@ user may run scripts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,8 +47,18 @@ _FORGET: Final = (
     _FENCE
     + """
 for i = 2, #ARGV, 2 do
-  if redis.call('XDEL', KEYS[3], ARGV[i + 1]) == 1 then redis.call('SETBIT', KEYS[2], ARGV[i], 0) end
+  local removed = redis.call('XDEL', KEYS[3], ARGV[i + 1])
+  if removed == 1 and tonumber(ARGV[i]) >= 0 then redis.call('SETBIT', KEYS[2], ARGV[i], 0) end
 end
+return 0
+"""
+)
+
+# KEYS: term, admitted. ARGV: term, then indexes.
+_REOPEN: Final = (
+    _FENCE
+    + """
+for i = 2, #ARGV do redis.call('SETBIT', KEYS[2], ARGV[i], 0) end
 return 0
 """
 )
@@ -88,6 +98,7 @@ class ExperienceLog:
         self._fixed = [keys.term(run_id), keys.admitted(run_id), keys.experience(run_id)]
         self._append = client.register_script(_APPEND)
         self._forget = client.register_script(_FORGET)
+        self._reopen = client.register_script(_REOPEN)
         self._open = client.register_script(_OPEN)
 
     async def open_term(self, term: int) -> None:
@@ -117,17 +128,19 @@ class ExperienceLog:
         arguments: list[int | str] = [part for entry in entries for part in (entry.index, entry.stream_id)]
         await self._run(self._forget, term, self._fixed, arguments)
 
+    async def reopen(self, term: int, first: int, held: Collection[int]) -> list[int]:
+        """Lets indexes from `first` on that are marked as admitted, and are not among those `held`, be appended again; returns them.
+
+        For a log that lost entries: `first` must be below nothing that was trimmed.
+        """
+        lost = sorted(index for index in await self._marked(first, -1) - set(held) if index >= first)
+        if lost:
+            await self._run(self._reopen, term, self._fixed[:2], lost)
+        return lost
+
     async def admitted(self, first: int, last: int) -> set[int]:
         """Indexes in [first, last) that are in the log or were trimmed from it."""
-        bits: Any = await self._client.getrange(keys.admitted(self._run_id), first // 8, (last - 1) // 8)
-        offset = first // 8 * 8
-        return {
-            offset + 8 * at + bit
-            for at, byte in enumerate(bits)
-            if byte
-            for bit in range(8)
-            if byte & (0x80 >> bit) and first <= offset + 8 * at + bit < last
-        }
+        return {index for index in await self._marked(first, (last - 1) // 8) if first <= index < last}
 
     async def read(self, after: str = "0-0", most: int = 512, wait_seconds: float = 0.0) -> list[StoredEntry]:
         """Entries behind `after`, oldest first; waits up to `wait_seconds` for the first."""
@@ -148,6 +161,12 @@ class ExperienceLog:
         length: Any = await self._client.xlen(keys.experience(self._run_id))
         used: Any = await self._client.memory_usage(keys.experience(self._run_id), samples=8)
         return int(length), int(used or 0)
+
+    async def _marked(self, first: int, last_byte: int) -> set[int]:
+        """Indexes in the bitmap's bytes from the one that holds `first` to `last_byte` (-1: its end)."""
+        bits: Any = await self._client.getrange(keys.admitted(self._run_id), first // 8, last_byte)
+        offset = first // 8 * 8
+        return {offset + 8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte & (0x80 >> bit)}
 
     async def _run(self, script: AsyncScript, term: int, names: list[str], arguments: Sequence[int | str | bytes]) -> list[int]:
         try:

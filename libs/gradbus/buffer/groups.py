@@ -19,6 +19,16 @@ _PUT = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "
 _GET = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "get_groups"})
 
 
+async def runs_in(client: Redis) -> set[str]:
+    """Ids of the runs that have any key but a term."""
+    found: set[str] = set()
+    async for key in client.scan_iter(match=keys.everything("*"), count=1000):
+        run_id = keys.run_of(key.decode(errors="replace"))
+        if key != keys.term(run_id).encode():
+            found.add(run_id)
+    return found
+
+
 class GroupStore:
     """One run's unfinished groups and held-out completions."""
 

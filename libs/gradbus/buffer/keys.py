@@ -31,3 +31,8 @@ def evaluation(run_id: str, version: int, index: int) -> str:
 def everything(run_id: str) -> str:
     """Pattern of all keys of a run."""
     return f"{{{run_id}}}:*"
+
+
+def run_of(key: str) -> str:
+    """The run that `key` belongs to."""
+    return key.partition("}")[0].removeprefix("{")

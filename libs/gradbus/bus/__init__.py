@@ -4,6 +4,7 @@ from gradbus.bus.connection import Bus, BusSettings
 from gradbus.bus.events import Event, EventLog, Level
 from gradbus.bus.kv import Bucket, Conflict, Entry, View
 from gradbus.bus.lease import Lease
+from gradbus.bus.owned import OwnedKey
 from gradbus.bus.subjects import Buckets
 from gradbus.bus.tasks import Delivery, TaskQueue
 
@@ -19,6 +20,7 @@ __all__ = [
     "EventLog",
     "Lease",
     "Level",
+    "OwnedKey",
     "TaskQueue",
     "View",
 ]

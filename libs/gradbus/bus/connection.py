@@ -66,6 +66,7 @@ class Bus:
                         user=settings.user or None,
                         password=settings.password or None,
                         name=name,
+                        inbox_prefix=subjects.inbox(settings.user),
                         connect_timeout=2,
                         reconnect_time_wait=0.1,  # type: ignore[arg-type] # a float works, the hint says int,
                         max_reconnect_attempts=-1,

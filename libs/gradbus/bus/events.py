@@ -94,13 +94,19 @@ class EventLog:
                     await asyncio.wait_for(asyncio.gather(*stored), _STORE_SECONDS)
                 del self._waiting[: len(batch)]
 
-    async def _flush_later(self) -> None:
+    async def stored(self) -> None:
+        """Waits until everything noted is stored, also while NATS is away."""
         while self._waiting:
-            await asyncio.sleep(_FLUSH_SECONDS)
             try:
                 await self.flush()
             except (NatsError, APIError, TimeoutError) as error:
                 _log.info("events_wait", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
+                await asyncio.sleep(_FLUSH_SECONDS)
+
+    async def _flush_later(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(_FLUSH_SECONDS)
+            await self.stored()
 
     async def read(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """Up to `limit` events with a sequence above `after`, oldest first."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from nats.errors import Error as NatsError
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
@@ -21,6 +20,9 @@ _READ = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation": 
 _WRITE = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation": "kv_write"})
 RESYNC_SECONDS = 2.0
 """Watches die quietly (a lost connection, a bucket made anew): every view reads all again this often."""
+_FILL_SECONDS = 2.0
+_FORGOTTEN_SECONDS = 4.0
+_WRONG_REVISION = {10071, 10164}
 
 
 class Conflict(GradbusError):  # noqa: N818 - a control-flow answer, not a fault
@@ -74,9 +76,14 @@ class Bucket:
         except KeyWrongLastSequenceError:
             raise Conflict(f"key {key} changed; read it again") from None
 
-    async def delete(self, key: str) -> None:
-        """Removes a key; no error if there is none."""
-        await self._store.delete(key)
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Removes a key; no error if there is none. Raises Conflict if a `revision` is given that is not the newest."""
+        try:
+            await self._store.delete(key, last=revision)
+        except APIError as error:
+            if error.err_code not in _WRONG_REVISION:
+                raise
+            raise Conflict(f"key {key} changed; read it again") from None
 
     @asynccontextmanager
     async def view(self, pattern: str = ">") -> AsyncIterator[View]:
@@ -111,17 +118,19 @@ class View:
         while True:
             try:
                 await self._follow_once()
-            except (NatsError, APIError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - a view whose task died would be blind for ever: whatever it was, it reads again
                 _log.info("watch_interrupted", pattern=self._pattern, error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(0.2)
 
     async def _follow_once(self) -> None:
-        watcher = await self._store.watch(self._pattern, inactive_threshold=2 * RESYNC_SECONDS)
+        watcher = await self._store.watch(self._pattern, inactive_threshold=_FORGOTTEN_SECONDS)
         fresh: dict[str, bytes] = {}
         initial = True
-        deadline = asyncio.get_running_loop().time() + RESYNC_SECONDS
+        clock = asyncio.get_running_loop().time
+        deadline = 0.0
         try:
-            while (left := deadline - asyncio.get_running_loop().time()) > 0:
+            # A large bucket takes its time: only a filled view is due to be read again.
+            while (left := _FILL_SECONDS if initial else deadline - clock()) > 0:
                 try:
                     entry = await watcher.updates(timeout=left)  # type: ignore[no-untyped-call]
                 except TimeoutError:
@@ -129,6 +138,7 @@ class View:
                 if entry is None:
                     if initial:
                         initial = False
+                        deadline = clock() + RESYNC_SECONDS
                         self._replace(fresh)
                     continue
                 target = fresh if initial else self._entries

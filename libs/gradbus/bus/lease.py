@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
@@ -20,9 +21,9 @@ _log = get_logger(__name__)
 class Lease:
     """Held from `acquire` until `lost` is set or `release` is called. `term` only ever grows for a key."""
 
-    def __init__(self, bucket: Bucket, key: str, holder: str, revision: int) -> None:
+    def __init__(self, bucket: Bucket, key: str, value: bytes, revision: int) -> None:
         self._bucket = bucket
-        self._holder = holder
+        self._value = value
         self._revision = revision
         self.key = key
         self.term = revision
@@ -35,13 +36,14 @@ class Lease:
 
         A process that comes back under its own name takes its lease over at once, under a new term.
         """
-        value = json.dumps({"holder": holder}).encode()
+        # No other process, nor this one later, writes the same value: what is found stored tells whose write it was.
+        value = json.dumps({"holder": holder, "nonce": secrets.token_hex(8)}).encode()
         try:
             current = await bucket.get(key)
             if current is None:
-                return cls(bucket, key, holder, await bucket.create(key, value))
+                return cls(bucket, key, value, await bucket.create(key, value))
             if json.loads(current.value)["holder"] == holder:
-                return cls(bucket, key, holder, await bucket.update(key, value, current.revision))
+                return cls(bucket, key, value, await bucket.update(key, value, current.revision))
         except Conflict:
             return None
         return None
@@ -51,19 +53,18 @@ class Lease:
         await cancelled(self._renewal)
         if not self.lost.is_set():
             self.lost.set()
-            with contextlib.suppress(NatsError, APIError, TimeoutError):
+            with contextlib.suppress(Conflict, NatsError, APIError, TimeoutError):
                 current = await self._bucket.get(self.key)
-                if current is not None and current.revision == self._revision:
-                    await self._bucket.delete(self.key)
+                if current is not None and current.value == self._value:
+                    await self._bucket.delete(self.key, current.revision)
 
     async def _renew(self) -> None:
-        value = json.dumps({"holder": self._holder}).encode()
         clock = asyncio.get_running_loop().time
         renewed = clock()
         while True:
             await asyncio.sleep(LEASE_TTL_SECONDS / 5)
             try:
-                self._revision = await self._bucket.update(self.key, value, self._revision)
+                self._revision = await self._renewed()
                 renewed = clock()
             except Conflict:
                 break
@@ -73,3 +74,13 @@ class Lease:
                     break
         _log.warning("lease_lost", key=self.key, term=self.term)
         self.lost.set()
+
+    async def _renewed(self) -> int:
+        try:
+            return await self._bucket.update(self.key, self._value, self._revision)
+        except Conflict:
+            # An earlier renewal whose answer was lost may have been stored all the same.
+            current = await self._bucket.get(self.key)
+            if current is None or current.value != self._value:
+                raise
+            return current.revision

@@ -34,6 +34,11 @@ def template(subject: str) -> str:
     return f"{subject.partition('.')[0]}.*"
 
 
+def inbox(user: str) -> str:
+    """Where answers to a user come: its own place, so that nobody else may be allowed to hear them."""
+    return f"_INBOX_{user}" if user else "_INBOX"
+
+
 def prompts(run_id: str) -> str:
     """Work queue of a run's tasks."""
     return f"prompts.{run_id}"

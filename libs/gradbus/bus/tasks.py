@@ -18,6 +18,7 @@ from gradbus.telemetry import Attributes, WireOperation, get_logger, span, trace
 from gradbus.v1.task_pb2 import Task
 
 _log = get_logger(__name__)
+_UNUSED_SECONDS = 600.0
 _FETCH_SECONDS = 2.0  # a fetch in flight when the server restarts is lost and waits its whole time
 _RECEIVE = WireOperation(
     "nats", {"messaging.system": "nats", "messaging.operation.type": "receive", "messaging.destination.template": "prompts.*"}
@@ -92,7 +93,10 @@ class TaskQueue:
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         # max_deliver 1: the conductor alone dispatches again; a message redelivered later would be a zombie.
-        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000)
+        # A worker that fetches while its run ends makes the consumer anew: the server removes one that nobody uses.
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000, inactive_threshold=_UNUSED_SECONDS
+        )
         return await self._bus.jetstream.pull_subscribe(self._subject, durable=self._durable, stream=subjects.PROMPTS_STREAM, config=config)
 
 

@@ -13,6 +13,11 @@ def number(value: float | None) -> str:
 
 
 def progress_line(run: dict[str, Any]) -> str:
+    """`figures`, with the state in front when it is not `running`."""
+    return figures(run) if run["state"] == "running" else f"{run['state']}  {figures(run)}"
+
+
+def figures(run: dict[str, Any]) -> str:
     """Step, version, reward, held-out accuracy, staleness, tokens a second, shares of the time, workers."""
     progress = run["progress"]
     speed = progress["tokens_per_second"]
@@ -26,8 +31,6 @@ def progress_line(run: dict[str, Any]) -> str:
         f"stale {staleness}",
         f"{'-' if speed is None else round(speed)} tok/s",
         " ".join(f"{short} {shares[name]:.0%}" for name, short in _SHARES.items() if name in shares),
-        f"{progress['workers']} workers",
+        f"{progress['workers']} {'worker' if progress['workers'] == 1 else 'workers'}",
     ]
-    waits = f"waits for {run['waiting_for']}" if run["waiting_for"] else ""
-    state = "" if run["state"] == "running" else run["state"]
-    return "  ".join(part for part in (state, *parts, waits) if part)
+    return "  ".join(part for part in parts if part)

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from gradbus.cli.format import figures, number
 from gradbus.cli.options import RunId, State, connect, find_run
 
+_CHARTED = ("reward", "loss", "entropy", "grad_norm")
 AsJson = Annotated[bool, typer.Option("--json", help="The gateway's answer as JSON.")]
 
 
@@ -19,31 +21,37 @@ def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJ
     if as_json:
         _print_json(page)
         return
-    from gradbus.cli.format import number
-
     for run in page["data"]:
         progress = run["progress"]
         scores = f"reward {number(progress['reward'])}  held-out {number(progress['accuracy'])}"
         typer.echo(f"{run['id']}  {run['name']:<24}  {run['state']:<18}  step {progress['step']}/{run['steps']}  {scores}")
     if not page["data"]:
         typer.echo("no runs yet; submit one with `gradbus run SPEC.toml`")
+    _say_more(page, "a larger --limit shows older ones")
 
 
-def show(run_id: RunId, as_json: AsJson = False, state: State = None) -> None:
-    """Show a run: state, progress, versions and spec."""
+def show(
+    run_id: RunId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch it as `gradbus run --follow` does.")] = False,
+    as_json: AsJson = False,
+    state: State = None,
+) -> None:
+    """Show a run: state, progress and spec."""
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
+        if follow:
+            from gradbus.cli.follow import follow_run
+
+            raise typer.Exit(follow_run(client, run["id"]))
     if as_json:
         _print_json(run)
         return
-    from gradbus.cli.format import progress_line
-
     typer.echo(f"{run['id']}  {run['name']}")
     typer.echo(f"state      {run['state']} (wanted: {run['desired']})")
     for label in ("reason", "waiting_for"):
         if run[label]:
             typer.echo(f"{label.replace('_', ' '):<12}{run[label]}")
-    typer.echo(f"progress   {progress_line(run)}")
+    typer.echo(f"progress   {figures(run)}")
     typer.echo(f"created    {run['created_at']}   finished {run['finished_at'] or '-'}")
     typer.echo("spec")
     typer.echo(json.dumps(run["spec"], indent=2, ensure_ascii=False))
@@ -71,6 +79,7 @@ def samples(
         _print_sample(sample)
     if not page["data"]:
         typer.echo("no samples there yet")
+    _say_more(page, "a larger --limit shows them")
 
 
 def events(
@@ -84,26 +93,33 @@ def events(
     """Show a run's history."""
     with connect(state) as client:
         found = find_run(client, run_id)["id"]
-        stream = client.follow_events(found, after) if follow else client.events(found, after, limit)["data"]
-        for event in stream:
+        page = {} if follow else client.events(found, after, limit)
+        for event in client.follow_events(found, after) if follow else page["data"]:
             typer.echo(json.dumps(event) if as_json else _event_line(event))
+    _say_more(page, f"`gradbus events {found} --after {page.get('next_after')}` goes on")
 
 
 def _event_line(event: dict[str, Any]) -> str:
     mark = "" if event["level"] == "info" else f"{event['level'].upper()} "
-    return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{event['message']}"
+    charted = [f"  {name} {number(event['data'].get(name))}" for name in _CHARTED] if event["type"] == "metrics" else []
+    return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{event['message']}{''.join(charted)}"
 
 
 def _print_sample(sample: dict[str, Any]) -> None:
-    from gradbus.cli.format import number
-
     versions = ", ".join(f"{span['version']}" for span in sample["versions"])
     parts = "".join(f"  {name} {number(value)}" for name, value in sample["components"].items())
-    typer.echo(f"{sample['id']}  step {sample['step']}  version {versions}  reward {number(sample['reward'])}{parts}  {sample['verdict']}")
+    step = "" if sample["step"] is None else f"step {sample['step']}  "
+    typer.echo(f"{sample['id']}  {step}version {versions}  reward {number(sample['reward'])}{parts}  {sample['verdict']}")
     typer.echo(f"  prompt   {sample['prompt']!r}")
     typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
     if sample["reason"]:
         typer.echo(f"  reason   {sample['reason']}")
+
+
+def _say_more(page: dict[str, Any], how: str) -> None:
+    """On the side, so that what is piped stays what was asked for."""
+    if page.get("has_more"):
+        typer.echo(f"there are more; {how}", err=True)
 
 
 def _print_json(value: object) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gradbus.cli.options import State
+from gradbus.errors import StackError
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, pretty_exceptions_enable=False)
 KeysFile = Annotated[Path | None, typer.Option("--file", help="Keys file; default: the embedded stack's.", show_default=False)]
@@ -55,4 +56,10 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile 
 
 
 def _file(file: Path | None, state: Path | None) -> Path:
-    return file or (state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))) / "secrets" / "api-keys.json"
+    if file:
+        return file
+    folder = state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))
+    path = folder / "secrets" / "api-keys.json"
+    if not path.exists():
+        raise StackError(f"no stack was ever started on {folder.absolute()}; name its folder with --state, or a keys file with --file")
+    return path

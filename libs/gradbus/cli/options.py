@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +20,10 @@ _SEARCHED = 1000
 
 
 def connect(state: Path | None) -> Client:
-    """A client of the gateway."""
-    from gradbus.client import Client
+    """A client of the gateway, which says when it has to wait for it."""
+    from gradbus.client import Client, Patience
 
-    return Client.discover(state)
+    return Client.discover(state, Patience(say=lambda text: print(text, file=sys.stderr, flush=True)))
 
 
 def find_run(client: Client, given: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def run(
         submitted = client.submit(body, spec.parent)
         typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
         if not follow:
-            typer.echo(f"watch it: gradbus events {submitted['id']} --follow")
+            typer.echo(f"watch it: gradbus show {submitted['id']} --follow")
             return
         from gradbus.cli.follow import follow_run
 

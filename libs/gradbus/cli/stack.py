@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,18 +24,27 @@ def up(
     """Start the whole system on this machine, and keep it running until Ctrl-C."""
     import asyncio
 
+    from rich.console import Console
+
     from gradbus.embedded import StackConfig
     from gradbus.embedded.serve import serve, start_detached
     from gradbus.telemetry import configure_logging
 
     config = StackConfig(_state(state), port, rollouts)
     begun = time.monotonic()
-    if detach:
-        start_detached(config)
-        _show_ready(config.state, time.monotonic() - begun, detached=True)
-    else:
-        configure_logging("supervisor", "WARNING")
-        asyncio.run(serve(config, lambda: _show_ready(config.state, time.monotonic() - begun, detached=False)))
+    with Console().status("starting servers and services") as waiting:
+
+        def ready() -> None:
+            waiting.stop()
+            _show_ready(config.state, time.monotonic() - begun, detached=detach)
+
+        if detach:
+            start_detached(config)
+            ready()
+        else:
+            configure_logging("supervisor", "WARNING")
+            asyncio.run(serve(config, ready, _say_stopping))
+            _show_stopped(config.state)
 
 
 def down(state: State = None) -> None:
@@ -57,7 +67,7 @@ def down(state: State = None) -> None:
                 f"the stack (pid {owner}) did not stop in {_STOP_SECONDS:.0f} s; look at `gradbus status`, or end it by its pid"
             )
         time.sleep(0.1)
-    typer.echo(f"stopped; everything is kept in {folder.root}")
+    _show_stopped(folder.root)
 
 
 def status(state: State = None) -> None:
@@ -103,6 +113,15 @@ def _show_ready(state: Path, seconds: float, *, detached: bool) -> None:
     for label, value in rows.items():
         console.print(f"  [dim]{label:<8}[/] {value}")
     console.print()
+
+
+def _say_stopping() -> None:
+    with contextlib.suppress(OSError):  # a closed terminal hears nothing, and stops the stack all the same
+        print("\nstopping: services hand back what they have in hand", flush=True)
+
+
+def _show_stopped(state: Path) -> None:
+    typer.echo(f"stopped; everything is kept in {state.absolute()}")
 
 
 async def _readiness(processes: dict[str, Any]) -> dict[str, bool | None]:

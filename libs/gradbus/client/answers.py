@@ -11,6 +11,7 @@ import httpx2
 from gradbus.errors import ApiError, Fault, SpecError, StackError
 
 _INVALID_SPEC = "urn:gradbus:problem:invalid-spec"
+_WRONG_KEY = "the gateway does not know this key; check GRADBUS_KEY, or secrets/api-key in the state folder"
 _FAULT_FIELDS = ("path", "message", "given", "allowed", "nearest")
 
 
@@ -32,6 +33,8 @@ def checked(response: httpx2.Response) -> httpx2.Response:
     if problem.get("type") == _INVALID_SPEC:
         faults = cast("list[dict[str, str]]", problem.get("errors", []))
         raise SpecError([Fault(**{name: fault.get(name, "") for name in _FAULT_FIELDS}) for fault in faults])
+    if response.status_code == httpx2.codes.UNAUTHORIZED:
+        problem["detail"] = _WRONG_KEY
     raise ApiError(response.status_code, problem)
 
 

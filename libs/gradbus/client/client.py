@@ -14,7 +14,8 @@ import httpx2
 from gradbus.client.answers import checked, reached
 from gradbus.client.discovery import find_gateway
 from gradbus.client.export import write_export
-from gradbus.client.upload import merged, with_uploads
+from gradbus.client.patience import Patience
+from gradbus.client.upload import in_words_of, merged, with_uploads
 from gradbus.errors import SpecError, StackError
 from gradbus.runs import FINAL_STATES
 
@@ -25,19 +26,21 @@ _RECONNECTS = 8
 
 
 class Client:
-    """Talks to one gateway. Methods raise ApiError for a refusal, SpecError for a wrong spec, StackError when nobody answers."""
+    """Talks to one gateway. Methods raise ApiError for a refusal, SpecError for a wrong spec, StackError when nobody answers.
 
-    def __init__(self, url: str, key: str, transport: httpx2.BaseTransport | None = None) -> None:
+    A gateway that restarts is waited for (`patience`): every request here can be repeated without harm.
+    """
+
+    def __init__(self, url: str, key: str, patience: Patience | None = None) -> None:
         self.url = url.rstrip("/")
+        self.patience = patience or Patience()
         # The key goes to this address alone: no proxy, no redirect.
-        self._http = httpx2.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30.0, transport=transport, trust_env=False
-        )
+        self._http = httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30.0, trust_env=False)
 
     @classmethod
-    def discover(cls, state: Path | None = None) -> Self:
-        """The client of the gateway that GRADBUS_URL or the embedded stack's state folder names."""
-        return cls(*find_gateway(state))
+    def discover(cls, state: Path | None = None, patience: Patience | None = None) -> Self:
+        """The client of the gateway that GRADBUS_URL or the embedded stack's state folder names. Raises StackError if neither does."""
+        return cls(*find_gateway(state), patience)
 
     def __enter__(self) -> Self:
         return self
@@ -51,13 +54,14 @@ class Client:
 
     def submit(self, spec: Mapping[str, Any], base_dir: Path | None = None, idempotency_key: str | None = None) -> Json:
         """Submits a run; files it names below `base_dir` (default: here) are uploaded first, those already stored are not sent again."""
-        body, faults = with_uploads(spec, base_dir or Path.cwd(), self.upload)
+        folder = base_dir or Path.cwd()
+        body, faults = with_uploads(spec, folder, self.upload)
         # With a key of its own a request that is cut off can be sent again without a second run.
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         try:
             return self._json("POST", "/v1/runs", json=body, headers=headers, timeout=_SUBMIT_SECONDS)
         except SpecError as error:
-            raise SpecError(merged(faults, error.faults)) from None
+            raise SpecError(merged(faults, [in_words_of(spec, folder, fault) for fault in error.faults])) from None
 
     def runs(self, after: str = "", limit: int = 20) -> Json:
         """A page of runs, newest first."""
@@ -120,17 +124,21 @@ class Client:
     def export(self, run_id: str, folder: Path, version: int | None = None) -> Json:
         """Writes a version (default: the newest) into `folder` as a Hugging Face folder; returns what was written."""
         plan = self._json("GET", f"/v1/runs/{run_id}/export", params={} if version is None else {"version": version})
-        write_export(plan["files"], folder, self._download)
+        write_export(plan["files"], folder, self._download, self.patience)
         return plan
 
     def upload(self, path: Path, digest: str) -> None:
         """Stores the file, whose digest is known, unless it is there."""
-        with reached(self.url):
-            if self._http.head(f"/v1/files/{digest}").status_code == httpx2.codes.OK:
-                return
-            with path.open("rb") as file:
-                headers = {"Content-Type": "application/octet-stream"}
-                checked(self._http.post("/v1/files", content=file, headers=headers, timeout=_SUBMIT_SECONDS))
+
+        def send() -> None:
+            with reached(self.url):
+                if self._http.head(f"/v1/files/{digest}").status_code == httpx2.codes.OK:
+                    return
+                with path.open("rb") as file:
+                    headers = {"Content-Type": "application/octet-stream"}
+                    checked(self._http.post("/v1/files", content=file, headers=headers, timeout=_SUBMIT_SECONDS))
+
+        self.patience.ask(send)
 
     def _download(self, digest: str) -> Iterator[bytes]:
         with reached(self.url), self._http.stream("GET", f"/v1/files/{digest}") as response:
@@ -138,6 +146,9 @@ class Client:
             yield from response.iter_bytes(1 << 20)
 
     def _json(self, method: str, path: str, **request: Any) -> Json:
-        with reached(self.url):
-            answer: Json = checked(self._http.request(method, path, **request)).json()
-        return answer
+        def send() -> Json:
+            with reached(self.url):
+                answer: Json = checked(self._http.request(method, path, **request)).json()
+            return answer
+
+        return self.patience.ask(send)

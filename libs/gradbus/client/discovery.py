@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from gradbus.errors import StackError
 
@@ -16,11 +17,11 @@ API_KEY_FILE: Final = "secrets/api-key"
 def find_gateway(state: Path | None = None) -> tuple[str, str]:
     """(url, key): from GRADBUS_URL and GRADBUS_KEY, else from the embedded stack's state folder.
 
-    The folder is `state`, else $GRADBUS_STATE, else `.gradbus`. Raises StackError when no stack is there.
+    The folder is `state`, else $GRADBUS_STATE, else `.gradbus`. Raises StackError when neither leads anywhere.
     """
     url, key = os.environ.get("GRADBUS_URL"), os.environ.get("GRADBUS_KEY")
-    if url and key and state is None:
-        return url, key
+    if state is None and (url or key):
+        return _checked(url, key)
     folder = state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))
     try:
         return json.loads((folder / GATEWAY_FILE).read_bytes())["url"], (folder / API_KEY_FILE).read_text().strip()
@@ -29,3 +30,16 @@ def find_gateway(state: Path | None = None) -> tuple[str, str]:
             f"no stack runs on {folder.absolute()}; start one with `gradbus up`, name its folder with --state, "
             "or set GRADBUS_URL and GRADBUS_KEY"
         ) from None
+
+
+def _checked(url: str | None, key: str | None) -> tuple[str, str]:
+    if not url or not key:
+        missing = "GRADBUS_KEY" if url else "GRADBUS_URL"
+        raise StackError(f"{missing} is not set; set GRADBUS_URL and GRADBUS_KEY together, or neither and use a state folder")
+    try:
+        sound = urlsplit(url).scheme in {"http", "https"} and bool(urlsplit(url).hostname)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise StackError(f"GRADBUS_URL is {url!r}, which is no address; write http://host:port or https://host")
+    return url, key

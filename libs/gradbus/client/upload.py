@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradbus.errors import Fault, ModelError
+from gradbus.ids import is_digest
 from gradbus.model_folder import check_model_folder
 
 Upload = Callable[[Path, str], None]
 Json = dict[str, Any]
+_FILES = {"model": ("path",), "data": ("train", "eval")}
 
 
 def with_uploads(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
@@ -31,7 +34,7 @@ def with_uploads(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tup
             faults.append(Fault("model", str(error), model["path"]))
     data = body.get("data")
     if isinstance(data, dict):
-        for field in ("train", "eval"):
+        for field in _FILES["data"]:
             if (path := _local(base_dir, data.get(field))) and path.is_file():
                 data[field] = _stored(path, upload)
     reward = body.get("reward")
@@ -43,6 +46,19 @@ def with_uploads(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tup
 def merged(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault]:
     """The faults of both sides; where both speak of the same place, this side's, which saw the file."""
     return [*local, *(far for far in remote if not any(_related(near.path, far.path) for near in local))]
+
+
+def in_words_of(spec: Mapping[str, Any], base_dir: Path, fault: Fault) -> Fault:
+    """The server's fault, told to whoever wrote `spec`: files by their names, and where a missing one was looked for."""
+    section, _, field = fault.path.partition(".")
+    part = spec.get(section)
+    written = part.get(field) if isinstance(part, Mapping) and field in _FILES.get(section, ()) else None
+    if not isinstance(written, str):
+        return fault
+    if fault.given == written and not is_digest(written):
+        message = f"neither on this machine nor on the server: {fault.message}"
+        return replace(fault, message=message, given=str(base_dir.absolute() / written), allowed="a path relative to the spec's folder")
+    return replace(fault, given=written)
 
 
 def _related(one: str, other: str) -> bool:

@@ -19,8 +19,8 @@ class StackConfig:
     rollouts: int = 1
     pin_cores: bool = False
     """Give the trainer a core of its own on machines with two to four cores: steadier steps, fewer of them."""
-    ready_seconds: float = 60.0
-    """How long the start may take."""
+    ready_seconds: float = 180.0
+    """How long the start may take. A busy machine needs a minute; a process that cannot start ends before, and that is noticed."""
     buffer_bytes: int = 2 << 30
     """Bound of the buffer's memory; writes beyond it are refused, nothing is evicted."""
     model_roots: tuple[Path, ...] = ()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 from pathlib import Path
 
+from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
 from gradbus.api_keys import SCOPES, new_api_key, write_api_keys
-
-# Who talks over which wire; the supervisor watches runs and asks the servers whether they answer.
-NATS_USERS = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
-BUFFER_USERS = ("supervisor", "gateway", "conductor", "rollout", "trainer")
-_RPC_USERS = ("gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
+from gradbus.rpc import token_hash
 
 
 class Credentials:
@@ -22,9 +20,9 @@ class Credentials:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o700)
-        token = _kept(root / "rpc-token")
-        for role in _RPC_USERS:
-            write_secret(self.folder(role) / "gradbus_rpc_token", token)
+        for server, callers in CALLERS.items():
+            hashes = {role: token_hash(_kept(self.folder(role) / "gradbus_rpc_token")) for role in callers}
+            write_secret(self.folder(server) / "gradbus_rpc_callers", json.dumps(hashes))
         for wire, users in (("nats", NATS_USERS), ("buffer", BUFFER_USERS)):
             for role in users:
                 _kept(self.folder(role) / f"gradbus_{wire}_password")

@@ -17,17 +17,18 @@ from gradbus.errors import StackError
 _STARTED = b"ready"
 
 
-async def serve(config: StackConfig, ready: Callable[[], None]) -> None:
-    """Runs the stack, calls `ready` once it is, and stops it in order at SIGINT, SIGTERM or SIGHUP. Raises StackError."""
+async def serve(config: StackConfig, ready: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
+    """Runs the stack, calls `ready` once it is, and stops it in order at SIGINT, SIGTERM or SIGHUP, after `stopping`. Raises StackError."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     running = asyncio.create_task(_run(config, ready), name="stack")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+    signalled = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({running, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
     if not running.done():
+        stopping()
         running.cancel()  # once: a second signal must not cut the orderly stop short
         await asyncio.wait({running})
     if not running.cancelled():

@@ -5,32 +5,15 @@ Configuration holds every secret, in files of mode 0600: nothing secret is in an
 
 from __future__ import annotations
 
+import json
 import shutil
 from importlib import metadata
 from pathlib import Path
-from typing import Final
 
-from gradbus.bus import Buckets
-from gradbus.embedded.credentials import BUFFER_USERS, NATS_USERS, Credentials, write_secret
+from gradbus.access import BUFFER_USERS, NATS_USERS, buffer_rules, nats_permissions
+from gradbus.embedded.credentials import Credentials, write_secret
 from gradbus.embedded.state import StateFolder
 from gradbus.errors import StackError
-
-# Who may write which bucket of control state; every other user is denied. Presence and leases stay open to all.
-_WRITERS: Final = {
-    Buckets.RUNS: {"gateway", "conductor"},
-    Buckets.ASSIGNMENTS: {"conductor"},
-    Buckets.HEADS: {"weight_store"},
-}
-
-_CONNECTION: Final = "+ping +hello +select +client|id +client|setinfo +client|setname"
-# What each user may do, at least privilege. Scripts append to the log, and only the conductor may run them.
-_BUFFER_RULES: Final = {
-    "supervisor": "+ping",
-    "conductor": f"~{{*}}:* +@read +@write +@stream +@bitmap +@scripting +memory|usage -@admin -@dangerous {_CONNECTION}",
-    "rollout": f"~{{*}}:assembly:* ~{{*}}:evaluation:* +set +get +mget +exists +del +unlink {_CONNECTION}",
-    "trainer": f"%R~{{*}}:* +xread +xrange +xrevrange +xlen +get +getrange +exists +memory|usage {_CONNECTION}",
-    "gateway": f"%R~{{*}}:* +xread +xrange +xrevrange +xlen +get +mget +getrange +exists {_CONNECTION}",
-}
 
 
 def nats_command(state: StateFolder, credentials: Credentials, port: int) -> list[str]:
@@ -59,7 +42,7 @@ authorization {{
 def buffer_command(state: StateFolder, credentials: Credentials, port: int, most_bytes: int) -> list[str]:
     """Writes the buffer's configuration and users; the command that starts it. Raises StackError without a binary."""
     users = state.buffer / "users.acl"
-    rules = [f"user {role} on #{credentials.buffer_password_hash(role)} {_BUFFER_RULES[role]}" for role in BUFFER_USERS]
+    rules = [f"user {role} on #{credentials.buffer_password_hash(role)} {buffer_rules(role)}" for role in BUFFER_USERS]
     write_secret(users, "\n".join(["user default off", *rules]) + "\n")
     config = state.buffer / "buffer.conf"
     write_secret(
@@ -80,8 +63,9 @@ maxmemory-policy noeviction
 
 
 def _nats_user(role: str, password: str) -> str:
-    denied = [f'"$KV.{bucket}.>"' for bucket, writers in _WRITERS.items() if role not in writers]
-    return f'{{user: "{role}", password: "{password}", permissions: {{publish: {{deny: [{", ".join(denied)}]}}}}}}'
+    allowed = nats_permissions(role)
+    rights = {"publish": {"allow": allowed.publish}, "subscribe": {"allow": allowed.subscribe}}
+    return json.dumps({"user": role, "password": password, "permissions": rights})
 
 
 def _buffer_binary() -> str:

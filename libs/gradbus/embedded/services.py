@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradbus.access import BUFFER_USERS, NATS_USERS
 from gradbus.embedded.config import StackConfig
-from gradbus.embedded.credentials import BUFFER_USERS, NATS_USERS, Credentials
+from gradbus.embedded.credentials import Credentials
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.state import StateFolder
 from gradbus.embedded.supervised import Program
@@ -20,6 +21,8 @@ _PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 _PREFIXES_PASSED_ON: Final = ("GRADBUS_FAULT_", "OTEL_")
 # Only the gateway fetches from the hub.
 _PASSED_ON_TO_GATEWAY: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+# Where its sampling server is, or how to launch one on these GPUs.
+_PASSED_ON_TO_ROLLOUT: Final = ("GRADBUS_SGLANG_", "CUDA_")
 _MOST_CORES_TO_PIN: Final = 4
 _LISTENERS: Final = ("weight_store", "reward", "reference", "gateway")
 
@@ -102,6 +105,8 @@ class Blueprint:
         # On loopback the user is the operator: scorers on this machine and Python graders are theirs to use.
         if role == "reward":
             own |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
+        if role == "rollout":
+            own |= {key: value for key, value in os.environ.items() if key.startswith(_PASSED_ON_TO_ROLLOUT)}
         if role == "gateway":
             own |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
             own |= {key: os.environ[key] for key in _PASSED_ON_TO_GATEWAY if key in os.environ}

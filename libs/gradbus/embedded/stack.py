@@ -154,6 +154,7 @@ class Stack:
             if name in self._processes:
                 await self._processes[name].stop(_SERVER_STOP_SECONDS)
         self.state.remove("stack.json")
+        self.state.remove("gateway.json")
         self.state.unlock()
 
     def _bus_settings(self) -> BusSettings:

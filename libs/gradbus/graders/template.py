@@ -13,10 +13,10 @@ from gradbus.errors import GraderError
 
 SAMPLE_FIELDS = ("output_text", "finish_reason")
 
-_PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 Path = tuple[str, ...]
+_MOST_SHOWN = 200
 
 
 class Template:
@@ -24,11 +24,13 @@ class Template:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        # Split by a pattern with one group: literal text at even places, names at odd ones.
-        pieces = _PLACE.split(text)
-        self._pieces: list[str | Path] = [self._parsed(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
-        if any(isinstance(piece, str) and "{{" in piece for piece in self._pieces):
-            raise GraderError(f"template {text!r} has a '{{{{' that is never closed; write {{{{ item.answer }}}}")
+        first, *places = text.split("{{")
+        self._pieces: list[str | Path] = [first]
+        for place in places:
+            name, closed, literal = place.partition("}}")
+            if not closed:
+                raise GraderError(f"template {_shown(text)} has a '{{{{' that is never closed; write {{{{ item.answer }}}}")
+            self._pieces += [self._parsed(name), literal]
 
     @property
     def names(self) -> list[Path]:
@@ -42,12 +44,12 @@ class Template:
     def _parsed(self, written: str) -> Path:
         name = written.strip()
         if not _NAME.fullmatch(name):
-            raise GraderError(f"template {self.text!r}: {name!r} is not a name; write sample.output_text or item.<column>")
+            raise GraderError(f"template {_shown(self.text)}: {_shown(name)} is not a name; write sample.output_text or item.<column>")
         path = tuple(name.split("."))
         if path[0] not in {"sample", "item"}:
-            raise GraderError(f"template {self.text!r}: {name!r} starts with neither `sample` nor `item`; write item.<column>")
+            raise GraderError(f"template {_shown(self.text)}: {_shown(name)} starts with neither `sample` nor `item`; write item.<column>")
         if path[0] == "sample" and (len(path) != 2 or path[1] not in SAMPLE_FIELDS):
-            raise GraderError(f"template {self.text!r}: a sample has no {name!r}; it has {', '.join(SAMPLE_FIELDS)}")
+            raise GraderError(f"template {_shown(self.text)}: a sample has no {_shown(name)}; it has {', '.join(SAMPLE_FIELDS)}")
         return path
 
     def _value(self, path: Path, sample: Mapping[str, object], item: Mapping[str, object]) -> str:
@@ -61,4 +63,8 @@ class Template:
             return value[key]
         if isinstance(value, Sequence) and not isinstance(value, str) and key.isdecimal() and int(key) < len(value):
             return value[int(key)]
-        raise GraderError(f"template {self.text!r}: this row has no {'.'.join(path)!r}; add the column or mend the template")
+        raise GraderError(f"template {_shown(self.text)}: this row has no {'.'.join(path)!r}; add the column or mend the template")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")

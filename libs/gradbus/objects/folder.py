@@ -16,14 +16,14 @@ from gradbus.model_folder import sanitized_config
 from gradbus.objects.paths import is_safe_part
 from gradbus.objects.store import ObjectStore
 
-_CONFIG = "config.json"
+_CONFIGS = frozenset({"config.json", "tokenizer_config.json", "processor_config.json"})
 
 
 async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path) -> Path:
     """Writes `files` (name to digest) into a folder below `folder` that is named after them, and returns it.
 
     A folder that exists is whole, for it came by one rename: several processes may do this at once.
-    Code that a model's `config.json` would have loaded (`auto_map`) is stripped.
+    Code that a configuration of the model would have loaded (`auto_map`) is stripped.
     Raises SettingsError for an unsafe name, ObjectMissingError, CorruptRecordError, and ModelError for a config that is none.
     """
     for name in files:
@@ -38,7 +38,7 @@ async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path
     try:
         for name, digest in files.items():
             data = await store.get_blob(digest)
-            await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name == _CONFIG else data)
+            await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
         await asyncio.to_thread(_move, draft, target)
     finally:
         await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)

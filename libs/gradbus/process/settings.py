@@ -30,7 +30,8 @@ class ProcessSettings(BaseSettings):
     buffer_user: str = ""
     buffer_password: SecretStr = SecretStr("")
     objects_url: str = Field("file:///var/lib/gradbus/objects", description="A folder (file://) or a bucket (s3://, gs://, az://).")
-    rpc_token: SecretStr = SecretStr("")
+    rpc_token: SecretStr = Field(SecretStr(""), description="What this process shows to gRPC servers.")
+    rpc_callers: dict[str, str] = Field(default_factory=dict, description="Of a gRPC server: role to the SHA-256 of its token.")
     cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models and datasets taken from object storage.")  # noqa: S108
 
     @property
@@ -46,7 +47,7 @@ class ProcessSettings(BaseSettings):
     @property
     def rpc(self) -> RpcSettings:
         """Settings of this process's gRPC server."""
-        return RpcSettings(self.listen, self.rpc_token.get_secret_value())
+        return RpcSettings(self.listen, self.rpc_callers)
 
     @classmethod
     def settings_customise_sources(

@@ -1,6 +1,7 @@
 """gRPC: requests with an answer. Health, tokens, deadlines and trace context are the same on every server."""
 
+from gradbus.rpc.callers import token_hash
 from gradbus.rpc.client import open_channel
 from gradbus.rpc.server import RpcServer, RpcSettings
 
-__all__ = ["RpcServer", "RpcSettings", "open_channel"]
+__all__ = ["RpcServer", "RpcSettings", "open_channel", "token_hash"]

@@ -11,7 +11,11 @@ _PENDING: Final = 16_384
 
 Options = list[tuple[str, str | int]]
 
+# A message is inflated before its size is checked: a compressed one could take all memory.
+UNCOMPRESSED: Final = ("grpc.compression_enabled_algorithms_bitset", 1)
+
 SERVER: Final[Options] = [
+    UNCOMPRESSED,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
@@ -23,6 +27,7 @@ SERVER: Final[Options] = [
 ]
 
 CHANNEL: Final[Options] = [
+    UNCOMPRESSED,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),

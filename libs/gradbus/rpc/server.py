@@ -1,9 +1,8 @@
-"""The server frame: health and tokens around the services it is given."""
+"""The server frame: health, tokens and rights around the services it is given."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from opentelemetry.trace import SpanKind
 
 from gradbus.errors import SettingsError
+from gradbus.rpc.callers import Callers
 from gradbus.rpc.operation import rpc_operation
 from gradbus.rpc.options import SERVER, TOKEN_HEADER
 from gradbus.telemetry import span
@@ -22,19 +22,21 @@ _OPEN_METHODS = "/grpc.health.v1.Health/"
 
 @dataclass(frozen=True, slots=True)
 class RpcSettings:
-    """Where a server listens and the token its callers must show; an empty token is refused."""
+    """Where a server listens and who may call it: role to the hash of its token. A server without callers is refused."""
 
     address: str
-    token: str
+    callers: Mapping[str, str]
 
 
 class RpcServer:
     """`add` services, `start`, and `stop` to drain."""
 
     def __init__(self, settings: RpcSettings) -> None:
-        if not settings.token:
-            raise SettingsError("a gRPC server needs a token; set GRADBUS_RPC_TOKEN or put it into the secrets folder")
-        self.server = grpc.aio.server(options=SERVER, interceptors=[_Guard(settings.token)])
+        if not settings.callers:
+            raise SettingsError(
+                "a gRPC server needs to know its callers; set GRADBUS_RPC_CALLERS to a JSON object of roles and the SHA-256 of their tokens"
+            )
+        self.server = grpc.aio.server(options=SERVER, interceptors=[_Guard(Callers(settings.callers))])
         self._address = settings.address
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
@@ -58,11 +60,12 @@ class RpcServer:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses calls without the token, and puts each call into its caller's trace."""
+    """Refuses strangers, and callers whose role has no right to the method; puts each call into its caller's trace."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._stranger = _refusal(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong; send `authorization: Bearer <token>`")
+        self._forbidden = _refusal(grpc.StatusCode.PERMISSION_DENIED, "this token's role may not call this method; use its owner's token")
 
     async def intercept_service(
         self,
@@ -73,9 +76,11 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         if method.startswith(_OPEN_METHODS):
             return await continuation(handler_call_details)
         metadata: dict[str, Any] = dict(handler_call_details.invocation_metadata or ())
-        given = metadata.get(TOKEN_HEADER, "")
-        if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._expected):
-            return self._refusal
+        roles = self._callers.roles_of(_bearer(metadata.get(TOKEN_HEADER, "")))
+        if not roles:
+            return self._stranger
+        if not self._callers.may_call(roles, method.lstrip("/")):
+            return self._forbidden
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
@@ -95,5 +100,15 @@ def _traced(handler: Any, method: str, traceparent: str) -> Any:
     )
 
 
-async def _refuse(_request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong; send `authorization: Bearer <token>`")
+def _bearer(header: str | bytes) -> str:
+    text = header if isinstance(header, str) else header.decode(errors="replace")
+    scheme, _, token = text.partition(" ")
+    return token if scheme == "Bearer" else ""
+
+
+def _refusal(code: grpc.StatusCode, details: str) -> Any:
+    async def refuse(_requests: Any, context: Any) -> None:
+        await context.abort(code, details)
+
+    # As of a stream, so that nothing of a stranger's request is read.
+    return grpc.stream_unary_rpc_method_handler(refuse)

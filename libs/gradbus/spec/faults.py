@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
 from gradbus.spec.run import RunSpec
-from gradbus.spec.sections import Section
+from gradbus.spec.sections import DeepSpeedSpec, Section
 
 _GIVEN_LIMIT = 80
 _TAGS = {2, 5}
@@ -72,16 +72,43 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
                 _shown(rollout.top_k),
                 "0",
             )
+        if rollout.engine == "sglang" and deterministic is True:
+            yield Fault(
+                "deterministic",
+                "a sample of the sglang engine depends on the samples beside it",
+                "true",
+                "false, or rollout.engine = torch",
+            )
     if reward := sections.get("reward"):
         yield from _reward_faults(reward)
     if (schedule := sections.get("schedule")) and deterministic is True and schedule.mode != "fixed_lag":
         yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
-    if (trainer := sections.get("trainer")) and not all(0.0 <= beta < 1.0 for beta in trainer.betas):
-        yield Fault("trainer.betas", "AdamW's decay rates lie in [0, 1)", _shown(trainer.betas), "two numbers in [0, 1)")
+    if trainer := sections.get("trainer"):
+        yield from _trainer_faults(trainer)
     if (algorithm := sections.get("algorithm")) and not (0.0 < algorithm.clip[0] < 1.0 and algorithm.clip[1] > 0.0):
         yield Fault(
             "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"
         )
+
+
+def _trainer_faults(trainer: Any) -> Iterator[Fault]:
+    if not all(0.0 <= beta < 1.0 for beta in trainer.betas):
+        yield Fault("trainer.betas", "AdamW's decay rates lie in [0, 1)", _shown(trainer.betas), "two numbers in [0, 1)")
+    chosen, path = trainer.deepspeed, "trainer.deepspeed"
+    if trainer.backend != "deepspeed" and chosen != DeepSpeedSpec():
+        yield Fault(path, "the torch backend has no such settings", allowed='none, or trainer.backend = "deepspeed"')
+    if chosen.dtype == "bf16" and chosen.zero_stage == 0:
+        yield Fault(f"{path}.dtype", "stage 0 keeps no float32 weights beside bf16 ones", '"bf16"', "fp32, or zero_stage = 1, 2 or 3")
+    stages = {"none": 0, "optimizer": 1, "all": 3}
+    if chosen.zero_stage < stages[chosen.offload]:
+        yield Fault(
+            f"{path}.offload",
+            "only what ranks share out is offloaded",
+            _shown(chosen.offload),
+            f"with zero_stage ≥ {stages[chosen.offload]}",
+        )
+    if chosen.optimizer == "cpu_adam" and chosen.offload == "none":
+        yield Fault(f"{path}.optimizer", "cpu_adam steps in the host's memory", '"cpu_adam"', "adamw, or an offload")
 
 
 def _reward_faults(reward: Any) -> Iterator[Fault]:
@@ -111,6 +138,8 @@ def _fault(item: Any) -> Fault:
     if item["type"] == "missing":
         return Fault(dotted, "required field is missing")
     context = item.get("ctx", {})
+    if item["type"] == "string_pattern_mismatch":
+        return Fault(dotted, "not of the form that is allowed", _shown(item["input"]), _description(path) or context["pattern"])
     allowed = str(context.get("expected", context.get("expected_tags", "")))
     nearest = difflib.get_close_matches(str(item["input"]), [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")], n=1)
     return Fault(dotted, item["msg"], _shown(item["input"]), allowed, nearest[0] if nearest else "")
@@ -118,11 +147,22 @@ def _fault(item: Any) -> Fault:
 
 def _fields_at(path: tuple[object, ...]) -> list[str]:
     """Names of the fields of the object at `path`."""
+    return sorted({name for kind in _kinds_at(path) for name in kind.model_fields})
+
+
+def _description(path: tuple[object, ...]) -> str:
+    """What the field at `path` says of itself."""
+    name = str(path[-1])
+    found = (kind.model_fields[name].description or "" for kind in _kinds_at(path[:-1]) if name in kind.model_fields)
+    return next(found, "").rstrip(".")
+
+
+def _kinds_at(path: tuple[object, ...]) -> list[type[BaseModel]]:
     kinds: list[type[BaseModel]] = [RunSpec]
     for part in path:
         inner = [model for kind in kinds if str(part) in kind.model_fields for model in _models(kind.model_fields[str(part)].annotation)]
         kinds = inner or kinds  # no field: the name of one of several graders
-    return sorted({name for kind in kinds for name in kind.model_fields})
+    return kinds
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -34,7 +34,7 @@ class DataSpec(Section):
 class RolloutSpec(Section):
     """How samples are drawn."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "sglang"] = "torch"
     slots: int = Field(64, ge=4, le=1024, description="Samples decoded side by side, always this many: part of what decides bits.")
     group_size: int = Field(8, ge=2, le=1024, description="Samples of one prompt.")
     max_new_tokens: int = Field(128, ge=1, le=131072)
@@ -44,6 +44,9 @@ class RolloutSpec(Section):
     top_k: int = Field(0, description="Only 0 (off), for the same reason.")
     stop_token_ids: tuple[int, ...] = Field((), description="Stop tokens beyond the tokenizer's and the generation config's.")
     threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine: part of what decides bits.")
+    pause: Literal["abort", "retract", "in_place"] = Field(
+        "retract", description="`sglang` in a `free` schedule: what happens to samples in flight when a version is loaded."
+    )
 
 
 class StringCheckGrader(Section):
@@ -118,9 +121,23 @@ class ScheduleSpec(Section):
     group_deadline_seconds: float = Field(60.0, gt=0.0, description="`free` only: a late group is dropped and counted.")
 
 
+class DeepSpeedSpec(Section):
+    """How DeepSpeed trains; only with `trainer.backend = "deepspeed"`."""
+
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2, description="What ranks share out: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too."
+    )
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Of forward and backward; weights are always kept in float32 beside it.")
+    offload: Literal["none", "optimizer", "all"] = Field("none", description="What lives in the host's memory; `all`: weights too.")
+    optimizer: Literal["adamw", "cpu_adam"] = Field("adamw", description="`cpu_adam` is DeepSpeed's AdamW for an offloaded optimiser.")
+    gradient_checkpointing: bool = Field(False, description="Computes activations again in the backward pass: less memory, more time.")
+
+
 class TrainerSpec(Section):
     """The optimiser."""
 
+    backend: Literal["torch", "deepspeed"] = Field("torch", description="`torch` is one process; `deepspeed` one or more ranks.")
+    deepspeed: DeepSpeedSpec = DeepSpeedSpec()
     learning_rate: float = Field(1e-6, gt=0.0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from gradbus.buffer import ExperienceLog, StoredEntry
 from gradbus.objects import ObjectStore
-from gradbus.records import seal
+from gradbus.records import seal, unseal
 from gradbus.telemetry import get_logger
-from gradbus.v1.group_pb2 import LogSegment, SegmentEntry
+from gradbus.v1.group_pb2 import LogEntry, LogSegment, SegmentEntry
 from gradbus.v1.weights_pb2 import Frontier
 
 _log = get_logger(__name__)
@@ -38,6 +40,14 @@ class Archive:
         """Archives and trims all that is left: the run is over, nobody reads the log any more."""
         while entries := await self._log.read("0-0", _MOST_ENTRIES):
             await self._move(entries)
+
+    async def entries(self) -> AsyncIterator[LogEntry]:
+        """What was archived, oldest first."""
+        paths = await self._objects.list(f"runs/{self._run_id}/log")
+        for path in sorted(paths, key=lambda path: _order(path.rpartition("_")[2])):
+            segment = LogSegment.FromString(unseal(await self._objects.get(path), path))
+            for entry in segment.entries:
+                yield LogEntry.FromString(unseal(entry.record, f"{path}, entry {entry.stream_id}"))
 
     async def _move(self, entries: list[StoredEntry]) -> None:
         archived = _order(await self._archived())

@@ -19,9 +19,10 @@ class EvaluationResult:
     version: int
     samples: int
     """Rows that could be judged."""
-    reward: float
+    reward: float | None
+    """None if no row could be judged: that is no reward of 0."""
     components: Mapping[str, float]
-    accuracy: float
+    accuracy: float | None
     """The mean of what the spec calls its metric."""
 
     def to_json(self) -> dict[str, object]:
@@ -47,7 +48,7 @@ def summarise(version: int, entries: Iterable[LogEntry], metric: str) -> Evaluat
     rewards = [reward for entry in entries for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
     names = sorted({name for reward in rewards for name in reward.components})
     components = {name: _mean([reward.components[name] for reward in rewards if name in reward.components]) for name in names}
-    mean = _mean([reward.reward for reward in rewards])
+    mean = _mean([reward.reward for reward in rewards]) if rewards else None
     return EvaluationResult(version, len(rewards), mean, components, components.get(metric, mean))
 
 
@@ -62,4 +63,4 @@ def decode_results(value: bytes | None) -> dict[int, EvaluationResult]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+    return math.fsum(values) / len(values)

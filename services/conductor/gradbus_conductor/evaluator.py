@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 from grpc.aio import AioRpcError
 
 from gradbus.buffer import GroupStore
-from gradbus.bus import Bucket, EventLog, TaskQueue
+from gradbus.bus import Bucket, EventLog, Level, OwnedKey, TaskQueue
 from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
@@ -22,13 +23,23 @@ _log = get_logger(__name__)
 _GONE_AFTER_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationWork:
+    """What is evaluated, and where the results go."""
+
+    record: RunRecord
+    dataset: Dataset | None
+    runs: Bucket
+    events: EventLog
+
+
 class Evaluator:
     """One result a (run, version), kept in the bucket `runs` so that a restart repeats none."""
 
-    def __init__(self, wires: Wires, record: RunRecord, dataset: Dataset | None, queue: TaskQueue, wake: asyncio.Event) -> None:
+    def __init__(self, wires: Wires, work: EvaluationWork, queue: TaskQueue, wake: asyncio.Event) -> None:
         self._wires = wires
-        self._record = record
-        self._dataset = dataset
+        self._work = work
+        self._stored = OwnedKey(work.runs, f"{work.record.run_id}.evaluations")
         self._queue = queue
         self._wake = wake
         self._results: dict[int, EvaluationResult] = {}
@@ -45,39 +56,45 @@ class Evaluator:
         """The version under evaluation."""
         return self._active[0] if self._active else None
 
-    async def recover(self, runs: Bucket) -> None:
+    async def recover(self) -> None:
         """Reads the results of earlier conductors."""
-        stored = await runs.get(self._key)
-        self._results = decode_results(stored.value if stored else None)
+        self._results = decode_results(await self._stored.read())
+
+    def failing(self, seconds: float) -> str:
+        """Why judging fails, if some row has waited longer than `seconds` for it; else empty."""
+        return self._active[1].failing(seconds) if self._active else ""
 
     def pending(self) -> list[int]:
         """Versions still to be evaluated."""
-        if self._dataset is None:
+        if self._work.dataset is None:
             return []
-        return [version for version in due_versions(self._record.spec) if version not in self._results and version not in self._skipped]
+        return [
+            version for version in due_versions(self._work.record.spec) if version not in self._results and version not in self._skipped
+        ]
 
     def signalled(self, version: int, rows: Sequence[int]) -> None:
         """A worker says that these completions of `version` lie in the buffer."""
         if self._active and self._active[0] == version:
             self._active[1].signalled(rows)
 
-    async def advance(self, head: int, workers: Sequence[WorkerPresence], runs: Bucket, events: EventLog) -> None:
+    async def advance(self, head: int, workers: Sequence[WorkerPresence]) -> None:
         """Starts what is due, repairs what is lost, and counts what is done."""
-        if self._dataset is None:
+        if self._work.dataset is None:
             return
         if self._active is None:
             await self._start_next(head, workers)
         if self._active is None:
             return
         version, sampling = self._active
-        wanted = {row: version for row in range(len(self._dataset.items)) if row not in sampling.judged}
+        wanted = {row: version for row in range(len(self._work.dataset.items)) if row not in sampling.judged}
         await sampling.collect(wanted)
         await sampling.repair(wanted, workers)
-        if len(sampling.judged) == len(self._dataset.items):
-            await self._finish(version, sampling, runs, events)
+        if len(sampling.judged) == len(self._work.dataset.items):
+            await self._finish(version, sampling)
         elif version < head and sampling.overdue(wanted, _GONE_AFTER_SECONDS) and await self._is_gone(version):
-            _log.warning("evaluation_skipped", run_id=self._record.run_id, version=version)
-            events.emit("evaluation", f"version {version} was deleted before it could be evaluated", {"version": version}, "warning")
+            _log.warning("evaluation_skipped", run_id=self._work.record.run_id, version=version)
+            text = f"version {version} was deleted before it could be evaluated"
+            self._work.events.emit("evaluation", text, {"version": version}, "warning")
             self._skipped.add(version)
             await self.close()
 
@@ -90,30 +107,32 @@ class Evaluator:
     async def _start_next(self, head: int, workers: Sequence[WorkerPresence]) -> None:
         pending = self.pending()
         # One version ahead: its tasks then stand in the queue before the training tasks of the same version.
-        if self._dataset is None or not pending or pending[0] > head + 1:
+        if self._work.dataset is None or not pending or pending[0] > head + 1:
             return
         version = pending[0]
-        work = SamplingWork(self._record, self._dataset.items, lambda index: index, evaluated=version)
+        work = SamplingWork(self._work.record, self._work.dataset.items, lambda index: index, evaluated=version)
         self._active = version, Sampling(self._wires, work, self._queue, self._wake)
-        await self._active[1].dispatch(dict.fromkeys(range(len(self._dataset.items)), version), len(workers))
+        await self._active[1].dispatch(dict.fromkeys(range(len(self._work.dataset.items)), version), len(workers))
 
-    async def _finish(self, version: int, sampling: Sampling, runs: Bucket, events: EventLog) -> None:
-        metric = self._record.spec.evaluation.metric
-        result = summarise(version, sampling.judged.values(), metric)
-        self._results[version] = result
-        await runs.put(self._key, encode_results(self._results))
-        await GroupStore(self._wires.buffer, self._record.run_id).discard_evaluation(version, sampling.judged)
+    async def _finish(self, version: int, sampling: Sampling) -> None:
+        wanted = self._work.record.spec.evaluation.metric
+        result = summarise(version, sampling.judged.values(), wanted)
+        metric = wanted if wanted in result.components else "reward"  # what the number is, not what was hoped for
+        score = "no row could be judged" if result.accuracy is None else f"{metric} {result.accuracy:.3f}"
+        level: Level = "warning" if result.accuracy is None else "info"
         data = result.to_json() | {"metric": metric}
-        events.emit("evaluation", f"version {version}: {metric} {result.accuracy:.3f}", data, key=f"evaluation:{version}")
+        self._work.events.emit("evaluation", f"version {version}: {score}", data, level, key=f"evaluation:{version}")
+        # The history first: once the result is stored, nobody evaluates again.
+        await self._work.events.flush()
+        results = {**self._results, version: result}
+        await self._stored.write(encode_results(results))
+        self._results = results
+        await GroupStore(self._wires.buffer, self._work.record.run_id).discard_evaluation(version, sampling.judged)
         await self.close()
 
     async def _is_gone(self, version: int) -> bool:
         try:
-            await self._wires.weight_store.GetVersion(GetVersionRequest(run_id=self._record.run_id, step=version), timeout=5.0)
+            await self._wires.weight_store.GetVersion(GetVersionRequest(run_id=self._work.record.run_id, step=version), timeout=5.0)
         except AioRpcError as error:
             return bool(error.code() == grpc.StatusCode.OUT_OF_RANGE)
         return False
-
-    @property
-    def _key(self) -> str:
-        return f"{self._record.run_id}.evaluations"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 
@@ -42,5 +43,10 @@ async def prepare(objects: ObjectStore, record: RunRecord) -> Prepared:
 
 async def _dataset(objects: ObjectStore, digest: str, column: str, most: int | None = None) -> Dataset:
     content = await objects.get_blob(digest)
-    items = tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content))[:most]
-    return Dataset(items, await objects.put_blob(prompts_object(content, column)))
+    # In a thread: a large dataset takes longer than a lease lasts unrenewed.
+    items, prompts = await asyncio.to_thread(_rows, content, column)
+    return Dataset(items[:most], await objects.put_blob(prompts))
+
+
+def _rows(content: bytes, column: str) -> tuple[tuple[str, ...], bytes]:
+    return tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content)), prompts_object(content, column)

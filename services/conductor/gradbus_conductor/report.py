@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from gradbus.bus import Bucket, EventLog, Level, View
+from gradbus.bus import Bucket, EventLog, Level, OwnedKey, View
 from gradbus.runs import FINAL_STATES, DesiredState, RunProgress, RunState, RunStatus, WorkerPresence
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
@@ -21,7 +21,7 @@ class Report:
     """Writes `<run>.status` when the state changes, and at most twice a second otherwise."""
 
     def __init__(self, runs: Bucket, events: EventLog, run_id: str, size: int) -> None:
-        self._runs = runs
+        self._stored = OwnedKey(runs, f"{run_id}.status")
         self._run_id = run_id
         self._rewards: deque[float] = deque(maxlen=size)
         self._written_at = 0.0
@@ -29,6 +29,8 @@ class Report:
         self._status = RunStatus(state="queued")
         self.events = events
         self.accuracy: float | None = None
+        self.concern = ""
+        """What the user should know while the run goes on."""
         self.scoring_seconds = 0.0
         self.tokens = 0
 
@@ -44,9 +46,8 @@ class Report:
 
     async def recover(self) -> RunStatus:
         """Reads what an earlier conductor wrote."""
-        stored = await self._runs.get(f"{self._run_id}.status")
-        if stored is not None:
-            self._status = RunStatus.model_validate_json(stored.value)
+        if (value := await self._stored.read()) is not None:
+            self._status = RunStatus.model_validate_json(value)
         return self._status
 
     def desired(self, view: View) -> DesiredState:
@@ -54,10 +55,6 @@ class Report:
         value = view.get(f"{self._run_id}.desired")
         wish: DesiredState = json.loads(value) if value else "running"
         return wish
-
-    def fail(self, reason: str) -> None:
-        """Notes why the run is about to fail."""
-        self._status = self._status.model_copy(update={"reason": reason})
 
     def prepared(self, prompts: str, evaluation_prompts: str) -> None:
         """Notes where workers find the prompts."""
@@ -96,17 +93,21 @@ class Report:
         if state == self._status.state and now - self._written_at < _WRITE_SECONDS:
             return
         self._measure(now, progress)
-        await self.transition(state, self._status.reason if state == "failed" else "", waiting_for)
+        await self.transition(state, self.concern, waiting_for)
         self._written_at = now
 
-    async def transition(self, state: RunState, reason: str = "", waiting_for: str = "") -> None:
-        """Writes the status now; a changed state becomes an event."""
+    async def transition(self, state: RunState, reason: str = "", waiting_for: str = "", ending: RunState | None = None) -> None:
+        """Writes the status now; a changed state becomes an event. An `ending` stays.
+
+        Raises FencedError if another conductor wrote since: a zombie must not take back what was said, least of all the final word.
+        """
         changed = state != self._status.state
         finished = time.time_ns() if state in FINAL_STATES else 0
         update = {
             "state": state,
             "reason": reason,
             "waiting_for": waiting_for,
+            "ending": ending or self._status.ending,
             "updated_unix_ns": time.time_ns(),
             "finished_unix_ns": finished,
         }
@@ -118,7 +119,7 @@ class Report:
         if finished:
             # The history ends before the status says so: who waits for the end finds all of it.
             await self.events.flush()
-        await self._runs.put(f"{self._run_id}.status", self._status.to_bytes())
+        await self._stored.write(self._status.to_bytes())
 
     def _measure(self, now: float, progress: RunProgress) -> None:
         at, scoring, tokens = self._measured

@@ -25,7 +25,8 @@ from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 from gradbus.v1.weight_store_service_pb2 import GetCheckpointRequest
 from gradbus.v1.weights_pb2 import CheckpointManifest, TrainerProgress
 from gradbus_conductor.archive import Archive
-from gradbus_conductor.evaluator import Evaluator
+from gradbus_conductor.evaluator import EvaluationWork, Evaluator
+from gradbus_conductor.harvest import Ending, Harvest, ending_of
 from gradbus_conductor.heads import Heads
 from gradbus_conductor.preparation import Prepared
 from gradbus_conductor.report import Report
@@ -38,6 +39,7 @@ from gradbus_conductor.workforce import Workforce
 _log = get_logger(__name__)
 _TICK_SECONDS = 0.5
 _WAITING_SECONDS = 3.0
+_TRAINER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +73,24 @@ class RunLoop:
         self._sampling = Sampling(
             frame.wires, SamplingWork(record, frame.prepared.train.items, frame.prepared.order.row), self._queue, self._wake
         )
-        self._evaluator = Evaluator(frame.wires, record, frame.prepared.evaluation, self._queue, self._wake)
+        held_out = EvaluationWork(record, frame.prepared.evaluation, frame.runs, self._events)
+        self._evaluator = Evaluator(frame.wires, held_out, self._queue, self._wake)
         self._heads = Heads(record.run_id, self._wake)
         self._stall = Stall()
+        self._harvest = Harvest(record.spec)
+        self._learned = False
+        self._trainer_seen = asyncio.get_running_loop().time()
         self._archived_step = -1
+        self._has_dispatched = False
         self._repair_at = 0.0
         self._lacking: TrainerProgress | None = None
 
-    async def drive(self) -> RunState:
-        """Works until the run is over; its final state. Raises FencedError when another conductor has the run."""
+    async def drive(self) -> Ending:
+        """Works until the run is over. Raises FencedError when another conductor has the run."""
         async with self._heads.follow(self._wires.bus), self._listening():
             try:
                 await self._recover()
+                await self._queue.purge()  # nobody has fetched these, and all that is lacking is sent by this conductor
                 while True:
                     if (ending := await self._pass()) is not None:
                         return ending
@@ -93,16 +101,15 @@ class RunLoop:
                 await self._sampling.close()
                 await self._evaluator.close()
 
-    async def _pass(self) -> RunState | None:
+    async def _pass(self) -> Ending | None:
         """One comparison of what is with what should be."""
         if self._frame.lease.lost.is_set():
             raise FencedError(f"the lease of {self._record.run_id} is lost; another conductor goes on with it")
         desired = self._frame.report.desired(self._frame.desired)
         if desired == "cancelled":
-            return "cancelled"
+            return Ending("cancelled")
         if trouble := self._fatal_trouble():
-            self._frame.report.fail(trouble)
-            return "failed"
+            return Ending("failed", trouble)
         if self._lacking is not None:
             await self._recover()
         outstanding = self._schedule.outstanding()
@@ -110,14 +117,15 @@ class RunLoop:
         await self._admit()
         workers = self._frame.workforce.serving(self._record.run_id, "rollout")
         if desired == "running":
-            await self._evaluator.advance(self._heads.version, workers, self._frame.runs, self._events)
+            await self._evaluator.advance(self._heads.version, workers)
             await self._dispatch(len(workers))
             if self._is_time_to_repair():
                 await self._frame.workforce.claim(self._record.run_id, "rollout")
+                await self._keep_trainer()
                 await self._sampling.repair(self._schedule.outstanding(), workers)
         await self._archive_checkpoint()
         await self._report(desired == "paused", workers)
-        return "succeeded" if self._is_complete() else None
+        return await ending_of(self._archive, learned=self._learned) if self._is_complete() else None
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -131,8 +139,11 @@ class RunLoop:
 
         async def missing(payload: bytes) -> None:
             # The trainer's word outranks our memory: the buffer may have lost what we appended.
-            self._lacking = TrainerProgress.FromString(payload)
-            self._wake.set()
+            progress = TrainerProgress.FromString(payload)
+            # One that stands before the newest checkpoint was replaced and does not know it.
+            if progress.step >= max(self._heads.checkpoint, self._archived_step):
+                self._lacking = progress
+                self._wake.set()
 
         bus, run_id = self._wires.bus, self._record.run_id
         async with bus.subscribed(subjects.groups(run_id), sampled), bus.subscribed(subjects.missing(run_id), missing):
@@ -141,9 +152,10 @@ class RunLoop:
     async def _recover(self) -> None:
         """Builds the schedule's state from the log and the newest checkpoint, which are all there is to know."""
         await self._log.open_term(self._frame.lease.term)
-        await self._evaluator.recover(self._frame.runs)
+        await self._evaluator.recover()
         trained = self._lacking or await self._trained()
         self._lacking = None
+        self._harvest.clear()
         entries: list[tuple[int, bool]] = []
         corrupt = []
         after = "0-0"
@@ -151,12 +163,17 @@ class RunLoop:
             after = stored[-1].stream_id
             for item in stored:
                 try:
-                    entries.append((item.index, item.decode().verdict == VERDICT_TRAIN))
+                    entry = item.decode()
+                    entries.append((item.index, entry.verdict == VERDICT_TRAIN))
+                    self._harvest.add(entry)
                 except CorruptRecordError as error:
                     _log.warning("corrupt_entry", run_id=self._record.run_id, index=item.index, error=str(error))
                     corrupt.append(item)
         if corrupt:
             await self._log.forget(self._frame.lease.term, corrupt)
+        held = {index for index, _ in entries} | set(trained.frontier.above)
+        if lost := await self._log.reopen(self._frame.lease.term, trained.frontier.below, held):
+            _log.warning("log_lost_entries", run_id=self._record.run_id, indexes=lost)
         self._schedule.recover(entries, trained.frontier.below, trained.frontier.above, trained.step)
         self._sampling.settled([index for index, _ in entries])
 
@@ -176,6 +193,7 @@ class RunLoop:
             self._frame.report.count(entries.values())
             for index, entry in entries.items():
                 self._schedule.appended(index, entry.verdict == VERDICT_TRAIN)
+                self._harvest.add(entry)
         self._sampling.settled([*entries, *(index for index in list(judged) if index not in outstanding and index not in entries)])
 
     def _ready(self, entry: LogEntry) -> Ready:
@@ -193,8 +211,11 @@ class RunLoop:
         if self._heads.version < 0:
             return
         groups = {item.index: item.version for item in self._schedule.dispatchable(self._heads.version)}
-        if groups:
+        if groups and self._has_dispatched:
             await self._sampling.dispatch(groups, workers)
+        elif groups:
+            # An earlier conductor may have sent these: like overdue ones they are looked for, claimed or in the buffer, and only then sent.
+            self._has_dispatched, self._repair_at = True, 0.0
 
     def _is_time_to_repair(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -203,7 +224,17 @@ class RunLoop:
         self._repair_at = now + _TICK_SECONDS
         return True
 
+    async def _keep_trainer(self) -> None:
+        """Time enough for one that restarts under its name; then another, if one is free."""
+        now = asyncio.get_running_loop().time()
+        if self._frame.workforce.serving(self._record.run_id, "trainer"):
+            self._trainer_seen = now
+        elif now - self._trainer_seen > _TRAINER_SECONDS:
+            await self._frame.workforce.keep_trainer(self._record.run_id)
+
     def _fatal_trouble(self) -> str:
+        if self._harvest.is_barren:
+            return self._harvest.concern
         everybody = [worker for role in ("trainer", "rollout", "reference") for worker in self._frame.workforce.present(role)]
         return next((worker.trouble for worker in everybody if worker.run_id == self._record.run_id and worker.fatal), "")
 
@@ -223,27 +254,31 @@ class RunLoop:
             checkpoint = await self._checkpoint()
             await self._archive.advance(checkpoint.frontier)
             self._archived_step = checkpoint.step
+            # AdamW has no state before its first step.
+            self._learned = bool(checkpoint.optimizer)
 
     async def _report(self, paused: bool, rollouts: Sequence[WorkerPresence]) -> None:
         report = self._frame.report
-        failing = self._sampling.scoring.failing
-        report.scoring_seconds = self._sampling.scoring.busy_seconds
+        failing = self._sampling.failing(_WAITING_SECONDS) or self._evaluator.failing(_WAITING_SECONDS)
+        report.concern = self._harvest.concern
+        report.scoring_seconds = self._sampling.scoring_seconds
         report.tokens = self._sampling.tokens
         if evaluation := self._evaluator.newest:
             report.accuracy = evaluation.accuracy
         state: RunState = "running" if self._heads.version >= 0 else "starting"
         if paused:
             state = "paused"
-        elif failing and self._sampling.overdue(failing, _WAITING_SECONDS):
+        elif failing:
             state = "waiting_for_reward"
         elif self._heads.version >= self._spec.schedule.steps:
             state = "evaluating"
         trainers = self._frame.workforce.serving(self._record.run_id, "trainer")
         report.observe(trainers, rollouts)
-        waiting = next(iter(failing.values()), "") if state == "waiting_for_reward" else ""
+        waiting = failing if state == "waiting_for_reward" else ""
         if not paused and not waiting:
             outstanding = self._schedule.outstanding()
-            waiting = self._stall.reason(self._heads.version, len(outstanding), Debt(trainers, rollouts, outstanding))
+            debt = Debt(trainers, rollouts, outstanding, self._evaluator.running)
+            waiting = self._stall.reason(self._heads.version, len(outstanding), debt)
         await report.write(state, self._heads, waiting)
 
     def _is_complete(self) -> bool:
@@ -254,10 +289,9 @@ class RunLoop:
         )
 
     async def settle(self) -> None:
-        """After the last step: whatever was dispatched and not trained leaves with a reason, and the queue is emptied."""
+        """After the last step: whatever was dispatched and not trained leaves with a reason."""
         left = list(self._schedule.outstanding())
         entries = {index: self._dropped(index, "end of run") for index in left}
         await self._log.append(self._frame.lease.term, entries)
         for index in left:
             self._schedule.appended(index, False)
-        await self._queue.remove()

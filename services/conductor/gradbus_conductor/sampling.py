@@ -16,7 +16,7 @@ from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.dispatch import Dispatcher
-from gradbus_conductor.scoring import Scoring, ScoringState, oldest_version
+from gradbus_conductor.scoring import Scoring, oldest_version
 from gradbus_conductor.wires import Wires
 
 _log = get_logger(__name__)
@@ -53,9 +53,9 @@ class Sampling:
         """Response tokens seen."""
 
     @property
-    def scoring(self) -> ScoringState:
-        """What fails, and how busy the scorer was."""
-        return self._scoring.state
+    def scoring_seconds(self) -> float:
+        """How long the scorer had work."""
+        return self._scoring.state.busy_seconds
 
     async def dispatch(self, groups: Mapping[int, int], workers: int) -> None:
         """Dispatches groups: index to version."""
@@ -92,6 +92,11 @@ class Sampling:
     def overdue(self, wanted: Iterable[int], seconds: float) -> list[int]:
         """Those of `wanted` that were dispatched longer ago than `seconds`."""
         return [index for index in wanted if self._dispatcher.age(index) > seconds]
+
+    def failing(self, seconds: float) -> str:
+        """Why judging fails, if some group has waited longer than `seconds` for it; else empty."""
+        reasons = self._scoring.state.failing
+        return next(iter(reasons.values()), "") if self.overdue(reasons, seconds) else ""
 
     def excuse(self, indexes: Iterable[int]) -> None:
         """Nobody is late with these, because the run stands still."""

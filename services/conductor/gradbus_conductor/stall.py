@@ -19,6 +19,8 @@ class Debt:
     rollouts: Sequence[WorkerPresence]
     outstanding: Collection[int]
     """Groups dispatched and not in the log."""
+    evaluated: int | None = None
+    """The version under evaluation."""
 
     def __str__(self) -> str:
         for worker in (*self.trainers, *self.rollouts):
@@ -26,11 +28,15 @@ class Debt:
                 return f"{worker.worker} is in trouble: {worker.trouble}"
         if not self.trainers:
             return "no trainer serves the run; start one, or look into the log of the one that is assigned"
-        if self.outstanding and not self.rollouts:
-            return f"{len(self.outstanding)} groups wait for a rollout worker and none serves the run; start one, or look into its log"
+        held_out = "" if self.evaluated is None else f"the evaluation of version {self.evaluated}"
+        if (self.outstanding or held_out) and not self.rollouts:
+            what = f"{len(self.outstanding)} groups wait" if self.outstanding else f"{held_out} waits"
+            return f"{what} for a rollout worker and none serves the run; start one, or look into its log"
+        names = ", ".join(worker.worker for worker in self.rollouts)
         if self.outstanding:
-            names = ", ".join(worker.worker for worker in self.rollouts)
             return f"{len(self.outstanding)} groups, first {min(self.outstanding)}, owed by {names} or the scorer"
+        if held_out:
+            return f"{held_out}, owed by {names} or the scorer"
         names = ", ".join(worker.worker for worker in self.trainers)
         return f"the next version, owed by {names}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from functools import lru_cache
 
 from pydantic import ValidationError
@@ -50,10 +52,35 @@ class Workforce:
                 taken.append(worker.worker)
         return taken
 
+    async def keep_trainer(self, run_id: str) -> bool:
+        """Whether a live trainer is assigned to the run. One that is gone is replaced if another is free."""
+        assigned = self.assigned_to(run_id)
+        if any(worker.worker in assigned for worker in self.present("trainer")):
+            return True
+        if not await self.claim(run_id, "trainer", most=1):
+            return False
+        for worker in assigned:
+            if worker not in self._workers.entries:
+                await self._free(worker, run_id)
+        return True
+
     async def release(self, run_id: str) -> None:
         """Frees every worker of the run."""
         for worker in self.assigned_to(run_id):
-            await self._assignments.delete(worker)
+            await self._free(worker, run_id)
+
+    async def release_finished(self, is_over: Callable[[str], bool]) -> None:
+        """Frees the workers of runs that are over: who released them may have died on the way, or not have known of one."""
+        for run_id in {self.run_of(worker) for worker in self._assigned.entries}:
+            if is_over(run_id):
+                await self.release(run_id)
+
+    async def _free(self, worker: str, run_id: str) -> None:
+        """Only from this run: what is known here may be old, and the worker long at another one."""
+        current = await self._assignments.get(worker)
+        if current is not None and json.loads(current.value) == run_id:
+            with contextlib.suppress(Conflict):
+                await self._assignments.delete(worker, current.revision)
 
     async def _assign(self, worker: str, run_id: str) -> bool:
         try:

@@ -103,7 +103,7 @@ class SampleResource(BaseModel):
     object: Literal["sample"] = "sample"
     id: str
     index: int = Field(description="Its group.")
-    row: int = Field(description="Row of the dataset.")
+    row: int = Field(description="Row of the dataset, counted from 0.")
     step: int | None = Field(description="Step that trains it (`fixed_lag`).")
     prompt: str
     text: str

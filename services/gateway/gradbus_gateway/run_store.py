@@ -98,7 +98,7 @@ class RunStore:
             if run.state == "cancelled" and verb == "cancel":
                 return run
             if run.is_final or (run.desired == "cancelled" and verb != "cancel"):
-                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}, so it cannot {verb}; submit a new run instead")
+                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}: {verb} comes too late; submit a new run instead")
             current = await self._bucket.get(f"{run_id}.desired")
             try:
                 if current is None:

@@ -16,7 +16,18 @@ from gradbus.errors import Fault, SpecError
 from gradbus.graders import check_grader
 from gradbus.ids import new_run_id
 from gradbus.runs import RunRecord
-from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec, RunSpec, parse_spec
+from gradbus.spec import (
+    DataSpec,
+    EvaluationSpec,
+    Grader,
+    ModelSpec,
+    MultiGrader,
+    PythonGrader,
+    RewardSpec,
+    RolloutSpec,
+    RunSpec,
+    parse_spec,
+)
 from gradbus_gateway.data_intake import DataIntake, TakenData
 from gradbus_gateway.model_intake import ModelIntake, TakenModel
 from gradbus_gateway.problems import ProblemError
@@ -131,9 +142,16 @@ def _fit_faults(model: TakenModel | None, data: TakenData | None, rollout: Rollo
 def _evaluation_faults(spec: RunSpec) -> Iterator[Fault]:
     if spec.evaluation != EvaluationSpec() and spec.data.eval is None:
         yield Fault("data.eval", "an evaluation needs held-out rows", "no `eval`", "a JSON Lines file, or a spec without [evaluation]")
-    grader, metric = spec.reward.grader, spec.evaluation.metric
-    if isinstance(grader, MultiGrader) and metric != "reward" and metric not in grader.graders:
-        yield Fault("evaluation.metric", "no part of the grader has this name", metric, ", ".join(["reward", *grader.graders]))
+    yield from _metric_faults(spec.reward.grader, spec.evaluation.metric)
+
+
+def _metric_faults(grader: Grader | None, metric: str) -> Iterator[Fault]:
+    """What a service or Python source will name is not known yet; what the other graders name is."""
+    parts = grader.graders if isinstance(grader, MultiGrader) else {}
+    part, is_inner, _ = metric.partition(".")
+    unknown = grader is None or isinstance(grader, PythonGrader) or (is_inner and isinstance(parts.get(part), PythonGrader))
+    if metric != "reward" and metric not in parts and not unknown:
+        yield Fault("evaluation.metric", "no part of the grader has this name", metric, ", ".join(["reward", *parts]))
 
 
 def _toml(data: bytes) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -46,7 +47,12 @@ class Batcher:
         return len(self._waiting)
 
     async def logprobs(self, request: LogProbsRequest) -> LogProbsResponse:
-        """The answer, in the order of the request. Raises ModelError for ids that are none, and what loading the model raises."""
+        """The answer, in the order of the request.
+
+        Raises ModelError for ids that are none or no temperature, and what loading the model raises.
+        """
+        if not (math.isfinite(request.temperature) and request.temperature > 0.0):
+            raise ModelError(f"temperature {request.temperature} cannot divide logits; give a number above 0")
         answer: asyncio.Future[LogProbsResponse] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Call(request, [_row(sequence) for sequence in request.sequences], answer))
         if self._task is None or self._task.done():
@@ -65,9 +71,10 @@ class Batcher:
     async def _compute(self, run_id: str, temperature: float, calls: Sequence[_Call]) -> None:
         try:
             frozen = await self._models.of(run_id)
+            known = [call for call in calls if _is_known(call, frozen.model.vocabulary)]
             loop = asyncio.get_running_loop()
-            values = iter(await loop.run_in_executor(self._torch_thread, _logprobs, frozen, calls, temperature))
-            for call in calls:
+            values = iter(await loop.run_in_executor(self._torch_thread, _logprobs, frozen, known, temperature))
+            for call in known:
                 results = [
                     SequenceLogProbs(sample_id=sequence.sample_id, logprobs=next(values).astype("<f4").tobytes())
                     for sequence in call.request.sequences
@@ -78,6 +85,21 @@ class Batcher:
             for call in calls:
                 if not call.answer.done():
                     call.answer.set_exception(error)
+
+
+def _is_known(call: _Call, vocabulary: int) -> bool:
+    """Whether the model knows each of the call's ids; if not the call has failed, and its neighbours have not."""
+    for sequence, row in zip(call.request.sequences, call.rows, strict=True):
+        ids = np.concatenate([row.prompt_ids, row.token_ids])
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            if not call.answer.done():
+                call.answer.set_exception(
+                    ModelError(
+                        f"sample {sequence.sample_id!r} has a token id outside 0..{vocabulary - 1}; give those of the run's own model"
+                    )
+                )
+            return False
+    return True
 
 
 def _logprobs(frozen: Frozen, calls: Sequence[_Call], temperature: float) -> list[NDArray[np.float32]]:

@@ -22,6 +22,11 @@ class ReferenceModel:
         self._model.requires_grad_(False)
         self._budget = budget
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids lie below it."""
+        return int(self._model.get_input_embeddings().num_embeddings)
+
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> list[NDArray[np.float32]]:
         """One float32 [T] for each sequence, in their order; logits are divided by `temperature`."""

@@ -18,7 +18,10 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # Cloud metadata services that are not link-local.
 _METADATA = frozenset({ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("192.0.0.192")})
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# IPv6 networks whose last 32 bits are an IPv4 address: translated (NAT64, also a site's own), compatible, SIIT.
+_ENDING_IN_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
+_THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
+_LOOPBACK_OR_NONE = frozenset({ipaddress.IPv6Address("::"), ipaddress.IPv6Address("::1")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class AddressPolicy:
     def check(self, host: str, address: IPAddress) -> None:
         """Raise ScorerError if `host` must not be reached at `address`."""
         inner = _unwrapped(address)
-        if inner.is_link_local or inner in _METADATA or inner.is_multicast or inner.is_unspecified:
+        if _is_never_called(inner):
             raise ScorerError(
                 f"the scorer's host {host!r} leads to {address}, which no scorer may use; give the address of your own service"
             )
@@ -87,10 +90,18 @@ def _host_and_port(url: str) -> tuple[str, int]:
     return parts.hostname, port
 
 
+def _is_never_called(address: IPAddress) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        return True  # an address of one link
+    if isinstance(address, ipaddress.IPv4Address) and address in _THIS_NETWORK:
+        return True
+    return address.is_link_local or address.is_multicast or address.is_unspecified or address in _METADATA
+
+
 def _unwrapped(address: IPAddress) -> IPAddress:
-    """The IPv4 address inside an IPv6 one (mapped, 6to4, NAT64), else the address."""
-    if isinstance(address, ipaddress.IPv4Address):
+    """The IPv4 address inside an IPv6 one (mapped, 6to4, Teredo, translated), else the address."""
+    if isinstance(address, ipaddress.IPv4Address) or address in _LOOPBACK_OR_NONE or address.scope_id:
         return address
-    if address in _NAT64:
+    if any(address in network for network in _ENDING_IN_IPV4):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else address)

@@ -14,8 +14,15 @@ from gradbus.v1 import reward_pb2
 MAX_REASON = 500
 MAX_COMPONENTS = 64
 MAX_NAME = 200
+_ANSWER_BYTES = 64 << 10
+_MOST_BYTES = 64 << 20
 
 _log = structlog.get_logger(__name__)
+
+
+def answer_bytes(samples: int) -> int:
+    """How long the answer about so many samples may be. Small JSON or protobuf becomes many times larger in memory."""
+    return min(_MOST_BYTES, (samples + 16) * _ANSWER_BYTES)
 
 
 def all_failed(asked: Sequence[reward_pb2.ScoreSample], reason: str) -> list[reward_pb2.SampleReward]:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from gradbus.errors import GraderError, ScorerError
@@ -16,7 +17,7 @@ from gradbus.graders import Formula, Judge, Result, compiled_grader
 from gradbus.graders.simple import UnjudgeableError
 from gradbus.spec import Grader, MultiGrader, PythonGrader
 from gradbus.v1 import reward_pb2
-from gradbus_reward.answers import MAX_REASON, all_failed, answers
+from gradbus_reward.answers import MAX_COMPONENTS, MAX_NAME, MAX_REASON, all_failed, answers
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
 
 ATTEMPTS = 3
@@ -30,6 +31,8 @@ _ANSWERING_SECONDS = 0.25
 
 Sample = reward_pb2.ScoreSample
 Parts = dict[str, Result]
+_Key = tuple[str, str, int]
+"""Run, sample and the hash of its text: held-out samples of all versions have the same ids."""
 
 
 class GraderScorer:
@@ -76,7 +79,7 @@ class GraderScorer:
         """The python parts of every sample."""
         if self._pool is None:
             return [{} for _ in samples]
-        ids = [(run_id, sample.sample_id) for sample in samples]
+        ids = [(run_id, sample.sample_id, hash(sample.response)) for sample in samples]
         rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
         suspects = frozenset(n for n, key in enumerate(ids) if self._attempts.count(key))
         call = await self._pool.grade(rows, suspects, max(seconds, 0.0))
@@ -91,7 +94,7 @@ class GraderScorer:
             for n in range(len(samples))
         ]
 
-    def _unanswered(self, key: tuple[str, str], reason: str) -> Result:
+    def _unanswered(self, key: _Key, reason: str) -> Result:
         if self._attempts.count(key) < ATTEMPTS:
             return Result.error(reason)
         return Result.invalid(f"given up after {ATTEMPTS} attempts: {reason}")
@@ -108,9 +111,11 @@ class GraderScorer:
         if self._formula is None:
             return parts[SINGLE]
         components = {name: part.reward for name, part in parts.items()}
-        inner = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.components.items()}
+        inner = ((f"{name}.{key}", value) for name, part in parts.items() for key, value in part.components.items())
+        room = max(0, MAX_COMPONENTS - len(components))
+        shown = dict(islice(((name, value) for name, value in inner if len(name) <= MAX_NAME), room))
         try:
-            return Result(self._formula.value(components), components | inner)
+            return Result(self._formula.value(components), components | shown)
         except GraderError as error:
             return Result.invalid(str(error))
 
@@ -119,12 +124,12 @@ class _Attempts:
     """How often each sample stopped a process; the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._counts: OrderedDict[_Key, int] = OrderedDict()
 
-    def count(self, key: tuple[str, str]) -> int:
+    def count(self, key: _Key) -> int:
         return self._counts.get(key, 0)
 
-    def add(self, key: tuple[str, str]) -> None:
+    def add(self, key: _Key) -> None:
         self._counts[key] = self.count(key) + 1
         self._counts.move_to_end(key)
         if len(self._counts) > REMEMBERED:

@@ -9,16 +9,19 @@ import grpc.aio
 from opentelemetry import propagate
 
 from gradbus.errors import ScorerError
+from gradbus.rpc.options import UNCOMPRESSED
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.addresses import AddressPolicy, Endpoint
 from gradbus_reward.answers import all_failed, answers
 
-MAX_MESSAGE_BYTES = 64 << 20
+_MOST_SENT_BYTES = 64 << 20
+_MOST_RECEIVED_BYTES = 16 << 20
 
 _OPTIONS = [
+    UNCOMPRESSED,
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MOST_RECEIVED_BYTES),
+    ("grpc.max_send_message_length", _MOST_SENT_BYTES),
     # A scorer that comes back is found within a second, not after gRPC's two minutes.
     ("grpc.max_reconnect_backoff_ms", 1000),
     # One connection per scorer: its life ends with the channel, not with a global pool of another run's.

@@ -15,9 +15,7 @@ from gradbus.errors import ScorerError
 from gradbus.graders.result import STATUS, Result
 from gradbus.v1 import reward_pb2
 from gradbus_reward.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
-from gradbus_reward.answers import MAX_REASON, all_failed, answers
-
-MAX_BODY_BYTES = 64 << 20
+from gradbus_reward.answers import MAX_REASON, all_failed, answer_bytes, answers
 
 
 class HttpScorer:
@@ -32,13 +30,13 @@ class HttpScorer:
         """One answer per sample; a call that fails is `error` for all, a result that is malformed for its sample alone."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                body = await self._posted(_body(request, deadline_seconds))
+                body = await self._posted(_body(request, deadline_seconds), answer_bytes(len(request.samples)))
             results = await asyncio.to_thread(_results, body)
         except TimeoutError:
             return all_failed(
                 request.samples, f"the scorer at {self._url} gave no whole answer in {deadline_seconds:.1f} s; make it faster"
             )
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             return all_failed(request.samples, f"the scorer at {self._url} failed: {error or type(error).__name__}; check that it runs")
         except ScorerError as error:
             return all_failed(request.samples, str(error))
@@ -48,15 +46,15 @@ class HttpScorer:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _posted(self, content: bytes) -> bytes:
-        """The body of the answer, from the first of the checked addresses that takes the connection."""
+    async def _posted(self, content: bytes, most: int) -> bytes:
+        """The body of the answer, of `most` bytes, from the first of the checked addresses that takes the connection."""
         endpoint = await self._policy.resolve(self._url)
         for address in endpoint.addresses[:-1]:
             with contextlib.suppress(httpx2.ConnectError):
-                return await self._posted_to(address, endpoint, content)
-        return await self._posted_to(endpoint.addresses[-1], endpoint, content)
+                return await self._posted_to(address, endpoint, content, most)
+        return await self._posted_to(endpoint.addresses[-1], endpoint, content, most)
 
-    async def _posted_to(self, address: IPAddress, endpoint: Endpoint, content: bytes) -> bytes:
+    async def _posted_to(self, address: IPAddress, endpoint: Endpoint, content: bytes, most: int) -> bytes:
         url = httpx2.URL(self._url)
         name = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         host = name if DEFAULT_PORTS[url.scheme] == endpoint.port else f"{name}:{endpoint.port}"
@@ -70,16 +68,16 @@ class HttpScorer:
                 raise ScorerError(
                     f"the scorer at {self._url} answered {response.status_code}; it must answer 200, redirects are not followed"
                 )
-            return await _bounded(response, self._url)
+            return await _bounded(response, self._url, most)
 
 
-async def _bounded(response: httpx2.Response, url: str) -> bytes:
+async def _bounded(response: httpx2.Response, url: str, most: int) -> bytes:
     body = bytearray()
     # Raw: a small compressed body must not become a large one here.
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ScorerError(f"the scorer at {url} answered more than {MAX_BODY_BYTES >> 20} MiB; answer one short result per sample")
+        if len(body) > most:
+            raise ScorerError(f"the scorer at {url} answered more than {most >> 20} MiB; answer one short result per sample")
     return bytes(body)
 
 

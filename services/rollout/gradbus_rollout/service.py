@@ -11,11 +11,11 @@ from gradbus.errors import DatasetError, ModelError
 from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord, RunStatus
+from gradbus_rollout.engine import Engine
 from gradbus_rollout.probe import check_probe
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
 from gradbus_rollout.versions import Versions
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
@@ -41,7 +41,7 @@ class RolloutService:
             status = await self._status(record, runs)
             training = await self._table(encoder, status.prompts)
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
-            engine = await asyncio.to_thread(self._engine, folder, record, encoder)
+            engine = await self._engine(folder, record, encoder)
         except (DatasetError, ModelError):
             self._wires.station.presence.fatal = True
             raise
@@ -57,7 +57,14 @@ class RolloutService:
         finally:
             await engine.close()
 
-    def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> TorchEngine:
+    async def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
+        if record.spec.rollout.engine == "sglang":
+            return await self._sglang(folder, record, encoder)
+        return await asyncio.to_thread(self._torch, folder, record, encoder)
+
+    def _torch(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
+        from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - only this engine needs torch
+
         rollout = record.spec.rollout
         config = TorchEngineConfig(
             slots=rollout.slots,
@@ -70,7 +77,28 @@ class RolloutService:
         )
         return TorchEngine.from_folder(folder, config)
 
-    async def _probe(self, engine: TorchEngine, folder: Path, training: PromptTable, record: RunRecord) -> None:
+    async def _sglang(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
+        from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings  # noqa: PLC0415
+
+        rollout = record.spec.rollout
+        config = SGLangConfig(
+            slots=rollout.slots,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            stop_token_ids=encoder.stop_token_ids,
+            max_prompt_tokens=rollout.max_prompt_tokens,
+            pause=rollout.pause,
+        )
+        cache = self._settings.cache_dir / "sglang" / self._settings.worker_id
+        engine = SGLangEngine(folder, config, SGLangSettings(), cache)
+        try:
+            await engine.start()
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def _probe(self, engine: Engine, folder: Path, training: PromptTable, record: RunRecord) -> None:
         weights = await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors")))
         await engine.load(weights, 0)
         await check_probe(engine, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))

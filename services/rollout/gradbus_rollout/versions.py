@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind
 
 from gradbus.background import background
 from gradbus.bus import Buckets, Bus, View, subjects
-from gradbus.errors import AttestationError, ObjectMissingError, VersionGoneError
+from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.heads import VersionHead
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import Attributes, current_traceparent, get_logger, span
@@ -78,7 +78,7 @@ class Versions:
         with span("load_weights", SpanKind.CONSUMER, self._announced.get(step, ""), attributes):
             try:
                 paths = [await self._fetch(shard.digest) for shard in manifest.shards]
-                digest = await engine.load(paths, step)
+                digest = await _loaded(engine, paths, step)
             except ObjectMissingError:
                 self._manifests.pop(step, None)
                 raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
@@ -143,6 +143,15 @@ class Versions:
         # Never back: what was published stays published when a restarted trainer announces its replay.
         self.newest = max(self.newest, manifest.step)
         self.changed.set()
+
+
+async def _loaded(engine: Engine, paths: Sequence[Path], step: int) -> str:
+    try:
+        return await engine.load(paths, step)
+    except ModelError:
+        if all(path.exists() for path in paths):
+            raise
+        raise ObjectMissingError(f"a shard of version {step} was deleted before it was opened; ask for a newer version") from None
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -132,6 +132,8 @@ class Fold:
 
     async def _commit_snapshot(self, snapshot: Snapshot) -> None:
         parts = self._parts
+        # The history of its steps first: once they are committed nobody trains them again, nor tells of them.
+        await parts.events.stored()
         digest = await commit(parts.store, parts.objects, snapshot, parts.lease.term, self._fingerprint)
         self._state.previous = digest
         step = snapshot.state.step

@@ -34,10 +34,14 @@ class PreparedGroup:
     traceparent: str = ""
 
 
+NOTHING = PreparedGroup()
+"""Of a dropped group: whatever it holds takes no part in the step."""
+
+
 def prepare(entry: LogEntry, algorithm: AlgorithmSpec) -> PreparedGroup:
     """Decodes and judges a group. A function of the entry and the spec."""
     if entry.verdict == VERDICT_DROPPED or not entry.group:
-        return PreparedGroup()
+        return NOTHING
     group = Group.FromString(entry.group)
     truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in group.samples]
     lengths = [len(sample.token_ids) // 4 for sample in group.samples]

@@ -13,7 +13,7 @@ from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.collector import Collected
-from gradbus_trainer.prepared import PreparedGroup, prepare
+from gradbus_trainer.prepared import NOTHING, PreparedGroup, prepare
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def build_batch(step: int, items: Sequence[Collected], algorithm: AlgorithmSpec)
         facts.filtered += item.entry.verdict == VERDICT_FILTERED
         facts.dropped += item.entry.verdict == VERDICT_DROPPED
         prepared = item.prepared or prepare(item.entry, algorithm)
-        if item.entry.group and item.entry.verdict != VERDICT_DROPPED:
+        if prepared is not NOTHING:
             _note(facts, step, item.entry, prepared)
         rows += prepared.rows
     return Batch(step, rows), facts

@@ -6,7 +6,7 @@ import asyncio
 
 from gradbus.buffer import ExperienceLog
 from gradbus.bus import Buckets, EventLog, Lease
-from gradbus.errors import ModelError, TrainingError
+from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord
@@ -14,11 +14,11 @@ from gradbus.telemetry import get_logger
 from gradbus_trainer.checkpoints import restore
 from gradbus_trainer.collector import collector_for
 from gradbus_trainer.fold import Fold, FoldParts
+from gradbus_trainer.learners import Learners
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.torch_learner import TorchLearner
 
 _log = get_logger(__name__)
 _LEASE_SECONDS = 0.5
@@ -27,16 +27,17 @@ _LEASE_SECONDS = 0.5
 class TrainerService:
     """A trainer process: one run at a time, each resumed from its newest checkpoint."""
 
-    def __init__(self, settings: Settings, wires: WorkerWires) -> None:
+    def __init__(self, settings: Settings, wires: WorkerWires, learners: Learners) -> None:
         self._settings = settings
         self._wires = wires
+        self._learners = learners
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
         lease = await self._lease(record.run_id)
         try:
             await self._train(record, lease)
-        except (ModelError, TrainingError):
+        except (ModelError, SettingsError, TrainingError):
             self._wires.station.presence.fatal = True
             raise
         finally:
@@ -49,7 +50,7 @@ class TrainerService:
         store = StoreClient(self._wires.weight_store, run_id)
         await store.open_term(lease.term)
         folder = await materialise(self._wires.objects, spec.model.files or {}, self._settings.cache_dir / "models")
-        learner = await asyncio.to_thread(TorchLearner, folder, spec, self._settings.device)
+        learner = await asyncio.to_thread(self._learners.open, folder, spec)
         state = await restore(store, self._wires.objects, learner, spec.schedule.max_staleness)
         log = ExperienceLog(self._wires.buffer, run_id)
         reader = LogReader(self._wires.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)

@@ -12,4 +12,5 @@ class Settings(ProcessSettings):
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     device: str = Field("cpu", description="Torch device of the learner.")
+    collective_seconds: float = Field(300.0, gt=0.0, description="How long a rank waits for the others before it gives up.")
     checkpoint_bytes: int = Field(256 << 20, description="Log bytes that force an early checkpoint, so that the buffer can be trimmed.")

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus.spec import RunSpec
 from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
-from gradbus_kernels.grpo_loss import GrpoLoss, PolicyTokens, grpo_loss, token_weights
+from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
-from gradbus_trainer.learner import LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.learner import StepMetrics
+from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
+from gradbus_trainer.tally import Tally
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -79,7 +80,7 @@ class TorchLearner:
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
-        tally = _Tally(self._spec.algorithm.clip)
+        tally = Tally(self._spec.algorithm.clip)
         for samples, tokens in self._micro_batches(batch):
             logprobs, entropy = packed_logprobs(self._model, samples, self._spec.rollout.temperature)
             loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
@@ -101,48 +102,4 @@ class TorchLearner:
         counts = batch.trainable_counts
         weights = iter(token_weights(counts, self._spec.algorithm.aggregate))
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
-            yield samples, _policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
-
-
-def _policy_tokens(samples: Sequence[TrainSample], weights: Sequence[float], total: int, device: torch.device) -> PolicyTokens:
-    """The samples' tokens side by side; `weights` is each sample's weight of one trainable token, `total` the step's count."""
-    lengths = [len(sample.token_ids) for sample in samples]
-    trainable = np.concatenate([sample.trainable for sample in samples])
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
-
-    references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
-    return PolicyTokens(
-        behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
-        advantages=tensor(np.repeat([sample.advantage for sample in samples], lengths)),
-        weights=tensor(np.repeat(weights, lengths) * trainable),
-        entropy_weights=tensor(trainable / total),
-        reference_logprobs=tensor(np.concatenate(references)) if len(references) == len(samples) else None,
-    )
-
-
-class _Tally:
-    """Adds up what a step's micro-batches show; their weights make the sums means over the step."""
-
-    def __init__(self, clip: tuple[float, float]) -> None:
-        self._clip = clip
-        self._sums = torch.zeros(8, dtype=torch.float64)
-        self._largest_ratio = 0.0
-
-    def add(self, loss: GrpoLoss, tokens: PolicyTokens) -> None:
-        used = tokens.entropy_weights != 0.0
-        if not used.any():
-            return
-        ratios, share = loss.ratios[used], tokens.entropy_weights[used]
-        low, high = (ratios < 1.0 - self._clip[0]).float(), (ratios > 1.0 + self._clip[1]).float()
-        means = (share.dot(values) for values in (ratios, low, high, ratios.log().abs()))
-        self._sums += torch.stack((loss.total.detach(), loss.policy, loss.kl, loss.entropy, *means)).cpu()
-        self._largest_ratio = max(self._largest_ratio, float(ratios.max()))
-
-    def loss(self) -> LossMetrics:
-        return LossMetrics(*self._sums[:4].tolist())
-
-    def ratio(self) -> RatioMetrics:
-        mean, low, high, difference = self._sums[4:].tolist()
-        return RatioMetrics(mean, self._largest_ratio, low, high, difference)
+            yield samples, policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)

@@ -82,5 +82,6 @@ def fingerprint(threads: int) -> dict[str, str]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
         "threads": str(threads),
+        "ranks": os.environ.get("WORLD_SIZE", "1"),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
     }

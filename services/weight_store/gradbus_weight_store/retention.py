@@ -25,6 +25,7 @@ _log = get_logger(__name__)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PARALLEL = 16
 _EVALUATED_VERSIONS = 2
+_SPECS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ class Retention:
             for path in await self._manifests.paths(run_id):
                 if path not in without:
                     needed |= await self._manifests.blobs(path)
-        async with self._runs.view("*.spec") as specs:
+        # Publishing stands still meanwhile, so NATS is not waited for: the sweep is put off.
+        async with asyncio.timeout(_SPECS_SECONDS), self._runs.view("*.spec") as specs:
             for value in specs.entries.values():
                 needed.update(_DIGEST.findall(value.decode()))
         return needed

@@ -105,6 +105,30 @@ async def test_a_corrupt_entry_is_told_forgotten_and_made_again(client, log, run
     assert await indexes(log) == [0, 1, 2]
 
 
+async def test_an_entry_whose_place_has_rotted_is_forgotten_and_its_index_can_come_again(client, log, run_id, entries):
+    await log.append(1, entries(0, 1))
+    stored = (await log.read())[1]
+    await client.xdel(keys.experience(run_id), stored.stream_id)
+    await client.xadd(keys.experience(run_id), {"i": b"\xff", "r": stored.record})
+    await log.forget(1, [entry for entry in await log.read() if entry.index < 0])
+    assert await indexes(log) == [0]
+    assert await log.append(1, entries(1)) == [], "the bitmap still has it"
+    assert await log.reopen(1, 0, {0}) == [1]
+    assert await log.append(1, entries(1)) == [1]
+
+
+async def test_what_the_bitmap_has_and_nobody_holds_is_opened_again(client, log, run_id, entries):
+    await log.append(1, entries(*range(20)))
+    await client.delete(keys.experience(run_id))
+    assert await log.reopen(1, 5, {7, 19}) == [5, 6, *range(8, 19)], "what was trained and trimmed lies below"
+    assert await log.reopen(1, 5, {7, 19}) == []
+    assert await log.append(1, entries(4, 5, 7, 18)) == [5, 18]
+    await log.open_term(2)
+    await client.delete(keys.experience(run_id))
+    with pytest.raises(FencedError):
+        await log.reopen(1, 0, ())
+
+
 def test_an_entry_under_another_index_is_corrupt():
     with pytest.raises(CorruptRecordError, match="stored as 4"):
         StoredEntry("1-0", 4, seal(LogEntry(index=3).SerializeToString())).decode()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradbus.bus import Buckets, Bus, BusSettings, Conflict
+from gradbus.bus import Buckets, Bus, BusSettings, Conflict, kv
 from gradbus.errors import SettingsError
 
 
@@ -49,6 +49,32 @@ async def test_a_deleted_key_is_gone_and_can_be_created_again(bucket, unique):
     await bucket.delete(unique)
     assert await bucket.get(unique) is None
     await bucket.create(unique, b"2")
+
+
+async def test_of_a_key_that_changed_only_the_newest_revision_is_deleted(bucket, unique):
+    first = await bucket.create(unique, b"1")
+    second = await bucket.update(unique, b"2", first)
+    with pytest.raises(Conflict):
+        await bucket.delete(unique, first)
+    await bucket.delete(unique, second)
+    assert await bucket.get(unique) is None
+
+
+async def test_a_bucket_that_takes_longer_to_read_than_a_view_lasts_is_read_all_the_same(own_bus, monkeypatch):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(200)))
+    monkeypatch.setattr(kv, "RESYNC_SECONDS", 1e-6)
+    async with asyncio.timeout(20), bucket.view() as view:
+        assert len(view.entries) == 200
+
+
+async def test_a_view_outlives_whatever_breaks_its_watch(bucket, unique, monkeypatch):
+    async with bucket.view(f"{unique}.*") as view:
+        with monkeypatch.context() as patch:
+            patch.setattr(view._store, "watch", None)  # a fault that nobody thought of
+            await asyncio.sleep(kv.RESYNC_SECONDS + 0.5)
+        await bucket.put(f"{unique}.spec", b"1")
+        await until(view, lambda: view.get(f"{unique}.spec") == b"1")
 
 
 async def test_a_view_is_filled_before_its_block_and_follows(bucket, unique):

@@ -54,6 +54,21 @@ async def test_a_renewed_lease_keeps_its_term_and_is_released_at_its_newest_revi
     assert await leases.get(unique) is None
 
 
+async def test_a_renewal_whose_answer_was_lost_is_the_holders_own(leases, unique, eventually):
+    lease = await Lease.acquire(leases, unique, "a")
+    stored = await leases.get(unique)
+    # As when the server took a renewal and was gone before it could say so.
+    unheard = await leases.update(unique, stored.value, stored.revision)
+
+    async def is_renewed():
+        return lease.lost.is_set() or (await leases.get(unique)).revision > unheard
+
+    await eventually(is_renewed)
+    assert not lease.lost.is_set()
+    await lease.release()
+    assert await leases.get(unique) is None
+
+
 async def test_a_lease_that_was_taken_away_is_lost(leases, unique):
     lease = await Lease.acquire(leases, unique, "a")
     await leases.delete(unique)

@@ -10,7 +10,7 @@ import pytest
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.objects import ObjectStore
-from gradbus.rpc import RpcServer, RpcSettings, open_channel
+from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
 from gradbus.runs import RunRecord
 from gradbus.spec import parse_spec
 from gradbus.v1.group_pb2 import Group
@@ -92,7 +92,7 @@ async def bus(nats_url):
 
 @pytest.fixture
 async def wires(bus, buffer_url, object_url, scorer, reference):
-    server = RpcServer(RpcSettings("127.0.0.1:0", TOKEN))
+    server = RpcServer(RpcSettings("127.0.0.1:0", {"conductor": token_hash(TOKEN)}))
     add_RewardServiceServicer_to_server(scorer, server.server)
     add_ReferenceServiceServicer_to_server(reference, server.server)
     await server.start()

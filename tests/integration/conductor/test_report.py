@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gradbus.bus import Buckets, EventLog
+from gradbus.errors import FencedError
 from gradbus.runs import RunStatus
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
@@ -65,10 +66,9 @@ async def test_progress_counts_what_entered_the_log(runs, report, heads, run_id)
 
 async def test_the_history_ends_before_the_status_says_so(runs, report, history, run_id):
     report.events.emit("metrics", "the last step")
-    report.fail("the loss is not finite; lower the learning rate")
-    await report.transition("failed", report.status.reason)
+    await report.transition("failed", "the loss is not finite; lower the learning rate")
     status = await stored(runs, run_id)
-    assert status.state == "failed"
+    assert (status.state, status.reason) == ("failed", "the loss is not finite; lower the learning rate")
     assert status.finished_unix_ns > 0
     assert [event.type for event in await history.read()] == ["metrics", "state"]
     assert (await history.read())[1].level == "error"
@@ -84,6 +84,23 @@ async def test_the_next_conductor_goes_on_counting(runs, report, heads, history,
     await second.write("paused", heads)
     status = await stored(runs, run_id)
     assert (status.progress.filtered, status.prompts, second.paused) == (2, "sha256:p", True)
+
+
+async def test_a_conductor_that_was_replaced_takes_no_word_back(runs, report, heads, history, run_id):
+    await report.write("running", heads)
+    second = Report(runs, history, run_id, size=2)
+    await second.recover()
+    await second.transition("succeeded")
+    with pytest.raises(FencedError, match="somebody else wrote"):
+        await report.write("evaluating", heads)
+    assert (await stored(runs, run_id)).state == "succeeded"
+
+
+async def test_an_ending_once_decided_stays(runs, report, heads, history, run_id):
+    await report.transition("running", "the loss is not finite", ending="failed")
+    await report.transition("running", "the loss is not finite", "the weight store")
+    status = await Report(runs, history, run_id, size=2).recover()
+    assert (status.state, status.ending, status.waiting_for) == ("running", "failed", "the weight store")
 
 
 async def test_a_run_without_a_wish_runs(runs, report, run_id):

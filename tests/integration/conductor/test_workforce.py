@@ -1,6 +1,7 @@
 """Assignments by compare-and-set on a real NATS."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,46 @@ async def test_a_bound_is_kept_and_what_is_released_can_be_claimed(two):
     await one.release("run-1")
     await until(views, lambda: not views[0].entries and not views[1].entries)
     assert len(await other.claim("run-2", "rollout")) == 4
+
+
+async def test_a_view_that_is_behind_takes_no_worker_from_another_run(two, buckets):
+    one, other, views = two
+    await one.claim("run-1", "rollout", most=1)
+    await until(views, lambda: other.run_of("rollout-0") == "run-1")
+    stale = Workforce(buckets[1], one._workers, SimpleNamespace(entries=dict(views[1].entries), get=dict(views[1].entries).get))
+    await one.release("run-1")
+    await until(views, lambda: not views[0].entries)
+    await one.claim("run-2", "rollout", most=1)
+    await stale.release("run-1")
+    assert (await buckets[1].get("rollout-0")).value == b'"run-2"'
+
+
+async def test_workers_of_runs_that_are_over_are_freed(two):
+    one, _, views = two
+    await one.claim("run-1", "rollout", most=1)
+    await until(views, lambda: len(views[0].entries) == 1)
+    await one.claim("run-2", "rollout", most=1)
+    await until(views, lambda: len(views[0].entries) == 2)
+    await one.release_finished(lambda run_id: run_id == "run-1")
+    await until(views, lambda: one.assigned_to("run-1") == [])
+    assert one.assigned_to("run-2") == ["rollout-1"]
+
+
+async def test_a_trainer_that_is_gone_is_replaced_by_one_that_is_free(two, buckets):
+    one, _, views = two
+    workers, assignments = buckets
+    assert await one.keep_trainer("run-1")
+    await until(views, lambda: one.run_of("trainer") == "run-1")
+    assert await one.keep_trainer("run-1")
+    await workers.delete("trainer")
+    await until(views, lambda: one.present("trainer") == [])
+    assert not await one.keep_trainer("run-1"), "none is free"
+    assert (await assignments.get("trainer")).value == b'"run-1"', "it may come back"
+    await workers.put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
+    await until(views, lambda: one.present("trainer"))
+    assert await one.keep_trainer("run-1")
+    assert (await assignments.get("trainer-1")).value == b'"run-1"'
+    assert await assignments.get("trainer") is None
 
 
 async def test_a_worker_serves_once_it_has_taken_the_run_up(two, buckets):

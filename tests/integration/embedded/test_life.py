@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gradbus.client import find_gateway
 from gradbus.embedded import Stack, StateFolder
+from gradbus.errors import StackError
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -57,6 +59,8 @@ async def test_an_orderly_stop_drains_services_and_leaves_nothing_behind(stack_c
     assert not [name for name, pid in running.items() if is_alive(pid)]
     assert stack.state.owner() is None
     assert not (stack.state.root / "stack.json").exists()
+    with pytest.raises(StackError, match="no stack runs"):
+        find_gateway(stack.state.root)
     drained = {name for name in running if stack.state.log_tail(name).endswith("drained")}
     assert drained == running.keys() - {"nats", "buffer"}
 

@@ -25,12 +25,16 @@ async def until(condition, seconds=10.0):
         await asyncio.sleep(0.02)
 
 
+async def connect(stack, role):
+    port = stack.state.read("ports.json")["nats"]
+    password = (stack.state.secrets / role / "gradbus_nats_password").read_text()
+    return await Bus.connect(BusSettings(f"nats://127.0.0.1:{port}", role, password), role)
+
+
 async def test_the_reference_comes_and_goes_with_the_runs_that_need_it(stack_config):
     async with Stack(stack_config()) as stack:
-        port = stack.state.read("ports.json")["nats"]
-        password = (stack.state.secrets / "gateway" / "gradbus_nats_password").read_text()
-        bus = await Bus.connect(BusSettings(f"nats://127.0.0.1:{port}", "gateway", password), "gateway")
-        runs = await bus.bucket("runs")
+        gateway, conductor = await connect(stack, "gateway"), await connect(stack, "conductor")
+        runs = await gateway.bucket("runs")
         record = RunRecord(run_id="run-1", spec=RunSpec.model_validate(SPEC), created_unix_ns=1)
         await runs.put("run-1.spec", record.to_bytes())
         await until(lambda: "reference" in stack.processes)
@@ -38,7 +42,8 @@ async def test_the_reference_comes_and_goes_with_the_runs_that_need_it(stack_con
         await stack.kill("nats")
         await stack.until_ready(["nats"], 10.0)
         assert stack.processes["reference"].restarts == 0
-        await runs.put("run-1.status", RunStatus(state="succeeded").to_bytes())
+        await (await conductor.bucket("runs")).put("run-1.status", RunStatus(state="succeeded").to_bytes())
         await until(lambda: "reference" not in stack.processes, 20.0)
         assert stack.state.log_tail("reference").endswith("drained")
-        await bus.close()
+        await gateway.close()
+        await conductor.close()

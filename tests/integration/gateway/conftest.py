@@ -17,10 +17,11 @@ from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.client import Client
 from gradbus.objects import ObjectStore
-from gradbus.rpc import open_channel
+from gradbus.rpc import open_channel, token_hash
 from gradbus.runs import RunProgress, RunStatus
 
 RPC_TOKEN = "of-the-test"
+CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(RPC_TOKEN))
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def stack(nats_url, buffer_url, tmp_path_factory):
         "GRADBUS_BUFFER_URL": buffer_url,
         "GRADBUS_OBJECTS_URL": f"file://{folder}/objects",
         "GRADBUS_RPC_TOKEN": RPC_TOKEN,
+        "GRADBUS_RPC_CALLERS": json.dumps(CALLERS),
         "GRADBUS_WEIGHT_STORE": f"127.0.0.1:{ports[0]}",
         "GRADBUS_CACHE_DIR": str(folder / "cache"),
         "GRADBUS_API_KEYS_FILE": str(folder / "keys.json"),

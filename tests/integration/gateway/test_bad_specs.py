@@ -17,7 +17,7 @@ CASES = {
     "chat without a template": ({"data": {"train": "chat.jsonl"}}, "data.prompt", "chat template"),
     "held-out rows missing": ({"data": {"train": "train.jsonl"}, "evaluation": {"every": 5}}, "data.eval", "held-out"),
     "response longer than the model": ({"rollout": {"max_new_tokens": 64}}, "rollout.max_new_tokens", "64 in all"),
-    "model that is nowhere": ({"model": {"path": "elsewhere"}}, "model.path", "gradbus run"),
+    "model that is nowhere": ({"model": {"path": "elsewhere"}}, "model.path", "neither on this machine"),
     "hub id without a revision": ({"model": {"path": "owner/name"}}, "model.path", "model.revision"),
     "folder that is no model": ({"model": {"path": "."}}, "model", "cannot read"),
     "grader file that is nowhere": ({"reward": {"grader": {"type": "python", "file": "no.py"}}}, "reward.grader.file", "cannot be read"),
@@ -25,6 +25,7 @@ CASES = {
     "host nobody allowed": ({"reward": {"service": "http://example.com/x"}}, "reward.service", "GRADBUS_ALLOWED_HOSTS"),
     "unknown reward column": ({"reward": {"grader": {"reference": "{{ item.anser }}"}}}, "reward.grader.reference", "answer"),
     "python that does not parse": ({"reward": {"grader": {"type": "python", "source": "def"}}}, "reward.grader.source", "not Python"),
+    "metric that no grader gives": ({"evaluation": {"metric": "exact"}}, "evaluation.metric", "allowed: reward"),
     "top_p": ({"rollout": {"top_p": 0.9}}, "rollout.top_p", "whole vocabulary"),
 }
 
@@ -55,6 +56,22 @@ def test_a_fault_names_its_place_and_what_to_do(http, client, spec, tmp_path, lo
         client.submit(changed(spec, change), tmp_path)
     fault = next(fault for fault in refused.value.faults if fault.path == path)
     assert words in str(fault)
+
+
+def test_a_fault_of_a_file_is_told_by_the_name_that_its_user_gave(client, spec, tmp_path, local_files):
+    with pytest.raises(SpecError) as refused:
+        client.submit(spec | {"data": {"train": "empty.jsonl", "eval": "gone.jsonl"}}, tmp_path)
+    given = {fault.path: fault.given for fault in refused.value.faults}
+    assert given == {"data.train": "empty.jsonl", "data.eval": str(tmp_path / "gone.jsonl")}
+
+
+PYTHON = {"type": "python", "source": "def grade(sample, item):\n    return 1.0\n"}
+MULTI = {"type": "multi", "graders": {"a": PYTHON}, "calculate_output": "a"}
+
+
+@pytest.mark.parametrize(("grader", "metric"), [(PYTHON, "length"), (MULTI, "a"), (MULTI, "a.length")])
+def test_a_metric_that_a_grader_may_give_is_taken(client, spec, tmp_path, grader, metric):
+    client.submit(spec | {"reward": {"grader": grader}, "evaluation": {"metric": metric}}, tmp_path)
 
 
 @pytest.mark.parametrize("path", ["../../../../../../../../etc", "/etc", "~", "\0"])

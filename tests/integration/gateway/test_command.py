@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from gradbus.bus import EventLog
+
 SPEC = """
 name = "typed"
 [model]
@@ -104,6 +106,24 @@ def test_wishes_are_said_back(gradbus, run_id):
     assert "wanted: cancelled" in gradbus("cancel", run_id)[1]
     status, _, errors = gradbus("resume", run_id)
     assert (status, "409" in errors) == (2, True)
+
+
+async def test_a_history_shows_its_figures_and_says_when_there_is_more(gradbus, bus, run_id):
+    log = EventLog(bus, run_id)
+    for step in range(3):
+        log.emit("metrics", f"step {step}", {"step": step, "reward": 0.25, "loss": -0.5})
+    await log.flush()
+    _, output, errors = gradbus("events", run_id, "--limit", "2")
+    assert "step 1  reward 0.250  loss -0.500" in output
+    further = errors.partition("`gradbus ")[2].partition("`")[0]
+    assert "step 2" in gradbus(*further.split())[1]
+
+
+@pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
+async def test_a_run_that_goes_on_can_be_followed_again(gradbus, run_id, set_state, state, status):
+    await set_state(run_id, state, step=4, version=4, workers=1)
+    done, output, _ = gradbus("show", run_id, "--follow")
+    assert (done, f"run {run_id} {state}" in output) == (status, True)
 
 
 def test_what_is_not_there_yet_is_said(gradbus, run_id, tmp_path):

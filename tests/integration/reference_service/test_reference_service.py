@@ -1,6 +1,7 @@
 """The reference service as a process: it finds a run's base model by the digests in its spec."""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -16,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.objects import ObjectStore
-from gradbus.rpc import open_channel
+from gradbus.rpc import open_channel, token_hash
 from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
@@ -62,7 +63,7 @@ def address(nats_url, object_url, tmp_path):
     environment = {
         **os.environ,
         "GRADBUS_LISTEN": f"127.0.0.1:{port}",
-        "GRADBUS_RPC_TOKEN": TOKEN,
+        "GRADBUS_RPC_CALLERS": json.dumps({"conductor": token_hash(TOKEN)}),
         "GRADBUS_NATS_URL": nats_url,
         "GRADBUS_OBJECTS_URL": object_url,
         "GRADBUS_CACHE_DIR": str(tmp_path / "cache"),
@@ -120,6 +121,24 @@ async def test_calls_at_once_get_what_each_gets_alone(stub, run_id, model):
             assert result.sample_id == sequence.sample_id
             found = np.frombuffer(result.logprobs, "<f4")
             np.testing.assert_allclose(found, expected(model, sequence, request.temperature), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 17, 2**31 - 1])
+async def test_an_unknown_token_fails_its_own_call_and_none_that_waits_beside_it(stub, run_id, wrong):
+    good = [LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(seed)) for seed in range(3)]
+    bad = LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(3))
+    bad.sequences[1].token_ids = np.array([1, wrong], "<i4").tobytes()
+    calls = [stub.LogProbs(request, timeout=60) for request in (good[0], bad, *good[1:])]
+    first, failed, *others = await asyncio.gather(*calls, return_exceptions=True)
+    assert failed.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "3.1" in failed.details()
+    assert [len(answer.results) for answer in (first, *others)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+async def test_a_temperature_that_is_none_is_refused(stub, run_id, temperature):
+    request = LogProbsRequest(run_id=run_id, temperature=temperature, sequences=sequences(0))
+    assert (await status_of(stub.LogProbs(request, timeout=60)))[0] == grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_bad_questions_are_answered_with_what_to_do(stub, run_id):

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradbus.rpc import open_channel
+from gradbus.rpc import open_channel, token_hash
 from gradbus.v1.reward_pb2 import RewardStatus, ScoreRequest, ScoreSample
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
 
@@ -30,7 +30,7 @@ def service(tmp_path_factory):
     environment = {
         **os.environ,
         "GRADBUS_LISTEN": f"127.0.0.1:{port}",
-        "GRADBUS_RPC_TOKEN": TOKEN,
+        "GRADBUS_RPC_CALLERS": json.dumps({"conductor": token_hash(TOKEN)}),
         "GRADBUS_PYTHON_GRADERS": "true",
         "GRADBUS_ALLOW_LOOPBACK": "true",
         "GRADBUS_ALLOW_UNISOLATED_NETWORK": "true",

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from gradbus.bus import Buckets, Bus, EventLog
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
-from gradbus.rpc import open_channel
+from gradbus.rpc import open_channel, token_hash
 from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
@@ -29,6 +29,7 @@ from gradbus_weight_store.serve import serve
 from gradbus_weight_store.settings import WeightStoreSettings
 
 TOKEN = "of-the-test"
+CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(TOKEN))
 LETTERS = "abcdefghij"
 NEW_TOKENS = 6
 
@@ -75,7 +76,7 @@ async def stub(nats_url, object_url):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = WeightStoreSettings(listen=f"127.0.0.1:{port}", nats_url=nats_url, objects_url=object_url, rpc_token=TOKEN)
+    settings = WeightStoreSettings(listen=f"127.0.0.1:{port}", nats_url=nats_url, objects_url=object_url, rpc_callers=CALLERS)
     task = asyncio.create_task(serve(settings, process))
     await until(lambda: process.ready or task.done())
     assert not task.done(), task.result()

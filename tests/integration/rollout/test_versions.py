@@ -57,6 +57,20 @@ async def test_loaded_weights_are_attested_to_the_store(versions, trainer, engin
     await until(is_attested)
 
 
+async def test_weights_that_are_deleted_while_they_are_fetched_are_a_version_that_is_gone(versions, trainer, engine):
+    class Late:
+        """Retention comes between finding the shard and opening it."""
+
+        async def load(self, paths, step):
+            paths[0].unlink()
+            return await engine.load(paths, step)
+
+    await trainer.publish(0)
+    await until(lambda: versions.newest == 0)
+    with pytest.raises(VersionGoneError, match="version 0"):
+        await versions.load(Late(), "worker-a", 0)
+
+
 async def test_an_older_version_that_was_never_announced_here_is_asked_for(trainer, engine, new_versions):
     first = await trainer.publish(0)
     await trainer.publish(1)

@@ -8,14 +8,20 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gradbus.access.table import METHODS
 from gradbus.errors import SettingsError
-from gradbus.rpc import RpcServer, RpcSettings, open_channel
+from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
+from gradbus.rpc.options import MAX_MESSAGE_BYTES
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 
 TOKEN = "of-the-test"
-UNAUTHENTICATED, UNAVAILABLE, DEADLINE = (
+ROLES = ("gateway", "conductor", "rollout", "trainer")
+TOKENS = {role: f"{role}-{TOKEN}" for role in ROLES} | {"conductor": TOKEN}
+CALLERS = {role: token_hash(token) for role, token in TOKENS.items()}
+UNAUTHENTICATED, FORBIDDEN, UNAVAILABLE, DEADLINE = (
     grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
@@ -40,10 +46,19 @@ def service():
 
 @pytest.fixture
 async def server(service):
-    server = RpcServer(RpcSettings("127.0.0.1:0", TOKEN))
+    server = RpcServer(RpcSettings("127.0.0.1:0", CALLERS))
     add_RewardServiceServicer_to_server(service, server.server)
     await server.start()
     yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def own_server():
+    """Its address; it has no services, so a call that is let through finds none."""
+    server = RpcServer(RpcSettings("127.0.0.1:0", CALLERS))
+    await server.start()
+    yield f"127.0.0.1:{server.port}"
     await server.stop()
 
 
@@ -71,9 +86,49 @@ async def test_with_the_token_a_call_is_answered(channel, service):
     assert service.calls == 1
 
 
-@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", TOKEN[:-1]])
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", TOKEN[:-1], CALLERS["conductor"], "conductor"])
 async def test_without_it_the_service_is_never_reached(channel, service, token):
     assert await code_of(RewardServiceStub(channel(token)).Score(ScoreRequest(), timeout=10)) == UNAUTHENTICATED
+    assert service.calls == 0
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer", "gateway"])
+async def test_a_role_without_the_right_is_refused_before_the_service_is_reached(channel, service, role):
+    assert await code_of(RewardServiceStub(channel(TOKENS[role])).Score(ScoreRequest(), timeout=10)) == FORBIDDEN
+    assert service.calls == 0
+
+
+@pytest.mark.parametrize("method", [method for methods in METHODS.values() for method in methods])
+async def test_each_method_answers_the_roles_that_the_table_names(own_server, method):
+    called = set()
+    for role in ROLES:
+        async with open_channel(own_server, TOKENS[role]) as channel:
+            call = channel.unary_unary(f"/{method}", request_serializer=ScoreRequest.SerializeToString)
+            if await code_of(call(ScoreRequest(), timeout=10)) == grpc.StatusCode.UNIMPLEMENTED:
+                called.add(role)
+    assert called == set(next(methods[method] for methods in METHODS.values() if method in methods))
+
+
+async def test_nothing_of_a_strangers_request_is_read(own_server):
+    async with open_channel(own_server, "wrong") as channel:
+        call = channel.stream_unary("/gradbus.v1.RewardService/Score", request_serializer=ScoreRequest.SerializeToString)()
+        # It never ends its request, and is refused all the same.
+        assert await asyncio.wait_for(call.code(), 10) == UNAUTHENTICATED
+
+
+async def test_a_request_beyond_the_bound_is_refused(server, service):
+    large = ScoreRequest(reward_json="x" * MAX_MESSAGE_BYTES)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as unbounded:
+        call = RewardServiceStub(unbounded).Score(large, timeout=30, metadata=(("authorization", f"Bearer {TOKEN}"),))
+        assert await code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert service.calls == 0
+
+
+async def test_a_compressed_request_is_never_inflated(server, service):
+    request = ScoreRequest(reward_json="x" * 1000)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", compression=grpc.Compression.Gzip) as inflating:
+        call = RewardServiceStub(inflating).Score(request, timeout=30, metadata=(("authorization", f"Bearer {TOKEN}"),))
+        assert await code_of(call) == grpc.StatusCode.UNIMPLEMENTED
     assert service.calls == 0
 
 
@@ -106,7 +161,7 @@ async def test_a_service_that_is_away_for_a_moment_is_asked_again(channel, servi
 
 
 async def test_stopping_finishes_what_is_in_flight(service):
-    server = RpcServer(RpcSettings("127.0.0.1:0", TOKEN))
+    server = RpcServer(RpcSettings("127.0.0.1:0", CALLERS))
     add_RewardServiceServicer_to_server(service, server.server)
     await server.start()
     reached, go_on = asyncio.Event(), asyncio.Event()
@@ -126,11 +181,11 @@ async def test_stopping_finishes_what_is_in_flight(service):
         await stopping
 
 
-def test_a_server_without_a_token_does_not_start():
-    with pytest.raises(SettingsError, match="GRADBUS_RPC_TOKEN"):
-        RpcServer(RpcSettings("127.0.0.1:0", ""))
+def test_a_server_without_callers_does_not_start():
+    with pytest.raises(SettingsError, match="GRADBUS_RPC_CALLERS"):
+        RpcServer(RpcSettings("127.0.0.1:0", {}))
 
 
 async def test_a_taken_address_is_named(server):
     with pytest.raises(SettingsError, match=str(server.port)):
-        await RpcServer(RpcSettings(f"127.0.0.1:{server.port}", TOKEN)).start()
+        await RpcServer(RpcSettings(f"127.0.0.1:{server.port}", CALLERS)).start()

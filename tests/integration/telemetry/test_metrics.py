@@ -6,7 +6,7 @@ from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import Buckets, Conflict, EventLog, TaskQueue, subjects
 from gradbus.errors import FencedError, ObjectMissingError
 from gradbus.objects import ObjectStore
-from gradbus.rpc import RpcServer, RpcSettings, open_channel
+from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
@@ -52,7 +52,7 @@ async def use_the_objects(url):
 
 
 async def use_grpc(run_id):
-    server = RpcServer(RpcSettings("127.0.0.1:0", "token"))
+    server = RpcServer(RpcSettings("127.0.0.1:0", {"conductor": token_hash("token")}))
     add_RewardServiceServicer_to_server(Scorer(), server.server)
     await server.start()
     channel = open_channel(f"127.0.0.1:{server.port}", "token")

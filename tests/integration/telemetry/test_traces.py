@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind
 from gradbus.algorithms import judge_group
 from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import TaskQueue, subjects
-from gradbus.rpc import RpcServer, RpcSettings, open_channel
+from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
 from gradbus.spec import AlgorithmSpec
 from gradbus.telemetry import current_traceparent, linked_span, span
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
@@ -88,7 +88,7 @@ class Scorer(RewardServiceServicer):
 
 @pytest.fixture
 async def scorer():
-    server = RpcServer(RpcSettings("127.0.0.1:0", "token"))
+    server = RpcServer(RpcSettings("127.0.0.1:0", {"conductor": token_hash("token")}))
     add_RewardServiceServicer_to_server(Scorer(), server.server)
     await server.start()
     channel = open_channel(f"127.0.0.1:{server.port}", "token")

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import secrets
-import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -15,8 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from gradbus.buffer import ExperienceLog
 from gradbus.bus import Buckets, Bus, EventLog, Lease
 from gradbus.objects import ObjectStore
-from gradbus.process import Process, Station
-from gradbus.rpc import open_channel
+from gradbus.process import Station
 from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
@@ -30,10 +28,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
-from gradbus_weight_store.serve import serve
-from gradbus_weight_store.settings import WeightStoreSettings
 
-TOKEN = "of-the-test"
 VOCABULARY = 23
 GROUPS, SAMPLES = 2, 4
 
@@ -61,44 +56,6 @@ def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
-
-
-@dataclass
-class WeightStore:
-    """`start`, `stop` and `start` again: same address, same state."""
-
-    settings: WeightStoreSettings
-    process: Process | None = None
-    task: asyncio.Task | None = None
-
-    async def start(self):
-        self.process = Process("weight_store")
-        self.task = asyncio.create_task(serve(self.settings, self.process))
-        await until(lambda: self.process.ready or self.task.done())
-        assert not self.task.done(), self.task.result()
-
-    async def stop(self):
-        self.process.stopping.set()
-        await self.task
-
-
-@pytest.fixture
-async def weight_store(nats_url, object_url):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = WeightStore(WeightStoreSettings(listen=f"127.0.0.1:{port}", nats_url=nats_url, objects_url=object_url, rpc_token=TOKEN))
-    await store.start()
-    yield store
-    if not store.task.done():
-        await store.stop()
-
-
-@pytest.fixture
-async def stub(weight_store):
-    channel = open_channel(weight_store.settings.listen, TOKEN)
-    yield WeightStoreServiceStub(channel)
-    await channel.close()
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.group_pb2 import Verdict
+from gradbus_trainer.store_client import StoreClient
 
 from .conftest import until
 
@@ -91,6 +93,22 @@ async def test_log_bytes_force_a_checkpoint_before_its_step(new_run, make_spec):
     await run.write(range(12))
     await run.train()
     assert await committed_steps(run) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_the_history_of_a_step_is_stored_before_its_checkpoint(new_run, make_spec, monkeypatch):
+    run = await new_run(make_spec(steps=2))
+    await run.write(range(4))
+    told = {}
+
+    async def commit_and_look(store, manifest):
+        told[manifest.step] = [event.data["step"] for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"]
+        return await commit(store, manifest)
+
+    commit = StoreClient.commit
+    monkeypatch.setattr(StoreClient, "commit", commit_and_look)
+    monkeypatch.setattr(events, "_FLUSH_SECONDS", 60.0)
+    await run.train()
+    assert told == {2: [0, 1]}, "a trainer killed now would not train these steps again"
 
 
 async def test_a_finished_run_taken_up_again_trains_nothing(new_run, make_spec):

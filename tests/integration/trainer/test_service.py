@@ -6,9 +6,12 @@ import json
 import pytest
 
 from gradbus.bus import Buckets
+from gradbus.errors import RankLostError
 from gradbus.process import Process, WorkerWires
 from gradbus.runs import WorkerPresence
 from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus_trainer.launch import Launch
+from gradbus_trainer.learners import Learners
 from gradbus_trainer.service import TrainerService
 from gradbus_trainer.settings import Settings
 
@@ -24,10 +27,10 @@ async def model_files(objects, model_folder):
 def serve(bus, buffer, objects, stub, tmp_path):
     """Starts a trainer on a run; returns its process and its task."""
 
-    async def start(run):
+    async def start(run, learners=None):
         process = Process("trainer")
         settings = Settings(worker_id="trainer", cache_dir=tmp_path / "cache")
-        service = TrainerService(settings, WorkerWires(bus, buffer, objects, stub, run.station))
+        service = TrainerService(settings, WorkerWires(bus, buffer, objects, stub, run.station), learners or Learners(settings, Launch()))
         run.station.presence.worker = f"trainer-{run.run_id}"
         await (await bus.bucket(Buckets.ASSIGNMENTS)).put(run.station.presence.worker, json.dumps(run.run_id).encode())
         return process, asyncio.create_task(run.station.serve(process, service.serve_run))
@@ -72,3 +75,19 @@ async def test_a_model_that_is_none_is_fatal_trouble_that_says_why(new_run, make
     assert "model" in (await presence(bus, run)).trouble
     process.stopping.set()
     await asyncio.wait_for(task, 20)
+
+
+class FallenApart:
+    """Ranks of which one is gone."""
+
+    def open(self, folder, spec):
+        raise RankLostError("rank 1 is gone; see its log")
+
+
+async def test_a_lost_rank_ends_the_process_and_leaves_the_run_to_the_next(new_run, make_spec, model_files, serve, bus):
+    run = await new_run(make_spec(model={"path": "m", "files": model_files}))
+    _, task = await serve(run, FallenApart())
+    with pytest.raises(RankLostError, match="rank 1"):
+        await asyncio.wait_for(task, 20)
+    assert await presence(bus, run) is None
+    assert await (await bus.bucket(Buckets.LEASES)).get(f"trainer.{run.run_id}") is None

@@ -1,5 +1,6 @@
 """The weight store as a process, and manifests to give it."""
 
+import json
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ import pytest
 from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
-from gradbus.rpc import open_channel
+from gradbus.rpc import open_channel, token_hash
 from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1 import weight_store_service_pb2 as pb
@@ -22,6 +23,7 @@ from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
 
 TOKEN = "of-the-test"
+CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(TOKEN))
 
 
 @dataclass
@@ -41,7 +43,7 @@ class StoreProcess:
             "GRADBUS_LISTEN": f"127.0.0.1:{self.port}",
             "GRADBUS_NATS_URL": self.nats_url,
             "GRADBUS_OBJECTS_URL": self.object_url,
-            "GRADBUS_RPC_TOKEN": TOKEN,
+            "GRADBUS_RPC_CALLERS": json.dumps(CALLERS),
             "GRADBUS_FAULT_DIR": str(self.folder),
             **self.environment,
         }
@@ -128,10 +130,12 @@ class Trainer:
         return manifest
 
     async def heads(self):
-        return (await self.stub.GetHeads(pb.GetHeadsRequest(run_id=self.run_id))).heads
+        """Also right after a restart, while the channel still waits before it connects again."""
+        return (await self.stub.GetHeads(pb.GetHeadsRequest(run_id=self.run_id), wait_for_ready=True, timeout=20)).heads
 
     async def version(self, step):
-        return (await self.stub.GetVersion(pb.GetVersionRequest(run_id=self.run_id, step=step))).manifest
+        request = pb.GetVersionRequest(run_id=self.run_id, step=step)
+        return (await self.stub.GetVersion(request, wait_for_ready=True, timeout=20)).manifest
 
     async def checkpoint_head(self):
         return await self.stub.GetCheckpoint(pb.GetCheckpointRequest(run_id=self.run_id))

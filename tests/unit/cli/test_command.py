@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+
+from gradbus.cli.options import connect
+from gradbus.errors import StackError
 
 VERBS = ["", "up", "down", "status", "run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "export", "keys"]
 HEAVY = {"torch", "transformers", "grpc", "nats", "redis", "fastapi", "httpx2", "obstore", "pydantic", "opentelemetry"}
@@ -34,6 +38,17 @@ def test_without_a_stack_verbs_end_with_two_and_what_to_do(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_gateway_that_does_not_answer_is_named():
-    done = gradbus("runs", GRADBUS_URL="http://127.0.0.1:9", GRADBUS_KEY="a.b")
-    assert (done.returncode, "http://127.0.0.1:9" in done.stderr) == (2, True)
+def test_a_gateway_that_does_not_answer_is_waited_for_and_named(monkeypatch, capsys):
+    monkeypatch.setenv("GRADBUS_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("GRADBUS_KEY", "a.b")
+    with connect(None) as client:
+        client.patience = replace(client.patience, seconds=0.3)
+        with pytest.raises(StackError, match=r"http://127\.0\.0\.1:9 does not answer"):
+            client.runs()
+    assert "trying for" in capsys.readouterr().err
+
+
+def test_a_key_is_not_made_where_no_stack_ever_was(tmp_path):
+    done = gradbus("keys", "create", "guest", "--state", str(tmp_path / "nowhere"))
+    assert (done.returncode, "--state" in done.stderr, done.stdout) == (2, True, "")
+    assert not (tmp_path / "nowhere").exists()

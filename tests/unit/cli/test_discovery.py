@@ -34,3 +34,21 @@ def test_without_a_stack_it_says_how_to_get_one(state, content):
     (state / "gateway.json").unlink() if content is None else (state / "gateway.json").write_text(content)
     with pytest.raises(StackError, match="gradbus up"):
         find_gateway()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "missing"), [("GRADBUS_URL", "http://far", "GRADBUS_KEY"), ("GRADBUS_KEY", "k.s", "GRADBUS_URL")]
+)
+def test_half_an_address_is_no_address(state, monkeypatch, name, value, missing):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StackError, match=f"{missing} is not set"):
+        find_gateway()
+    assert find_gateway(state)[1] == "id.secret"
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "http://", "http://[::1", "ftp://there"])
+def test_what_is_no_address_is_named_so(state, monkeypatch, url):
+    monkeypatch.setenv("GRADBUS_URL", url)
+    monkeypatch.setenv("GRADBUS_KEY", "k.s")
+    with pytest.raises(StackError, match="no address"):
+        find_gateway()

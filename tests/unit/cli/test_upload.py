@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gradbus.client.upload import merged, with_uploads
+from gradbus.client.upload import in_words_of, merged, with_uploads
 from gradbus.errors import Fault
 from gradbus.ids import digest_of
 
@@ -66,3 +66,14 @@ def test_this_side_s_word_stands_where_both_speak_of_one_place():
     near = [Fault("model", "no tokenizer")]
     far = [Fault("model.path", "not readable"), Fault("model", "empty"), Fault("modelling", "unknown"), Fault("data.train", "gone")]
     assert [fault.path for fault in merged(near, far)] == ["model", "modelling", "data.train"]
+
+
+def test_a_server_s_fault_is_told_with_the_user_s_own_names(folder):
+    spec = {"model": {"path": "nowhere"}, "data": {"train": "train.jsonl", "eval": digest_of(b"else")}}
+    gone = in_words_of(spec, folder, Fault("model.path", "not a folder", "nowhere", "roots"))
+    assert gone.given == str(folder / "nowhere")
+    assert gone.message.startswith("neither on this machine nor on the server")
+    assert in_words_of(spec, folder, Fault("data.train", "no rows", digest_of(b"rows"))).given == "train.jsonl"
+    for fault in (Fault("data.eval", "not stored", digest_of(b"else")), Fault("seed", "too large", "9"), Fault("model", "no tokenizer")):
+        assert in_words_of(spec, folder, fault) == fault
+    assert in_words_of({"model": 7}, folder, Fault("model.path", "missing")) == Fault("model.path", "missing")

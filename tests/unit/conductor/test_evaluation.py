@@ -34,8 +34,11 @@ def test_a_part_that_some_rows_lack_is_the_mean_of_those_that_have_it():
     assert summarise(0, [entry(1.0, exact=1.0), entry(0.0)], "reward").components == {"exact": 1.0}
 
 
-def test_no_row_at_all_is_zero_samples_not_a_fault():
-    assert summarise(0, [], "reward") == EvaluationResult(0, 0, 0.0, {}, 0.0)
+@pytest.mark.parametrize("entries", [[], [entry(0.0, INVALID)]])
+def test_where_no_row_could_be_judged_there_is_no_reward_of_zero(entries):
+    result = summarise(0, entries, "reward")
+    assert result == EvaluationResult(0, 0, None, {}, None)
+    assert decode_results(encode_results({0: result})) == {0: result}
 
 
 def test_a_mean_does_not_depend_on_the_order_of_rows():

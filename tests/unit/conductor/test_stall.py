@@ -22,6 +22,8 @@ TRAINER = worker("trainer-0", "trainer")
         (Debt([TRAINER], [], [4, 5]), "2 groups wait for a rollout worker and none serves the run"),
         (Debt([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups, first 4, owed by rollout-0 or the scorer"),
         (Debt([TRAINER], [worker("rollout-0")], []), "the next version, owed by trainer-0"),
+        (Debt([TRAINER], [worker("rollout-0")], [], 60), "the evaluation of version 60, owed by rollout-0 or the scorer"),
+        (Debt([TRAINER], [], [], 60), "the evaluation of version 60 waits for a rollout worker and none serves the run"),
     ],
 )
 def test_the_debtor_is_named(debt, words):

@@ -1,9 +1,12 @@
+import json
 import stat
 
 import pytest
 
+from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
 from gradbus.api_keys import find_api_key, read_api_keys
-from gradbus.embedded.credentials import BUFFER_USERS, NATS_USERS, Credentials
+from gradbus.embedded.credentials import Credentials
+from gradbus.rpc import token_hash
 
 
 def content(root):
@@ -40,8 +43,9 @@ def test_secrets_are_made_once(tmp_path):
         ("supervisor", {"gradbus_nats_password", "gradbus_buffer_password"}),
         ("conductor", {"gradbus_nats_password", "gradbus_buffer_password", "gradbus_rpc_token"}),
         ("rollout", {"gradbus_nats_password", "gradbus_buffer_password", "gradbus_rpc_token"}),
-        ("reward", {"gradbus_nats_password", "gradbus_rpc_token"}),
-        ("weight_store", {"gradbus_nats_password", "gradbus_rpc_token"}),
+        ("reward", {"gradbus_rpc_callers"}),
+        ("reference", {"gradbus_nats_password", "gradbus_rpc_callers"}),
+        ("weight_store", {"gradbus_nats_password", "gradbus_rpc_callers"}),
     ],
 )
 def test_a_process_gets_what_it_needs_and_no_more(tmp_path, role, files):
@@ -54,6 +58,15 @@ def test_passwords_differ_from_user_to_user(tmp_path):
     passwords = [made.nats_password(role) for role in NATS_USERS] + [made.buffer_password(role) for role in BUFFER_USERS]
     assert len(set(passwords)) == len(passwords)
     assert min(map(len, passwords)) >= 43
+
+
+def test_a_server_knows_its_callers_by_the_hash_of_a_token_that_each_has_alone(tmp_path):
+    made = Credentials(tmp_path)
+    tokens = {role: (tmp_path / role / "gradbus_rpc_token").read_text() for role in ("gateway", "conductor", "rollout", "trainer")}
+    assert len(set(tokens.values())) == len(tokens)
+    for server, callers in CALLERS.items():
+        known = json.loads((made.folder(server) / "gradbus_rpc_callers").read_text())
+        assert known == {role: token_hash(tokens[role]) for role in callers}
 
 
 def test_the_first_api_key_is_one_the_gateway_accepts_and_its_token_is_not_in_the_records(tmp_path):

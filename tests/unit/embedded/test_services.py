@@ -57,6 +57,14 @@ def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(blueprint,
     assert not {"GRADBUS_MODEL_ROOTS", "GRADBUS_API_KEYS_FILE", "HF_TOKEN"} & trainer.keys()
 
 
+def test_the_rollouts_alone_learn_of_a_sampling_server_and_the_gpus(blueprint, monkeypatch):
+    told = {"GRADBUS_SGLANG_PYTHON": "/opt/sglang/bin/python", "CUDA_VISIBLE_DEVICES": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert blueprint.service("rollout-0").environment.items() >= told.items()
+    assert not told.keys() & blueprint.service("reward").environment.keys()
+
+
 def test_little_is_inherited(blueprint, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("GRADBUS_FAULT_POINT", "mid-publish")

@@ -48,6 +48,14 @@ def test_what_is_no_name_is_refused_when_the_template_is_made(text):
         Template(text)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", ["{{" * 500_000, "{{ " * 300_000 + "}}", "{{" + "a" * 900_000 + "}}", "{{ item." + "a." * 300_000 + " }}"])
+def test_a_template_made_to_take_hours_is_refused_at_once_and_shown_in_part(text):
+    with pytest.raises(GraderError) as caught:
+        Template(text)
+    assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.parametrize("name", ["item.absent", "item.x.absent", "item.x.y.2", "item.answer.0", "item.n.bit_length", "item.none.x"])
 def test_a_name_the_row_lacks_is_an_error_that_shows_the_template(name):
     with pytest.raises(GraderError, match=f"no '{name}'"):

@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gradbus.errors import ModelError
-from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
+from gradbus.model_folder import MODEL_TYPES
+from gradbus_kernels.causal_lm import FAMILIES, export_weights, load_causal_lm, load_weights, packed_logprobs
 
 
 @pytest.fixture
@@ -73,6 +74,10 @@ def test_weights_of_another_model_are_refused(qwen2_folder):
         load_weights(model, weights)
 
 
+def test_what_is_trained_is_what_a_submission_may_name():
+    assert frozenset(MODEL_TYPES.values()) == FAMILIES
+
+
 def break_config(folder, **changes):
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
@@ -84,6 +89,7 @@ def break_config(folder, **changes):
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
         (lambda folder: break_config(folder, model_type="bert"), "not supported"),
+        (lambda folder: break_config(folder, model_type="mistral"), "not supported"),
         (lambda folder: break_config(folder, model_type="unheard-of"), "cannot be loaded"),
         (lambda folder: break_config(folder, hidden_size="wide"), "cannot be loaded"),
         (lambda folder: break_config(folder, tie_word_embeddings=False), r"lack lm_head\.weight"),

@@ -24,7 +24,7 @@ def test_a_variable_outranks_the_file(secrets, monkeypatch):
 
 def test_without_a_folder_the_defaults_hold(monkeypatch):
     monkeypatch.delenv("GRADBUS_SECRETS_DIR", raising=False)
-    assert ProcessSettings().rpc.token == ""
+    assert ProcessSettings().rpc.callers == {}
 
 
 def test_a_secret_is_not_shown(secrets):

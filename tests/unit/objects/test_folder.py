@@ -21,10 +21,11 @@ async def test_files_lie_in_a_folder_named_after_them(store, tmp_path):
     assert again == folder
 
 
-async def test_code_of_a_model_config_is_stripped(store, tmp_path):
-    config = {"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}
-    folder = await materialise(store, {"config.json": await store.put_blob(json.dumps(config).encode())}, tmp_path / "cache")
-    assert json.loads((folder / "config.json").read_bytes()) == {"model_type": "llama"}
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "processor_config.json"])
+async def test_code_that_a_configuration_names_is_stripped_however_it_is_spelled(store, tmp_path, name):
+    config = b'{"model_type": "llama", "auto\\u005fmap": {"AutoModel": "evil.Model"}, "deep": [{"auto_map": "evil"}]}'
+    folder = await materialise(store, {name: await store.put_blob(config)}, tmp_path / "cache")
+    assert json.loads((folder / name).read_bytes()) == {"model_type": "llama", "deep": [{}]}
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "/x", ".hidden", "", "..", "a\\b"])

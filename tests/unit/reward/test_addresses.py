@@ -15,7 +15,9 @@ EMBEDDED = AddressPolicy(allow_loopback=True)
     [
         "169.254.169.254", "169.254.0.1", "fe80::1", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "0.0.0.0", "::",
         "224.0.0.1", "ff02::1",
-        "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "::ffff:0.0.0.0",
+        "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1", "::ffff:0.0.0.0",
+        "::169.254.169.254", "::ffff:0:169.254.169.254", "2001:0:4136:e378:8000:63bf:5601:5601", "0.0.0.1",
+        "fe80::1%1", "fd00:ec2::254%1", "::ffff:169.254.169.254%1", "64:ff9b::6464:64c8",
     ],
 )  # fmt: skip
 def test_some_addresses_are_refused_whatever_the_operator_allows(policy, address):
@@ -23,7 +25,7 @@ def test_some_addresses_are_refused_whatever_the_operator_allows(policy, address
         policy.check("scorer", ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "::127.0.0.1"])
 def test_loopback_needs_its_own_permission(address):
     EMBEDDED.check("localhost", ipaddress.ip_address(address))
     with pytest.raises(ScorerError, match="loopback"):

@@ -27,6 +27,16 @@ REFUSED = {
     "read a file": "def grade(s, i):\n    return len(open('/etc/passwd').read())",
     "list a folder": "import os\ndef grade(s, i):\n    return len(os.listdir('/tmp'))",
     "write a file": "def grade(s, i):\n    open('/tmp/written-by-a-grader', 'w').write('x')",
+    "empty a file": "import os\ndef grade(s, i):\n    os.truncate(s['output_text'], 0)",
+    "open a file to all": "import os\ndef grade(s, i):\n    os.chmod(s['output_text'], 0o777)",
+    "give a file away": "import os\ndef grade(s, i):\n    os.chown(s['output_text'], 65534, 65534)",
+    "date a file back": "import os\ndef grade(s, i):\n    os.utime(s['output_text'], (0, 0))",
+    "mark a file": "import os\ndef grade(s, i):\n    os.setxattr(s['output_text'], 'user.x', b'x')",
+    "remove a file": "import os\ndef grade(s, i):\n    os.unlink(s['output_text'])",
+    "rename a file": "import os\ndef grade(s, i):\n    os.rename(s['output_text'], s['output_text'] + '.x')",
+    "link a file": "import os\ndef grade(s, i):\n    os.link(s['output_text'], s['output_text'] + '.x')",
+    "slow the service": "import os\ndef grade(s, i):\n    os.sched_setaffinity(os.getppid(), {0})",
+    "leave its group": "import os\ndef grade(s, i):\n    os.setpgid(0, 0)",
     "raise a limit": "import resource as r\ndef grade(s, i):\n    r.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY, r.RLIM_INFINITY))",
     "take all memory": "def grade(s, i):\n    return len('x' * (2 << 30))",
     "third-party code": "def grade(s, i):\n    import grpc",
@@ -61,10 +71,16 @@ def forge(body, length=None):
 
 
 @pytest.mark.parametrize("deed", REFUSED)
-async def test_the_deed_is_refused_and_the_sample_says_so(judge, deed):
-    (answer,) = await judge(REFUSED[deed])
+async def test_the_deed_is_refused_and_the_sample_says_so(judge, deed, tmp_path):
+    victim = tmp_path / "blob"
+    victim.write_text("content")
+    before = victim.stat()
+    (answer,) = await judge(REFUSED[deed], str(victim))
     assert answer.status == INVALID, answer
     assert "line" in answer.reason
+    after = victim.stat()
+    assert (victim.read_text(), list(tmp_path.iterdir())) == ("content", [victim])
+    assert (after.st_mode, after.st_uid, after.st_mtime) == (before.st_mode, before.st_uid, before.st_mtime)
 
 
 async def test_every_layer_holds_here_and_raw_system_calls_are_refused_too(judge):
@@ -108,6 +124,12 @@ async def test_a_flood_of_output_harms_nobody(judge):
 async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(judge, call):
     (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    {call}\n    return 1.0", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
+
+
+async def test_an_answer_much_longer_than_its_samples_need_is_not_read(judge):
+    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=8.0)
+    assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
+    assert "bytes at once" in answer.reason
 
 
 @pytest.mark.parametrize("body", ['{"faults": 3}', "[]", '{"faults": {}}{'])

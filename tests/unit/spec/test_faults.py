@@ -57,6 +57,10 @@ def test_a_spec_survives_toml_json_and_python():
     assert parse_spec(spec.model_dump(mode="json")) == spec
 
 
+def test_a_form_is_told_in_words():
+    assert str(faults(body(name="Not A Name"))["name"]).endswith("allowed: a-z, 0-9 and '-'; at most 63 characters")
+
+
 def test_all_faults_come_at_once_with_the_message_naming_each():
     wrong = body(name="Not A Name", roll_out={}, schedule={"mode": "fre", "stpes": 2}, rollout={"top_p": 0.9, "top_k": 5})
     found = faults(wrong)
@@ -97,6 +101,11 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"rollout": {"top_p": 0.9}}, "rollout.top_p"),
         ({"rollout": {"top_k": 1}}, "rollout.top_k"),
         ({"trainer": {"betas": [0.9, 1.0]}}, "trainer.betas"),
+        ({"trainer": {"deepspeed": {"zero_stage": 3}}}, "trainer.deepspeed"),
+        ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 0, "dtype": "bf16"}}}, "trainer.deepspeed.dtype"),
+        ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 0, "offload": "optimizer"}}}, "trainer.deepspeed.offload"),
+        ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 2, "offload": "all"}}}, "trainer.deepspeed.offload"),
+        ({"trainer": {"backend": "deepspeed", "deepspeed": {"optimizer": "cpu_adam"}}}, "trainer.deepspeed.optimizer"),
         ({"algorithm": {"clip": [0.0, 0.2]}}, "algorithm.clip"),
         ({"algorithm": {"clip": [1.0, 0.2]}}, "algorithm.clip"),
     ],
@@ -143,3 +152,11 @@ def test_whatever_is_sent_the_answer_is_a_spec_or_its_faults(sent):
     with contextlib.suppress(SpecError):
         spec = parse_spec(body(**sent) if isinstance(sent, dict) else sent)
         assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_the_sglang_engine_is_not_deterministic_and_says_so_when_asked_to_be():
+    sections = {"rollout": {"engine": "sglang", "pause": "abort"}, "schedule": {"steps": 1, "mode": "fixed_lag"}}
+    assert not parse_spec(body(**sections, deterministic=None)).is_deterministic
+    fault = faults(body(**sections, deterministic=True))["deterministic"]
+    assert "samples beside it" in fault.message
+    assert "rollout.engine = torch" in fault.allowed

@@ -22,6 +22,7 @@ from gradbus_reward.sandbox.confinement import confine
 
 MAX_REASON = 500
 MAX_COMPONENTS = 64
+MAX_NAME = 200
 
 Grade = Callable[[dict[str, str], Any], object]
 Answer = tuple[float, dict[str, float]] | str
@@ -105,6 +106,8 @@ def _checked(result: object) -> Answer:
     if "reward" not in parts:
         return "grade() returned a dict without 'reward'"
     for name, value in parts.items():
+        if len(str(name)) > MAX_NAME:
+            return f"grade() returned a value whose name has {len(str(name))} characters; at most {MAX_NAME}"
         if not isinstance(value, int | float) or not math.isfinite(value):
             return f"grade() returned {str(name)[:80]} = {repr(value)[:80]}, not a finite number"
     values = {str(name): float(value) for name, value in parts.items()}

@@ -1,8 +1,8 @@
 """What a grader's process gives up before it sees any user's code.
 
 Three layers of Linux, none of which needs privileges: a seccomp filter (no sockets, no processes, no signals to
-others), Landlock (no files but the standard library) and, where the kernel lets us, an empty network namespace.
-Standard library only: this runs in the bare interpreter of the child.
+others, no change to a file's length, mode, owner or times), Landlock (no files but the standard library) and,
+where the kernel lets us, an empty network namespace. Standard library only: this runs in the bare interpreter of the child.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "chroot": (161, 51), "setpriority": (141, 140),
     "io_uring_setup": (425, 425), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # Landlock leaves these alone, whatever folders it closes.
+    "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "flock": (73, 32),
+    # On processes of the same user.
+    "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30), "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440), "kcmp": (312, 272),
+    "prctl": (157, 167), "setsid": (112, 157), "setpgid": (109, 154),
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "memfd_create": (319, 279),
 }  # fmt: skip
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

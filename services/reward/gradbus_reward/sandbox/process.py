@@ -18,7 +18,10 @@ import structlog
 from gradbus.errors import ScorerError
 from gradbus_reward.sandbox.confinement import MEMORY_BYTES, Confinement
 
-MAX_FRAME_BYTES = 64 << 20
+OPENING_BYTES = 1 << 20
+ANSWER_BYTES = 64 << 10
+"""Of a row; a small frame becomes many times larger in memory."""
+_PARSED_IN_THREAD_BYTES = 1 << 18
 START_SECONDS = 10.0
 LEAVING_SECONDS = 2.0
 
@@ -81,7 +84,7 @@ class GraderProcess:
         try:
             async with asyncio.timeout(seconds):
                 await self._send(rows)
-                given = await self._receive()
+                given = await self._receive(OPENING_BYTES + len(rows) * ANSWER_BYTES)
             if not isinstance(given, list) or len(given) != len(rows) or not all(isinstance(answer, dict) for answer in given):
                 raise GraderStoppedError("the grader's process did not answer in its protocol; leave its open files alone")
         except TimeoutError as error:
@@ -138,21 +141,22 @@ class GraderProcess:
             raise GraderStoppedError(await self._ended()) from error
 
     async def _receive_field(self, name: str) -> dict[str, Any]:
-        message = await self._receive()
+        message = await self._receive(OPENING_BYTES)
         value = message.get(name) if isinstance(message, dict) else None
         if not isinstance(value, dict):
             raise GraderStoppedError(f"the grader's process did not begin with its {name}; leave its open files alone")
         return value
 
-    async def _receive(self) -> Any:
+    async def _receive(self, most: int) -> Any:
         stream = self._process.stdout
         if stream is None:
             raise GraderStoppedError("the grader's process has no pipe; score again")
         try:
             (length,) = struct.unpack(">I", await stream.readexactly(4))
-            if length > MAX_FRAME_BYTES:
+            if length > most:
                 raise GraderStoppedError(f"the grader's process sent {length} bytes at once; leave its open files alone")
-            return json.loads(await stream.readexactly(length))
+            body = await stream.readexactly(length)
+            return await asyncio.to_thread(json.loads, body) if length > _PARSED_IN_THREAD_BYTES else json.loads(body)
         except asyncio.IncompleteReadError as error:
             raise GraderStoppedError(await self._ended()) from error
         except (ValueError, RecursionError) as error:

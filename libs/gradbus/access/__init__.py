@@ -1,0 +1,16 @@
+"""Who may do what on which wire: one table, and what NATS, the buffer and the gRPC servers are told of it."""
+
+from gradbus.access.buffer import buffer_rules
+from gradbus.access.nats import Permissions, nats_permissions
+from gradbus.access.table import BUFFER_USERS, CALLERS, NATS_USERS, SERVERS, callers_of
+
+__all__ = [
+    "BUFFER_USERS",
+    "CALLERS",
+    "NATS_USERS",
+    "SERVERS",
+    "Permissions",
+    "buffer_rules",
+    "callers_of",
+    "nats_permissions",
+]

@@ -1,0 +1,10 @@
+"""`python -m gradbus.access` prints the table as docs/access.md has it."""
+
+from __future__ import annotations
+
+import sys
+
+from gradbus.access.page import page
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

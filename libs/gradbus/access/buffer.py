@@ -1,0 +1,16 @@
+"""The table as the buffer understands it: access rules of Redis 7.0 and Valkey."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradbus.access.table import BUFFER
+
+_CONNECTION: Final = "+ping +hello +select +client|id +client|setinfo +client|setname"
+
+
+def buffer_rules(role: str) -> str:
+    """The rules of a user who starts with no right at all."""
+    records = BUFFER[role]
+    keys = [f"%{records.access}~{{*}}:{pattern}" for pattern in records.keys.split()]
+    return " ".join([*keys, *(f"+{command}" for command in records.commands.split()), _CONNECTION])

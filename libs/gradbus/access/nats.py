@@ -1,0 +1,64 @@
+"""The table as NATS understands it: the subjects a user may publish to and hear, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradbus.access.table import EVENTS, HINTS, KEYS, PROMPTS, READERS
+from gradbus.bus.subjects import inbox
+
+_API = "$JS.API"
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Allow-lists of one user; what is on neither is refused."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def nats_permissions(role: str) -> Permissions:
+    """The role's allow-lists. Answers come to an inbox that no other role may hear."""
+    heard = [hint.subject for hint in HINTS if role in hint.hearers]
+    return Permissions(
+        publish=(*_making(role), *_reading(role), *_writing(role), *_streams(role)),
+        subscribe=(f"{inbox(role)}.>", *heard),
+    )
+
+
+def _making(role: str) -> list[str]:
+    """Streams and buckets are made by whoever comes first; the server changes none that is there."""
+    buckets = sorted({row.bucket for row in KEYS if role in row.writers} | {bucket for bucket, roles in READERS.items() if role in roles})
+    names = [PROMPTS.name, EVENTS.name, *(f"KV_{bucket}" for bucket in buckets)]
+    return [f"{_API}.STREAM.CREATE.{name}" for name in names] + [f"{_API}.STREAM.INFO.KV_{bucket}" for bucket in buckets]
+
+
+def _reading(role: str) -> list[str]:
+    """A value is asked for; a view is a push consumer with flow control."""
+    streams = [f"KV_{bucket}" for bucket, roles in READERS.items() if role in roles]
+    return [subject for stream in streams for subject in (f"{_API}.STREAM.MSG.GET.{stream}", *_followed(stream))]
+
+
+def _writing(role: str) -> list[str]:
+    keys = [f"$KV.{row.bucket}.{row.pattern}" for row in KEYS if role in row.writers]
+    return keys + [hint.subject for hint in HINTS if role in hint.senders]
+
+
+def _streams(role: str) -> list[str]:
+    allowed: list[str] = []
+    if role in PROMPTS.writers:
+        allowed += [PROMPTS.subject, f"{_API}.STREAM.PURGE.{PROMPTS.name}", f"{_API}.CONSUMER.DELETE.{PROMPTS.name}.*"]
+    if role in PROMPTS.readers:
+        allowed += [f"{_API}.CONSUMER.MSG.NEXT.{PROMPTS.name}.*", f"$JS.ACK.{PROMPTS.name}.>"]
+    if role in PROMPTS.writers + PROMPTS.readers:
+        allowed += [f"{_API}.CONSUMER.INFO.{PROMPTS.name}.*", f"{_API}.CONSUMER.CREATE.{PROMPTS.name}.*.{PROMPTS.subject}"]
+    if role in EVENTS.writers:
+        allowed += [EVENTS.subject]
+    if role in EVENTS.readers:
+        allowed += [f"{_API}.STREAM.NAMES", *_followed(EVENTS.name), f"{_API}.CONSUMER.DELETE.{EVENTS.name}.*"]
+    return allowed
+
+
+def _followed(stream: str) -> tuple[str, ...]:
+    return f"{_API}.CONSUMER.CREATE.{stream}", f"{_API}.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"

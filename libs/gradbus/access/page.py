@@ -1,0 +1,58 @@
+"""The table as a page of the documentation: `python -m gradbus.access > docs/access.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gradbus.access.table import BUFFER, EVENTS, HINTS, KEYS, METHODS, PROMPTS, READERS, Roles
+
+_HEAD = """\
+# Who may do what
+
+Made from `libs/gradbus/access/table.py` by `python -m gradbus.access > docs/access.md`; change that and make this again. NATS, the
+buffer and the gRPC servers are configured from the same table. Each role has a user and a password of its own on NATS and on the
+buffer, and a token of its own for gRPC. What is not listed is refused.
+"""
+
+_LIMITS = """\
+## What this does not hold off
+
+- All processes of a role share its user: one rollout could write another's presence.
+- NATS checks the subject of a request and not where its answer goes. A role that was taken over could have the server send an
+  answer to a key that it may not write itself. Readers check what they read, so this disturbs, and forges nothing.
+- Whoever may set a key of the buffer may set it twice; the record's digest shows damage, not who wrote it.
+- Object storage has one set of credentials for all.
+"""
+
+
+def page() -> str:
+    """Markdown, whole."""
+    keys = [(f"`{row.bucket}`", f"`{row.pattern}`", row.content, _roles(row.writers)) for row in KEYS]
+    buckets = [(f"`{bucket}`", _roles(roles)) for bucket, roles in READERS.items()]
+    hints = [(f"`{hint.subject}`", hint.content, _roles(hint.senders), _roles(hint.hearers)) for hint in HINTS]
+    streams = [(f"`{one.name}`", f"`{one.subject}`", _roles(one.writers), _roles(one.readers)) for one in (PROMPTS, EVENTS)]
+    records = [(role, _code(one.keys), one.access, _code(one.commands)) for role, one in BUFFER.items() if one.keys]
+    methods = [(f"`{method.rpartition('.')[2]}`", _roles(roles)) for table in METHODS.values() for method, roles in table.items()]
+    sections = [
+        _section("Keys of the bus", ("bucket", "keys", "content", "written by"), keys),
+        _section("Buckets of the bus", ("bucket", "read by"), buckets),
+        _section("Streams of the bus", ("stream", "subject", "written by", "read by"), streams),
+        _section("Hints", ("subject", "says", "sent by", "heard by"), hints),
+        _section("Buffer, below `{<run>}:`", ("role", "keys", "access", "commands"), records),
+        _section("gRPC", ("method", "called by"), methods),
+    ]
+    return "\n".join([_HEAD, *sections, _LIMITS])
+
+
+def _section(title: str, heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _roles(roles: Roles) -> str:
+    return ", ".join(roles)
+
+
+def _code(words: str) -> str:
+    # A bar would end the table's cell.
+    return " ".join(f"`{word}`" for word in words.replace("|", " ").split())

@@ -1,0 +1,138 @@
+"""The table: who reads and writes which key, stream, subject, record and method. What is not here is refused.
+
+A role is a service; `supervisor` is whoever keeps the services running. Every process of a role has the role's rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gradbus.bus.subjects import EVENTS_STREAM, PROMPTS_STREAM, Buckets
+
+Roles = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys of a bucket (`*` stands for one part, `>` for all that follow), and who writes them."""
+
+    bucket: str
+    pattern: str
+    content: str
+    writers: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A core message: lost without harm."""
+
+    subject: str
+    content: str
+    senders: Roles
+    hearers: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Durable messages."""
+
+    name: str
+    subject: str
+    writers: Roles
+    readers: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a role does in the buffer: commands, on keys below `{<run>}:`."""
+
+    keys: str
+    commands: str
+    access: str = "RW"
+    """`R`: the keys are read, `W`: written."""
+
+
+KEYS: Final = (
+    Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",)),
+    Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`", ("gateway",)),
+    Keys(Buckets.RUNS, "idempotency.key.*", "which run a submission made", ("gateway",)),
+    Keys(Buckets.RUNS, "*.status", "state, progress, why it waits", ("conductor",)),
+    Keys(Buckets.RUNS, "*.evaluations", "results on held-out rows", ("conductor",)),
+    Keys(Buckets.WORKERS, ">", "presence, version held, claims", ("rollout", "trainer")),
+    Keys(Buckets.ASSIGNMENTS, ">", "the run a worker serves", ("conductor",)),
+    Keys(Buckets.LEASES, "conductor.*", "which conductor has a run", ("conductor",)),
+    Keys(Buckets.LEASES, "trainer.*", "which trainer has a run", ("trainer",)),
+    Keys(Buckets.HEADS, "*.version", "the newest version", ("weight_store",)),
+    Keys(Buckets.HEADS, "*.checkpoint", "the newest durable checkpoint", ("weight_store",)),
+    Keys(Buckets.HEADS, "*.term", "the newest trainer's term", ("weight_store",)),
+    Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",)),
+)
+
+READERS: Final[Mapping[str, Roles]] = {
+    Buckets.RUNS: ("gateway", "conductor", "rollout", "trainer", "reference", "weight_store", "supervisor"),
+    Buckets.WORKERS: ("gateway", "conductor", "weight_store"),
+    Buckets.ASSIGNMENTS: ("conductor", "rollout", "trainer"),
+    Buckets.LEASES: ("conductor", "trainer"),
+    Buckets.HEADS: ("conductor", "rollout", "weight_store"),
+    Buckets.PROBES: ("rollout",),
+}
+
+HINTS: Final = (
+    Hint("groups.*", "groups lie in the buffer", ("rollout",), ("conductor",)),
+    Hint("versions.*", "a version is published", ("weight_store",), ("conductor", "rollout")),
+    Hint("missing.*", "groups that the trainer lacks", ("trainer",), ("conductor",)),
+)
+
+PROMPTS: Final = Stream(PROMPTS_STREAM, "prompts.*", ("conductor",), ("rollout",))
+EVENTS: Final = Stream(EVENTS_STREAM, "events.*", ("conductor", "trainer", "weight_store"), ("gateway",))
+
+BUFFER: Final[Mapping[str, Records]] = {
+    # Its scripts alone append to the log; what they call counts as called by it.
+    "conductor": Records(
+        "term admitted experience assembly:* evaluation:*",
+        "get set mget del unlink scan getrange setbit xadd xdel xtrim xread xlen memory|usage evalsha script|load",
+    ),
+    "rollout": Records("assembly:* evaluation:*", "set", "W"),
+    "trainer": Records("experience", "xread", "R"),
+    "gateway": Records("experience", "xread", "R"),
+    "supervisor": Records("", ""),
+}
+
+METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
+    "weight_store": {
+        "gradbus.v1.WeightStoreService/OpenTerm": ("trainer", "conductor"),
+        "gradbus.v1.WeightStoreService/PublishVersion": ("trainer",),
+        "gradbus.v1.WeightStoreService/CommitCheckpoint": ("trainer",),
+        "gradbus.v1.WeightStoreService/GetCheckpoint": ("trainer", "conductor"),
+        "gradbus.v1.WeightStoreService/GetHeads": ("trainer",),
+        "gradbus.v1.WeightStoreService/GetVersion": ("trainer", "conductor", "rollout"),
+        "gradbus.v1.WeightStoreService/Attest": ("rollout",),
+        "gradbus.v1.WeightStoreService/ListVersions": ("gateway",),
+    },
+    "reward": {"gradbus.v1.RewardService/Score": ("conductor",)},
+    "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",)},
+}
+
+_ROLES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
+
+
+def callers_of(method: str) -> Roles:
+    """Roles that may call `package.Service/Method`; nobody, for one that is not in the table."""
+    return next((methods[method] for methods in METHODS.values() if method in methods), ())
+
+
+def _in_order(*found: Roles) -> Roles:
+    every = {role for roles in found for role in roles}
+    return tuple(role for role in _ROLES if role in every)
+
+
+NATS_USERS: Final = _in_order(
+    *(row.writers for row in KEYS), *READERS.values(), *(hint.senders + hint.hearers for hint in HINTS),
+    *(stream.writers + stream.readers for stream in (PROMPTS, EVENTS)),
+)  # fmt: skip
+BUFFER_USERS: Final = _in_order(tuple(BUFFER))
+SERVERS: Final = tuple(METHODS)
+CALLERS: Final[Mapping[str, Roles]] = {server: _in_order(*methods.values()) for server, methods in METHODS.items()}
+"""gRPC server to the roles that have a method there."""

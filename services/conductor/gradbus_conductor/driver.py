@@ -1,0 +1,144 @@
+"""One run's way through its states, around its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from grpc.aio import AioRpcError
+
+from gradbus.buffer import ExperienceLog, GroupStore
+from gradbus.bus import Bucket, EventLog, Lease, TaskQueue, View
+from gradbus.errors import DatasetError, FencedError, ObjectMissingError
+from gradbus.runs import FINAL_STATES, RunRecord, RunState, RunStatus
+from gradbus.telemetry import get_logger
+from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
+from gradbus_conductor.archive import Archive
+from gradbus_conductor.preparation import prepare
+from gradbus_conductor.report import Report
+from gradbus_conductor.run import RunFrame, RunLoop
+from gradbus_conductor.wires import Wires
+from gradbus_conductor.workforce import Workforce
+
+_log = get_logger(__name__)
+_LOOK_SECONDS = 0.5
+_LAST_TERM = 2**53 - 1
+"""Above every term a lease can have: after it nobody writes to the run again."""
+
+
+class Driver:
+    """Drives one run under one lease. Whatever it dies between, the next one goes on from what is stored."""
+
+    def __init__(self, wires: Wires, record: RunRecord, runs: Bucket, view: View, workforce: Workforce) -> None:
+        self._wires = wires
+        self._record = record
+        self._runs = runs
+        self._view = view
+        self._workforce = workforce
+        events = EventLog(wires.bus, record.run_id)
+        self._report = Report(runs, events, record.run_id, record.spec.schedule.groups_per_step)
+
+    async def drive(self, lease: Lease) -> None:
+        """Returns when the run is over. Whatever stops it otherwise is raised, and told in the run's status."""
+        try:
+            await self._drive(lease)
+        except FencedError:
+            raise
+        except Exception as error:
+            status = self._report.status
+            if status.state not in FINAL_STATES:
+                with contextlib.suppress(Exception):
+                    await self._report.transition(status.state, status.reason, f"{_words(error)}; it is tried again")
+            raise
+
+    async def _drive(self, lease: Lease) -> None:
+        status = await self._report.recover()
+        if status.state in FINAL_STATES:
+            return
+        if status.ending:
+            await self._end(status.ending, status.reason)
+            return
+        if not await self._has_trainer(lease):
+            await self._end("cancelled")
+            return
+        try:
+            prepared = await prepare(self._wires.objects, self._record)
+        except (DatasetError, ObjectMissingError) as error:
+            await self._end("failed", str(error))
+            return
+        self._report.prepared(prepared.train.prompts, prepared.evaluation.prompts if prepared.evaluation else "")
+        state = self._report.status.state
+        await self._report.transition("starting" if state == "queued" else state)
+        loop = RunLoop(RunFrame(self._wires, self._record, prepared, self._runs, self._view, self._workforce, lease, self._report))
+        ending = await loop.drive()
+        if ending.state == "succeeded":
+            await loop.settle()
+        await self._end(ending.state, ending.reason)
+
+    async def _has_trainer(self, lease: Lease) -> bool:
+        """True once a trainer is assigned, False if the run is cancelled before. A paused run takes none."""
+        run_id = self._record.run_id
+        while True:
+            if lease.lost.is_set():
+                raise FencedError(f"the lease of {run_id} is lost; another conductor goes on with it")
+            desired = self._report.desired(self._view)
+            if desired == "cancelled":
+                return False
+            if desired == "paused":
+                await self._wait("paused", "")
+            elif not self._ahead() and await self._workforce.keep_trainer(run_id):
+                return True
+            else:
+                await self._wait("queued", f"a free trainer: {self._who_has_the_trainers()}")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _wait(self, state: RunState, waiting_for: str) -> None:
+        status = self._report.status
+        if not status.updated_unix_ns or (status.state, status.waiting_for) != (state, waiting_for):
+            await self._report.transition(state, waiting_for=waiting_for)
+
+    def _ahead(self) -> str:
+        """The oldest run that waits as well, if it is older than this one."""
+        older = [key.removesuffix(".spec") for key in sorted(self._view.entries) if key.endswith(".spec")]
+        waiting = (name for name in older if name < self._record.run_id and state_of(self._view, name) in {None, "queued"})
+        return next(waiting, "")
+
+    def _who_has_the_trainers(self) -> str:
+        serving = [(worker.worker, self._workforce.run_of(worker.worker)) for worker in self._workforce.present("trainer")]
+        if not serving:
+            return "none is there; start one, or look into its log"
+        if any(not run_id for _, run_id in serving) and (first := self._ahead()):
+            return f"run {first} comes first"
+        return ", ".join(f"{worker} has run {run_id}, {self._state_in_words(run_id)}" for worker, run_id in serving if run_id)
+
+    def _state_in_words(self, run_id: str) -> str:
+        state = state_of(self._view, run_id)
+        return "which is paused: resume or cancel it" if state == "paused" else str(state or "starting").replace("_", " ")
+
+    async def _end(self, state: RunState, reason: str = "") -> None:
+        """Decided first, then quiet, then the final word. Every part may be done again."""
+        run_id = self._record.run_id
+        await self._report.transition("cancelling" if state == "cancelled" else self._report.status.state, reason, ending=state)
+        await TaskQueue(self._wires.bus, run_id).remove()
+        await self._workforce.release(run_id)
+        log = ExperienceLog(self._wires.buffer, run_id)
+        if state != "succeeded":
+            await log.open_term(_LAST_TERM)
+            await self._wires.weight_store.OpenTerm(OpenTermRequest(run_id=run_id, term=_LAST_TERM), timeout=10.0)
+        await Archive(self._wires.objects, log, run_id).finish()
+        await self._report.transition(state, reason)
+        # Last of all: until the final word is written, another conductor may have to read what is there.
+        await GroupStore(self._wires.buffer, run_id).remove_run()
+        _log.info("run_ended", run_id=run_id, state=state)
+
+
+def state_of(view: View, run_id: str) -> RunState | None:
+    """What the run's conductor said last."""
+    value = view.get(f"{run_id}.status")
+    return RunStatus.model_validate_json(value).state if value else None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return f"{type(error).__name__}: {error}"

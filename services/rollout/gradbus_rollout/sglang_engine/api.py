@@ -1,0 +1,128 @@
+"""The routes of an SGLang server that the engine uses. Every call has a deadline and ends in an answer or an EngineError.
+
+Of the update routes only the one from disk is here: those that take tensors unpickle what they are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import httpx2
+
+from gradbus.errors import EngineError
+
+_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|not enough memory|Not enough memory|Cannot allocate memory")
+_KEEPALIVE_SECONDS: Final = 2.0
+"""Shorter than the server's 5 s: a connection that it is about to close must not carry a request."""
+_SPARE_CONNECTIONS: Final = 8
+_QUICK_SECONDS: Final = 10.0
+_SHOWN: Final = 400
+
+CheckAction = Literal["snapshot", "reset_tensors", "compare"]
+
+
+def out_of_memory(text: str) -> bool:
+    """Whether a log or an answer says so."""
+    return _MEMORY.search(text) is not None
+
+
+class ServerApi:
+    """One server, one key."""
+
+    def __init__(self, url: str, key: str, slots: int, load_seconds: float) -> None:
+        self.url = url
+        self._load_seconds = load_seconds
+        limits = httpx2.Limits(max_connections=slots + _SPARE_CONNECTIONS, keepalive_expiry=_KEEPALIVE_SECONDS)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx2.AsyncClient(
+            base_url=url, headers=headers, limits=limits, timeout=None, trust_env=False, follow_redirects=False
+        )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def healthy(self, seconds: float = _QUICK_SECONDS) -> bool:
+        """Whether it generates a token."""
+        try:
+            async with asyncio.timeout(seconds):
+                return (await self._client.get("/health")).status_code == httpx2.codes.OK
+        except (httpx2.HTTPError, TimeoutError):
+            return False
+
+    async def info(self) -> Mapping[str, Any]:
+        """Its version, dtype and device."""
+        return await self._call("GET", "/server_info", None, _QUICK_SECONDS)
+
+    async def refuses_strangers(self) -> bool:
+        """Whether a control route asks for the key."""
+        async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=_QUICK_SECONDS) as stranger:
+            try:
+                response = await stranger.post("/abort_request", json={"rid": "none"})
+            except httpx2.HTTPError as error:
+                raise self._dead("/abort_request", error) from error
+            return response.status_code in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}
+
+    async def generate(self, body: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        """One sample."""
+        return await self._call("POST", "/generate", body, seconds)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends one sample, which need not be there."""
+        await self._call("POST", "/abort_request", {"rid": request_id}, _QUICK_SECONDS)
+
+    async def abort_all(self) -> None:
+        """Ends every sample; each comes back with the tokens it has."""
+        await self._call("POST", "/abort_request", {"abort_all": True}, _QUICK_SECONDS)
+
+    async def pause(self, mode: Literal["retract", "in_place"]) -> None:
+        """Stops decoding between two tokens."""
+        await self._call("POST", "/pause_generation", {"mode": mode}, _QUICK_SECONDS)
+
+    async def resume(self) -> None:
+        """Goes on decoding."""
+        await self._call("POST", "/continue_generation", {"torch_empty_cache": False}, _QUICK_SECONDS)
+
+    async def update_from_disk(self, folder: str, flush: bool, label: str | None = None) -> None:
+        """Reads the folder's tensors. With `flush` the server must not be decoding: it would change the weights and then fail."""
+        body = {"model_path": folder, "flush_cache": flush, "weight_version": label}
+        await self._call("POST", "/update_weights_from_disk", body, self._load_seconds)
+
+    async def check_weights(self, action: CheckAction) -> None:
+        """`compare` raises EngineError unless every tensor equals the snapshot."""
+        await self._call("POST", "/weights_checker", {"action": action}, self._load_seconds)
+
+    async def label(self, label: str) -> None:
+        """Names the weights held; samples in flight get a new span."""
+        await self._call("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False}, _QUICK_SECONDS)
+
+    async def _call(self, method: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                response = await self._client.request(method, route, json=body)
+        except TimeoutError:
+            raise EngineError("hung", f"{self.url}{route} gave no answer in {seconds:.0f} s; it is started again") from None
+        except httpx2.HTTPError as error:
+            raise self._dead(route, error) from error
+        if response.status_code != httpx2.codes.OK:
+            raise self._refused(route, response)
+        if not response.content:
+            return {}
+        try:
+            answer = json.loads(response.content)
+        except ValueError:
+            answer = response.text
+        return answer if isinstance(answer, dict) else {"answer": answer}
+
+    def _dead(self, route: str, error: Exception) -> EngineError:
+        return EngineError("dead", f"{self.url}{route} does not answer ({type(error).__name__}: {error}); see the server's log")
+
+    def _refused(self, route: str, response: httpx2.Response) -> EngineError:
+        text = response.text[:_SHOWN]
+        if out_of_memory(response.text):
+            return EngineError("out_of_memory", f"{route} answered {response.status_code}: {text}; lower slots or --mem-fraction-static")
+        return EngineError("refused", f"{route} answered {response.status_code}: {text}; see the server's log")

@@ -1,0 +1,47 @@
+"""What a run decides about the engine, and what the worker's environment says about the server."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class SGLangConfig:
+    """Comes from the run's `[rollout]` section."""
+
+    slots: int = 64
+    """Samples that the server has at a time; the others wait in the worker."""
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    max_prompt_tokens: int | None = None
+    """None: what the model's context leaves room for."""
+    pause: PauseMode = "retract"
+    """What happens to samples in flight when a version is loaded."""
+
+
+class SGLangSettings(BaseSettings):
+    """`GRADBUS_SGLANG_*`: how the server is launched, or where it is."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADBUS_SGLANG_", extra="ignore")
+
+    url: str = Field("", description="Attach to this server; empty: launch one.")
+    key: SecretStr = Field(SecretStr(""), description="API and admin key of a server attached to; a launched one gets a fresh key.")
+    python: str = Field(sys.executable, description="Python that has SGLang, for launching.")
+    arguments: tuple[str, ...] = Field((), description="More flags for `sglang.launch_server`, a JSON list.")
+    environment: dict[str, str] = Field({}, description="More variables for the launched server, a JSON object.")
+    host: str = Field("127.0.0.1", description="Address the launched server binds.")
+    port: int = Field(0, ge=0, le=65535, description="Its port; 0: a free one.")
+    weights_dir: Path | None = Field(None, description="Folder for versions that worker and server both see; unset: in the cache.")
+    copy_weights: bool = Field(False, description="Copy shards there instead of linking them: for a server that sees only that folder.")
+    start_seconds: float = Field(900.0, gt=0, description="How long a start may take.")
+    load_seconds: float = Field(600.0, gt=0, description="How long one call of a weight update may take.")
+    sample_seconds: float = Field(3600.0, gt=0, description="How long one sample may take; then the server counts as hung.")

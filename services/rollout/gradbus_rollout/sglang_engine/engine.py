@@ -1,0 +1,276 @@
+"""The engine: samples within the slots, versions between them, and a server that is brought back when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gradbus.background import cancelled
+from gradbus.errors import EngineError, ModelError
+from gradbus.model_folder import check_model_folder
+from gradbus.telemetry import get_logger
+from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
+from gradbus_rollout.sglang_engine.draft import Draft, began_with
+from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.sglang_engine.install import Held, install
+from gradbus_rollout.sglang_engine.server import Server
+from gradbus_rollout.sglang_engine.slots import Slots
+from gradbus_rollout.sglang_engine.tensors import check_fit, digest, read_headers
+
+_log = get_logger(__name__)
+_Result = TypeVar("_Result")
+_REPAIRS: Final = 3
+"""Repairs in a row, with no sample completed between them, before the failure is the worker's trouble."""
+_LABELS: Final = 64
+_SHARED_PREFIX_TOKENS: Final = 64
+"""Prompts from this length on are prefilled once, before their group's samples ask for them."""
+_ABORT_AGAIN_SECONDS: Final = 0.2
+_ABORTS_SECONDS: Final = 2.0
+
+
+class SGLangEngine:
+    """`Engine` on an SGLang server. The server starts at `start`, or at the first `load`."""
+
+    def __init__(self, model: Path, config: SGLangConfig, settings: SGLangSettings, cache: Path) -> None:
+        """Raises ModelError for a folder that is not a model."""
+        self._model = model
+        self._info = check_model_folder(model)
+        self._tensors = model_tensors(model)
+        self._config = config
+        self._settings = settings
+        self._versions = settings.weights_dir or cache
+        if not settings.url and not settings.weights_dir:
+            for left in cache.glob("version-*"):  # by a worker of this name that was killed
+                drop_version_folder(left)
+        self._slots = Slots(config.slots)
+        self._name = "sglang"
+        self._held: Held | None = None
+        self._labels: dict[str, int] = {}
+        self._label = ""
+        self._lock = asyncio.Lock()
+        self._installs = 0
+        self._repairs = 0
+        self._over = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.server = Server(model, config, settings, cache / "server.log")
+
+    @property
+    def name(self) -> str:
+        """Engine, version, device and dtype, e.g. `sglang 0.5.21 cuda bfloat16`."""
+        return self._name
+
+    @property
+    def version(self) -> int | None:
+        """The version held; None before the first load."""
+        return self._held.version if self._held else None
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt that leaves room for the response."""
+        room = self._info.context_length - self._config.max_new_tokens
+        return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+
+    async def start(self) -> None:
+        """Brings the server up, unless it is. Raises EngineError."""
+        async with self._lock:
+            await self._up()
+
+    async def load(self, weights: Sequence[Path], version: int) -> str:
+        """See `Engine.load`. Also raises AttestationError when the weights did not arrive, EngineError when no server comes up."""
+        self._refuse_when_over()
+        held = await asyncio.to_thread(self._prepared, weights, version)
+        try:
+            async with self._lock:
+                await self._bring(held)
+                previous, self._held = self._held, held
+        except BaseException:
+            drop_version_folder(held.folder)
+            raise
+        if previous is not None:
+            await asyncio.to_thread(drop_version_folder, previous.folder)
+        return held.digest
+
+    async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
+        """See `Engine.generate`. Also raises EngineError when the server fails again and again."""
+        self._refuse_when_over()
+        if self._held is None:
+            raise ModelError("the engine holds no weights yet; load a version first")
+        for group in groups:
+            self._check(group)
+        try:
+            return await self._all([self._group(group) for group in groups])
+        except asyncio.CancelledError:
+            self._refuse_when_over()
+            raise
+
+    async def close(self) -> None:
+        """See `Engine.close`. May be called again."""
+        self._end("the engine is closed; start another")
+        await asyncio.gather(*(cancelled(task) for task in list(self._tasks)))
+        if self._tasks:  # what the cancelled left: aborts on their way
+            await asyncio.wait(self._tasks, timeout=_ABORTS_SECONDS)
+        await self.server.close()
+        if self._held is not None:
+            drop_version_folder(self._held.folder)
+
+    def _check(self, group: PromptGroup) -> None:
+        length, limit = len(group.prompt_ids), self.max_prompt_tokens
+        if not 1 <= length <= limit:
+            raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {limit}; shorten it")
+        if not 0 <= min(group.prompt_ids) <= max(group.prompt_ids) < self._info.vocab_size:
+            raise ModelError(f"the prompt of group {group.key!r} has ids outside the model's vocabulary; use the model's own tokenizer")
+        if not group.seeds:
+            raise ModelError(f"group {group.key!r} asks for no sample; give one seed a sample")
+
+    def _prepared(self, weights: Sequence[Path], version: int) -> Held:
+        """The version as a folder, checked against the model: nothing has changed when this raises ModelError."""
+        tensors = read_headers(weights)
+        check_fit(tensors, self._tensors)
+        folder = make_version_folder(self._versions, self._model, weights, self._settings.copy_weights)
+        return Held(version, digest(tensors), folder)
+
+    # Samples
+
+    async def _group(self, group: PromptGroup) -> GroupCompletion:
+        if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
+            await self._share_prefix(group)
+        return GroupCompletion(group.key, tuple(await self._all([self._sample(group, seed) for seed in group.seeds])))
+
+    async def _share_prefix(self, group: PromptGroup) -> None:
+        """Puts the prompt into the server's prefix cache; without it every sample prefills the prompt for itself."""
+        body = {"input_ids": group.prompt_ids, "sampling_params": {"max_new_tokens": 0}, "extra_key": self._cache_key}
+        with contextlib.suppress(EngineError):  # the samples meet it as well, and deal with it
+            async with self._slots.taken():
+                await self.server.api.generate(body, self._settings.sample_seconds)
+
+    async def _sample(self, group: PromptGroup, seed: int) -> Completion:
+        draft = Draft(group, seed, self._config)
+        while True:
+            try:
+                async with self._slots.taken():
+                    seen = self._installs
+                    completion = await self._request(draft)
+            except EngineError as error:
+                await self._repair(error, seen)
+                continue
+            except ModelError as error:
+                self._end(f"the engine broke ({error}); restart the worker")
+                raise ModelError(self._over) from error
+            self._repairs = 0
+            if completion is not None:
+                return completion
+
+    async def _request(self, draft: Draft) -> Completion | None:
+        request_id, label = uuid.uuid4().hex, self._label
+        try:
+            reply = await self.server.api.generate(draft.request(request_id, self._cache_key), self._settings.sample_seconds)
+        except asyncio.CancelledError:
+            self._keep(asyncio.create_task(self._abort(request_id), name="abort"))
+            raise
+        first = began_with(reply)
+        if self._config.pause == "in_place" and first != label and first in self._labels:
+            return None  # it waited over a load, and its prompt may have been computed by the old weights: once more
+        return draft.take(reply, self._labels)
+
+    async def _abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineError):  # a server that is gone samples nothing
+            await self.server.api.abort(request_id)
+
+    @property
+    def _cache_key(self) -> str:
+        """Other at every load: a prefix that older weights computed is never used, also where the cache cannot be flushed."""
+        return str(self._installs)
+
+    # Versions
+
+    async def _bring(self, held: Held) -> None:
+        """Installs a version, on a server started anew where the one there fails."""
+        for attempt in range(1, _REPAIRS + 1):
+            try:
+                await self._up()
+                await self._install(held)
+                return
+            except EngineError as error:
+                if error.state in {"refused", "start_failed"} or attempt == _REPAIRS:
+                    raise
+                _log.warning("engine_load_failed", version=held.version, attempt=attempt, error=str(error))
+                await self.server.restart()
+
+    async def _install(self, held: Held) -> None:
+        api = self.server.api
+        self._labels = dict([*self._labels.items(), (held.label, held.version)][-_LABELS:])
+        async with self._slots.closed():
+            if self._slots.used and self._config.pause != "abort":
+                await api.pause(self._config.pause)
+                try:
+                    await install(api, held, flush=self._config.pause == "retract")
+                finally:
+                    await api.resume()
+            else:
+                await self._emptied()
+                await install(api, held, flush=True)
+            self._installs += 1
+            self._label = held.label
+
+    async def _emptied(self) -> None:
+        """Aborts what is in flight; the parts come back and go on after the load."""
+        try:
+            async with asyncio.timeout(self._settings.load_seconds):
+                while self._slots.used:
+                    await self.server.api.abort_all()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._slots.idle(), _ABORT_AGAIN_SECONDS)
+        except TimeoutError:
+            raise EngineError("hung", f"{self._slots.used} samples did not end when aborted; the server is started again") from None
+
+    async def _repair(self, error: EngineError, seen: int) -> None:
+        """Makes the server hold the version again, unless another sample saw to it. Raises `error` when that does not help."""
+        async with self._lock:
+            if self._installs != seen:
+                return
+            self._repairs += 1
+            error = self.server.diagnosed(error)
+            if error.state == "refused" or self._repairs > _REPAIRS or self._held is None:
+                raise error
+            _log.warning("engine_failed", state=error.state, version=self._held.version, error=str(error))
+            if error.state == "dead" and not self.server.failed and await self.server.api.healthy():
+                return  # a lost connection, nothing more
+            if error.state != "wrong_version":
+                await self.server.restart()
+            await self._bring(self._held)
+
+    async def _up(self) -> None:
+        if not self.server.lives:
+            await self.server.start()
+            info = await self.server.api.info()
+            self._name = " ".join(["sglang", *(str(info[key]) for key in ("version", "device", "dtype") if key in info)])
+
+    # Ends
+
+    async def _all(self, work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+        """Results in order; when one fails the others are cancelled, and have ended, before it is raised."""
+        tasks = [asyncio.create_task(one) for one in work]
+        for task in tasks:
+            self._keep(task)
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await asyncio.gather(*(cancelled(task) for task in tasks))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self, reason: str) -> None:
+        self._over = self._over or reason
+        for task in self._tasks:
+            task.cancel()
+
+    def _refuse_when_over(self) -> None:
+        if self._over:
+            raise ModelError(self._over)

@@ -1,0 +1,55 @@
+"""A version into the server, and the proof that it arrived.
+
+The server answers 200 to an update that moved nothing, so its word is no proof. What is: after the update its tensors are
+kept aside, overwritten with noise, read from the same files again and compared, tensor by tensor. They are equal only if
+reading those files decides every tensor that the server holds. The files' own digest is then the digest of what it holds.
+(slime's `--check-weight-update-equal` uses the same three actions.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import AttestationError, EngineError
+from gradbus_rollout.sglang_engine.api import ServerApi
+
+_UNPROVEN: Final = "gradbus-unproven"
+"""Label of weights between the update and the proof: a sample that shows it is thrown away."""
+_DIFFERENT: Final = "check tensor equality failed"
+_DIGEST_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A version as it was, or is to be, installed."""
+
+    version: int
+    digest: str
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """What the server calls it: step and the digest's head, so that no other weights bear the same name."""
+        return f"{self.version}-{self.digest.removeprefix('sha256:')[:_DIGEST_SHOWN]}"
+
+
+async def install(api: ServerApi, held: Held, flush: bool) -> None:
+    """Brings `held` in and proves it; the server must not be decoding.
+
+    `flush` empties the prefix cache, which a pause `in_place` forbids. Raises AttestationError when the weights did not
+    arrive, EngineError when the server fails or cannot prove anything.
+    """
+    folder = str(held.folder.absolute())
+    await api.update_from_disk(folder, flush, _UNPROVEN)
+    await api.check_weights("snapshot")
+    await api.check_weights("reset_tensors")
+    await api.update_from_disk(folder, flush)
+    try:
+        await api.check_weights("compare")
+    except EngineError as error:
+        if _DIFFERENT in str(error):
+            raise AttestationError(f"the server did not take all of version {held.version} ({error}); it is loaded again") from error
+        raise
+    await api.label(held.label)

@@ -1,0 +1,143 @@
+"""The processes of a launched server: one session, ended whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, Process
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import EngineError, EngineFailure
+from gradbus_rollout.sglang_engine import guard
+from gradbus_rollout.sglang_engine.api import out_of_memory
+from gradbus_rollout.sglang_engine.config import SGLangSettings
+
+_TAIL_BYTES: Final = 6000
+_GONE_SECONDS: Final = 10.0
+_GONE_POLL_SECONDS: Final = 0.05
+_OURS: Final = "GRADBUS_"
+_KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
+"""Exit statuses of a server that was killed, most often by the kernel for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a start needs."""
+
+    settings: SGLangSettings
+    model: Path
+    slots: int
+    key: str
+    log: Path
+
+
+class LaunchedServer:
+    """One life of a server."""
+
+    def __init__(self, process: Process, port: int, scratch: tempfile.TemporaryDirectory[str], launch: Launch) -> None:
+        self._process = process
+        self._scratch = scratch
+        self._launch = launch
+        self.port = port
+
+    @classmethod
+    async def start(cls, launch: Launch) -> LaunchedServer:
+        """Begins a start; whether the server comes up shows later. Raises EngineError when the command cannot run at all."""
+        port = launch.settings.port or _free_port(launch.settings.host)
+        # Short: the server puts Unix sockets in there, whose paths are bounded. Its own folder, so that none is left behind.
+        scratch = tempfile.TemporaryDirectory(prefix="gradbus-sglang-", ignore_cleanup_errors=True)
+        secret = Path(scratch.name) / "server.yaml"
+        secret.touch(mode=0o600)
+        secret.write_text(json.dumps({"api-key": launch.key, "admin-api-key": launch.key}))
+        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with launch.log.open("wb") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *_guarded(_command(launch, port, secret)),
+                    env=_environment(launch.settings, scratch.name),
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            scratch.cleanup()
+            raise EngineError("start_failed", f"cannot run {launch.settings.python} ({error}); set GRADBUS_SGLANG_PYTHON") from error
+        return cls(process, port, scratch, launch)
+
+    @property
+    def pid(self) -> int:
+        """Leader of the server's session and process group."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether its first process has not ended."""
+        return self._process.returncode is None
+
+    def failure(self, state: EngineFailure) -> EngineError:
+        """Why it ended or did not come up, as its log and exit status tell; `state`, unless it lacked memory."""
+        tail = f"its log ({self._launch.log}) ends so:\n{self._log_tail()}"
+        if out_of_memory(tail) or self._process.returncode in _KILLED:
+            advice = "give it more memory, or lower rollout.slots or --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS"
+            return EngineError("out_of_memory", f"the SGLang server was killed or found no memory; {advice}; {tail}")
+        status = "is running still" if self.running else f"ended with status {self._process.returncode}"
+        return EngineError(state, f"the SGLang server {status}; mend what it names; {tail}")
+
+    async def kill(self) -> None:
+        """Ends all its processes; returns when they are gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self._process.wait()
+        with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
+            async with asyncio.timeout(_GONE_SECONDS):
+                while True:  # its children hold the accelerator's memory until they are gone
+                    os.killpg(self.pid, 0)
+                    await asyncio.sleep(_GONE_POLL_SECONDS)
+        self._scratch.cleanup()
+
+    def _log_tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._launch.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+        return ""
+
+
+def _command(launch: Launch, port: int, secret: Path) -> list[str]:
+    """The key stands in a file: arguments are seen by everyone on the machine."""
+    return [
+        *(launch.settings.python, "-m", "sglang.launch_server"),
+        *("--config", str(secret)),
+        *("--model-path", str(launch.model)),
+        *("--host", launch.settings.host),
+        *("--port", str(port)),
+        *("--max-running-requests", str(launch.slots)),
+        "--skip-tokenizer-init",  # ids in, ids out
+        "--skip-server-warmup",  # the first health check is one
+        *("--log-level", "warning"),
+        *launch.settings.arguments,
+    ]
+
+
+def _guarded(command: list[str]) -> list[str]:
+    """The command as the child of a process that ends all of it when this process dies, however it dies."""
+    return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
+
+
+def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
+    """The worker's own, without what is Gradbus's business."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return inherited | {"TMPDIR": scratch} | settings.environment
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

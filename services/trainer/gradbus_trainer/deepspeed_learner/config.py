@@ -1,0 +1,37 @@
+"""DeepSpeed's own configuration, from the run spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradbus.spec import TrainerSpec
+
+_BUCKET_ELEMENTS = 500_000_000
+_ALWAYS_WHOLE_ELEMENTS = 100_000
+
+
+def deepspeed_config(trainer: TrainerSpec, parameters: int) -> dict[str, Any]:
+    """For a model of so many parameters. The batch sizes say nothing: the learner decides where a step ends."""
+    chosen = trainer.deepspeed
+    host = {"device": "cpu"}
+    zero: dict[str, Any] = {
+        "stage": chosen.zero_stage,
+        "reduce_bucket_size": min(parameters, _BUCKET_ELEMENTS),
+        "allgather_bucket_size": min(parameters, _BUCKET_ELEMENTS),
+        # DeepSpeed's default, but small models are shared out too.
+        "stage3_param_persistence_threshold": min(parameters // 1000, _ALWAYS_WHOLE_ELEMENTS),
+    }
+    zero |= {"offload_optimizer": host} if chosen.offload != "none" else {}
+    zero |= {"offload_param": host} if chosen.offload == "all" else {}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # Without ZeRO the learner clips by itself, for DeepSpeed would not say the norm.
+        "gradient_clipping": trainer.max_grad_norm if chosen.zero_stage else 0.0,
+    }
+    if chosen.dtype == "bf16":
+        config |= {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return config

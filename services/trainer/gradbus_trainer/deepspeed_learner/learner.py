@@ -1,0 +1,83 @@
+"""The learner that the trainer's fold sees: rank 0 of a DeepSpeed engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from gradbus.errors import ModelError, TrainingError
+from gradbus.spec import RunSpec
+from gradbus_trainer.batch import Batch
+from gradbus_trainer.deepspeed_learner.commands import Command, batch_tensors
+from gradbus_trainer.deepspeed_learner.leader import Leader
+from gradbus_trainer.deepspeed_learner.rank_engine import MOMENTS
+from gradbus_trainer.learner import StepMetrics
+from gradbus_trainer.schedule import learning_rate
+
+_Result = TypeVar("_Result")
+
+
+class DeepSpeedLearner:
+    """AdamW under ZeRO. Bits are fixed for a fixed number of ranks and threads (CPU)."""
+
+    def __init__(self, folder: Path, spec: RunSpec, leader: Leader) -> None:
+        """Opens an engine on every rank. Raises ModelError; like every method, RankLostError."""
+        self._spec = spec
+        self._leader = leader
+        self._step = 0
+        self._updates = 0
+        self._engine = leader.open(folder, spec)
+
+    def train(self, batch: Batch) -> StepMetrics:
+        """See `Learner`. Each rank takes rows of about as many tokens; the loss is divided by the whole step's counts."""
+        if batch.step < self._step:
+            raise TrainingError(f"step {batch.step} is behind the learner's step {self._step}; restore a checkpoint to go back")
+        rate = learning_rate(batch.step, self._spec.schedule.steps, self._spec.trainer)
+        metrics = StepMetrics(noop=True, learning_rate=rate)
+        if batch.has_weight:
+            metrics = self._optimise(batch, rate)
+        self._step = batch.step + 1
+        return metrics
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """See `Learner`. The ranks gather one tensor at a time."""
+        return self._lead(Command("weights"), lambda: _copies(self._engine.weights()))
+
+    def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
+        """See `Learner`. The ranks gather one tensor at a time."""
+        if not self._updates:
+            return {}
+        moments = self._lead(Command("moments"), lambda: _copies(self._engine.moments()))
+        return moments | {f"{name}.step": torch.tensor(float(self._updates)) for name in self._engine.shapes}
+
+    def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
+        """See `Learner`."""
+        shapes = self._engine.shapes
+        if {name: tensor.shape for name, tensor in weights.items()} != shapes:
+            wrong = sorted(name for name in weights.keys() | shapes if name not in weights or weights[name].shape != shapes.get(name))
+            raise ModelError(f"the weights are of another model, see {', '.join(wrong[:5])}; start from the run's own model")
+        if optimizer_tensors and optimizer_tensors.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
+            raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
+        updates = next((int(tensor) for name, tensor in optimizer_tensors.items() if name.endswith(".step")), 0)
+        source = {**weights, **optimizer_tensors}
+        self._lead(Command("restore", {"updates": updates}), lambda: self._engine.restore(updates, source))
+        self._step, self._updates = step, updates
+
+    def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
+        tensors = batch_tensors(batch) if self._leader.ranks.size > 1 else {}
+        command = Command("train", {"step": batch.step, "rate": rate}, tensors)
+        norm, tally = self._lead(command, lambda: self._engine.train(batch, rate))
+        self._updates += 1
+        return StepMetrics(
+            noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
+        )
+
+    def _lead(self, command: Command, work: Callable[[], _Result]) -> _Result:
+        return self._leader.lead(self._engine, command, work)
+
+
+def _copies(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors}

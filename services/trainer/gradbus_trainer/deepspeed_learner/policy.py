@@ -1,0 +1,40 @@
+"""The model as ZeRO-3 needs it: every weight is used inside the module that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradbus_kernels.packing import TokenSequence, pack
+from gradbus_kernels.token_logprobs import token_logprobs
+
+
+class Policy(torch.nn.Module):
+    """A causal language model whose forward gives log-probabilities; see `gradbus_kernels.causal_lm.packed_logprobs`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.body = model.base_model
+        self.head = _Head(model.get_output_embeddings().weight)
+
+    def forward(self, sequences: Sequence[TokenSequence], temperature: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of all response tokens, float32 [R] each."""
+        batch = pack(sequences, device)
+        hidden = self.body(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, packed_runs=batch.runs
+        ).last_hidden_state[0]
+        answer: tuple[torch.Tensor, torch.Tensor] = self.head(hidden.index_select(0, batch.selected), batch.targets, temperature)
+        return answer
+
+
+class _Head(torch.nn.Module):
+    """Shares its weight with the embedding if the model ties them."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return token_logprobs(hidden.float(), self.weight.float(), targets, temperature)

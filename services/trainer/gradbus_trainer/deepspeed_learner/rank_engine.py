@@ -1,0 +1,167 @@
+"""One rank's part of a learner: its DeepSpeed engine, and what all ranks do with theirs at the same time."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch.nn import Parameter
+from torch.nn.utils import clip_grad_norm_
+
+from gradbus.errors import ModelError, TrainingError
+from gradbus.faults import point
+from gradbus.spec import RunSpec, TrainerSpec
+from gradbus_kernels.causal_lm import load_causal_lm
+from gradbus_kernels.grpo_loss import grpo_loss
+from gradbus_trainer.batch import Batch, TrainSample
+from gradbus_trainer.deepspeed_learner.config import deepspeed_config
+from gradbus_trainer.deepspeed_learner.parameter_state import ParameterState
+from gradbus_trainer.deepspeed_learner.policy import Policy
+from gradbus_trainer.deepspeed_learner.ranks import Ranks
+from gradbus_trainer.deepspeed_learner.shares import Piece, idle_piece, pieces_of
+from gradbus_trainer.policy_tokens import policy_tokens
+from gradbus_trainer.tally import Tally
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+# Compiled at first use and only for inference; a rank killed meanwhile leaves a lock that all later ones wait for, forever.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+class RankEngine:
+    """Every public method is called on all ranks, in the same order."""
+
+    def __init__(self, folder: Path, spec: RunSpec, ranks: Ranks) -> None:
+        """Raises ModelError on every rank if the model cannot be loaded on one of them."""
+        torch.set_num_threads(spec.trainer.threads)
+        self._spec = spec
+        self._ranks = ranks
+        model = self._load(folder)
+        self._named: dict[str, Parameter] = dict(model.named_parameters())
+        self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
+        """Of the whole weights, under their Hugging Face names."""
+        # DeepSpeed casts to bf16 before it makes its float32 weights.
+        lossy = spec.trainer.deepspeed.dtype == "bf16" and ranks.rank == 0
+        exact = {name: parameter.detach().clone() for name, parameter in self._named.items() if lossy}
+        self._engine, *_ = deepspeed.initialize(
+            model=Policy(model),
+            optimizer=_optimizer(spec.trainer, list(self._named.values())),
+            config=deepspeed_config(spec.trainer, sum(shape.numel() for shape in self.shapes.values())),
+        )
+        ranks.bound()
+        self._state = ParameterState(self._engine, spec.trainer.deepspeed, ranks)
+        self._has_moments = False
+        if spec.trainer.deepspeed.dtype == "bf16":
+            self.restore(0, exact)
+
+    def train(self, batch: Batch, rate: float) -> tuple[float, Tally]:
+        """This rank's share of one step; the gradient's norm and the sums of all ranks.
+
+        Raises TrainingError on every rank, with the weights unchanged, when the gradient is not finite.
+        """
+        pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size)
+        norm, tally = self._step(pieces, sum(batch.trainable_counts), rate)
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"the gradient of step {batch.step} is not finite; lower trainer.learning_rate, or look at the step's samples"
+            )
+        self._ranks.total(tally.sums, tally.largest_ratio)
+        return norm, tally
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each weight in turn, float32; none is held whole once the next is asked for."""
+        for name, parameter in self._named.items():
+            yield name, self._state.weight(parameter)
+
+    def moments(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each moment in turn, float32. There are none before the first step."""
+        for name, parameter in self._named.items():
+            for moment in MOMENTS:
+                yield f"{name}.{moment}", self._state.moment(parameter, moment)
+
+    def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
+        """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
+        if updates and not self._has_moments:
+            self._make_moments()
+        for name, parameter in self._named.items():
+            self._state.set_weight(parameter, self._shared(source.get(name), self.shapes[name]))
+            for moment in MOMENTS if self._has_moments else ():
+                value = source.get(f"{name}.{moment}") if updates else torch.zeros(self.shapes[name])
+                self._state.set_moment(parameter, moment, self._shared(value, self.shapes[name]))
+        self._state.set_updates(updates)
+
+    def close(self) -> None:
+        """Frees what the engine holds."""
+        self._engine.destroy()
+
+    def _load(self, folder: Path) -> Any:
+        try:
+            model, fault = load_causal_lm(folder), ""
+        except ModelError as error:
+            model, fault = None, str(error)
+        if not self._ranks.all_hold(model is not None):
+            raise ModelError(fault or f"another rank cannot load the model of {folder}; see its log")
+        if self._spec.trainer.deepspeed.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()  # or nothing is checkpointed; these families have no dropout
+        return model
+
+    def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, Tally]:
+        algorithm, temperature = self._spec.algorithm, self._spec.rollout.temperature
+        tally = Tally(algorithm.clip)
+        for number, piece in enumerate(pieces, 1):
+            self._engine.set_gradient_accumulation_boundary(number == len(pieces))
+            logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
+            tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
+            loss = grpo_loss(logprobs, entropy, tokens, algorithm)
+            # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
+            self._engine.backward(loss.total * self._ranks.size)
+            tally.add(loss, tokens)
+            point(f"mid-step-{self._ranks.rank}")
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        return self._take(), tally
+
+    def _take(self) -> float:
+        """Clips and steps; the norm before, not finite if nothing was changed."""
+        if self._spec.trainer.deepspeed.zero_stage == 0:
+            norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
+            if not math.isfinite(norm):
+                self._engine.zero_grad()
+                return norm
+            self._engine.step()
+        else:
+            self._engine.step()
+            norm = float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
+        self._has_moments = self._has_moments or math.isfinite(norm)
+        return norm
+
+    def _make_moments(self) -> None:
+        """ZeRO makes them in its first step: one with no gradient and a rate of 0 changes nothing else."""
+        one = np.zeros(1, np.int32)
+        zero = np.zeros(1, np.float32)
+        self._step([idle_piece(TrainSample(one, one, zero, np.zeros(1, bool), 0.0, zero))], 1, 0.0)
+
+    def _shared(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+        """Rank 0's tensor, on this rank's device."""
+        whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
+        self._ranks.share(whole)
+        return whole.to(self._ranks.device)
+
+
+def _optimizer(trainer: TrainerSpec, parameters: list[Parameter]) -> torch.optim.Optimizer:
+    if trainer.deepspeed.optimizer == "cpu_adam":
+        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            parameters, lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, adamw_mode=True
+        )
+        return cpu_adam
+    return torch.optim.AdamW(
+        parameters, lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, fused=True
+    )

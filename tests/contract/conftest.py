@@ -1,0 +1,69 @@
+"""The engines that the contract is shown on: the embedded one, and SGLang under `make test-engines`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import sglang_lab
+from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixtures, and what the tests import from here
+
+from gradbus_rollout.engine import Engine
+from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
+from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+
+NEW = 12
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tests must know of an engine besides the Protocol."""
+
+    name: str
+    exact: bool
+    """Samples depend on weights, prompt and seed alone."""
+    long: int
+    """Tokens of a sample that is still running after `moment` seconds."""
+    moment: float
+
+    def assert_same(self, found, expected):
+        """Of two results for one request; where bits depend on neighbours, those of greedy ones."""
+        if self.exact:
+            assert found == expected
+            return
+        for one, other in zip(found, expected, strict=True):
+            for sample, twin in zip(one.completions, other.completions, strict=True):
+                assert (sample.token_ids, sample.spans) == (twin.token_ids, twin.spans)
+                np.testing.assert_allclose(np.frombuffer(sample.logprobs, "<f4"), np.frombuffer(twin.logprobs, "<f4"), atol=1e-5)
+
+
+KINDS = {"torch": Kind("torch", True, 4000, 0.05), "sglang": Kind("sglang", False, 1000, 0.5)}
+
+
+@pytest.fixture(params=["torch", pytest.param("sglang", marks=pytest.mark.engines)])
+def kind(request) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def url(kind, request):
+    """Of the server to attach to; none for an engine without one."""
+    return request.getfixturevalue("sglang_url") if kind.name == "sglang" else ""
+
+
+@pytest.fixture
+async def start(tmp_path, model, kind, url):  # noqa: F811
+    engines: list[Engine] = []
+
+    def begin(**config) -> Engine:
+        config = {"slots": 8, "max_new_tokens": NEW} | config
+        if kind.name == "sglang":
+            engines.append(SGLangEngine(tmp_path, SGLangConfig(**config), sglang_lab.settings(url=url), tmp_path / "cache"))
+        else:
+            engines.append(TorchEngine.from_folder(tmp_path, TorchEngineConfig(**config)))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        await engine.close()

@@ -1,0 +1,110 @@
+"""A tiny model and steps to train it with, the same wherever learners are compared.
+
+Run by torchrun it is a trainer of several ranks: `learner_lab.py PLAN`, where PLAN is the JSON of a `Plan`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gradbus.spec import DeepSpeedSpec, RunSpec
+from gradbus_trainer.batch import Batch, TrainSample
+
+VOCAB = 19
+SPEC = RunSpec.model_validate(
+    {
+        "name": "contract",
+        "model": {"path": "m"},
+        "data": {"train": "t"},
+        "reward": {"service": "grpc://scorer:1"},
+        "algorithm": {"entropy": 0.01},
+        "schedule": {"steps": 8},
+        "trainer": {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "lr_schedule": "cosine", "micro_batch_tokens": 40},
+    }
+)
+
+
+def make_model(path: Path) -> Path:
+    """Random weights, the same ones each time; sizes that two ranks cannot share out evenly."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(path)
+    return path
+
+
+def batch(step: int) -> Batch:
+    """Eight rows of different lengths."""
+    rng = np.random.default_rng(step)
+    samples = []
+    for n in range(8):
+        prompt, response = (rng.integers(0, VOCAB, size).astype(np.int32) for size in (3 + step % 2, 1 + n % 4))
+        logprobs = rng.normal(-3.0, 0.2, len(response)).astype(np.float32)
+        samples.append(TrainSample(prompt, response, logprobs, np.ones(len(response), bool), float(rng.normal())))
+    return Batch(step, samples)
+
+
+def deepspeed_spec(**settings) -> RunSpec:
+    """The spec with DeepSpeed as its backend; `trainer` settings beside DeepSpeed's own."""
+    chosen = {name: settings.pop(name) for name in tuple(settings) if name in DeepSpeedSpec.model_fields}
+    trainer = SPEC.trainer.model_copy(update={"backend": "deepspeed", "deepspeed": DeepSpeedSpec(**chosen)} | settings)
+    return SPEC.model_copy(update={"trainer": trainer})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps `first` to `last` - 1 from the checkpoint in `out`, if `first` is not 0; a checkpoint after each."""
+
+    model: str
+    out: str
+    first: int = 0
+    last: int = 4
+    rows: int = 8
+    settings: dict = field(default_factory=dict)
+
+
+def checkpoint(out: Path, step: int) -> tuple[dict, dict]:
+    """Weights and optimiser state."""
+    return load_file(out / f"{step}.weights"), load_file(out / f"{step}.optimizer")
+
+
+def _main() -> int:
+    from gradbus_trainer.launch import Launch, end_with_launcher
+    from gradbus_trainer.settings import Settings
+
+    end_with_launcher()
+    plan, launch, settings = Plan(**json.loads(sys.argv[1])), Launch.of(os.environ), Settings()
+    (Path(plan.out) / f"rank-{launch.rank}.pid").write_text(str(os.getpid()))
+    if launch.rank:
+        from gradbus_trainer.deepspeed_learner.follower import follow
+
+        return follow(settings, launch)
+    _lead(plan, settings, launch)
+    return 0
+
+
+def _lead(plan, settings, launch):
+    from gradbus_trainer.learners import Learners
+
+    out, learners = Path(plan.out), Learners(settings, launch)
+    learner = learners.open(Path(plan.model), deepspeed_spec(**plan.settings))
+    if plan.first:
+        learner.restore(plan.first, *checkpoint(out, plan.first))
+    for step in range(plan.first, plan.last):
+        metrics = learner.train(Batch(step, batch(step).samples[: plan.rows]))
+        (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
+        save_file(dict(learner.weights()), out / f"{step + 1}.weights")
+        save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")
+    learners.close()
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,30 @@
+"""Python loads this first when the folder is on PYTHONPATH. It fills two gaps of SGLang on a machine without a GPU.
+
+A torchvision that was built for CUDA is imported beside a torch that was not: it decorates two operators whose definitions
+its CUDA library would bring. And SGLang's weight checker moves what it compares to the GPU: here it stays where it is.
+"""
+
+import sys
+from importlib.abc import MetaPathFinder
+
+_kept = []  # torch forgets a library's definitions when the library is collected
+
+
+class _BeforeTorchvision(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            _fill_gaps()
+
+
+def _fill_gaps():
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+
+
+sys.meta_path.insert(0, _BeforeTorchvision())

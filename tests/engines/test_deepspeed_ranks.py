@@ -1,0 +1,164 @@
+"""Two ranks of DeepSpeed under torchrun: they compute what one process computes, and die and resume together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from learner_lab import SPEC, Plan, batch, checkpoint, make_model
+
+from gradbus_trainer.batch import Batch
+from gradbus_trainer.torch_learner import TorchLearner
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs what `make test-engines` installs"),
+]
+LAB = Path(__file__).with_name("learner_lab.py")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def run(tmp_path, model):
+    """Runs a plan on so many ranks; what torchrun said."""
+
+    def start(ranks, fault="", out="out", **plan):
+        folder = tmp_path / out
+        folder.mkdir(exist_ok=True)
+        plan = Plan(model=str(model), out=str(folder), **plan)
+        environment = os.environ | {"GRADBUS_FAULT_POINT": fault, "GRADBUS_FAULT_DIR": str(folder), "DS_ACCELERATOR": "cpu"}
+        return folder, subprocess.run(command(ranks, plan), env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+    return start
+
+
+def command(ranks, plan):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*torchrun, str(LAB), json.dumps(asdict(plan))]
+
+
+@pytest.fixture
+def endless(tmp_path, model):
+    """Two ranks that train, and the process that launched them."""
+    plan = Plan(model=str(model), out=str(tmp_path), last=10_000)
+    environment = os.environ | {"GRADBUS_COLLECTIVE_SECONDS": "60", "DS_ACCELERATOR": "cpu"}
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command(2, plan), env=environment, stdout=log, stderr=log) as launcher,
+    ):
+        until((tmp_path / "1.metrics").exists)
+        yield launcher, [int((tmp_path / f"rank-{rank}.pid").read_text()) for rank in range(2)]
+        launcher.kill()
+
+
+def metrics(folder, step):
+    return json.loads((folder / f"{step}.metrics").read_text())
+
+
+def assert_alike(tensors, others):
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        scale = float(others[name].abs().max())
+        torch.testing.assert_close(tensor, others[name], rtol=0.0, atol=2e-5 * scale, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def assert_same_bits(folder, other, step):
+    for one, two in zip(checkpoint(folder, step), checkpoint(other, step), strict=True):
+        assert one.keys() == two.keys()
+        assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+def flat(shown):
+    parts = (shown["loss"], shown["ratio"])
+    return [shown["tokens"], shown["learning_rate"], shown["grad_norm"], *(value for part in parts for value in part.values())]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_two_ranks_compute_what_the_torch_learner_computes(run, model, stage):
+    folder, done = run(2, settings={"zero_stage": stage})
+    assert done.returncode == 0, done.stderr
+    plain = TorchLearner(model, SPEC)
+    for step in range(4):
+        expected = asdict(plain.train(batch(step)))
+        assert flat(metrics(folder, step + 1)) == pytest.approx(flat(expected), rel=2e-5, abs=2e-6)
+    weights, optimizer = checkpoint(folder, 4)
+    assert_alike(weights, plain.weights())
+    assert_alike(optimizer, plain.optimizer_tensors())
+
+
+def test_a_rank_without_rows_takes_part(run, model):
+    folder, done = run(2, rows=1, last=2, settings={"zero_stage": 3})
+    assert done.returncode == 0, done.stderr
+    plain = TorchLearner(model, SPEC)
+    for step in range(2):
+        plain.train(Batch(step, batch(step).samples[:1]))
+    assert_alike(checkpoint(folder, 2)[0], plain.weights())
+
+
+@pytest.mark.parametrize("settings", [{"zero_stage": 2}, {"zero_stage": 3}, {"zero_stage": 3, "dtype": "bf16"}], ids=str)
+def test_a_rank_that_dies_in_mid_step_ends_all_and_they_resume_to_the_same_bits(run, settings):
+    settings = settings | {"micro_batch_tokens": 12}  # three backward passes a step and rank, so the fifth is in the middle of the second
+    straight, done = run(2, out="straight", settings=settings)
+    assert done.returncode == 0, done.stderr
+    folder, broken = run(2, fault="mid-step-1:5", out="broken", settings=settings)
+    assert broken.returncode != 0
+    saved = max(int(path.stem) for path in folder.glob("*.optimizer"))
+    assert 0 < saved < 4
+    _, resumed = run(2, first=saved, out="broken", settings=settings)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_bits(folder, straight, 4)
+
+
+def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_three(run):
+    folder, done = run(2, last=2, settings={"zero_stage": 2})
+    assert done.returncode == 0, done.stderr
+    expected = None
+    for ranks in (1, 3):
+        _, done = run(ranks, first=2, last=3, settings={"zero_stage": 3})
+        assert done.returncode == 0, done.stderr
+        weights, _ = checkpoint(folder, 3)
+        assert_alike(weights, expected or weights)
+        expected = weights
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_along(endless):
+    launcher, ranks = endless
+    launcher.kill()
+    until(lambda: not any(lives(pid) for pid in ranks))
+
+
+def test_a_rank_that_hangs_ends_all_within_the_deadline(endless, tmp_path):
+    launcher, ranks = endless
+    os.kill(ranks[1], signal.SIGSTOP)
+    assert launcher.wait(200) != 0
+    assert "RankLostError" in (tmp_path / "log").read_text()
+    assert not any(lives(pid) for pid in ranks)
+
+
+def lives(pid):
+    """Whether the process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds=300.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

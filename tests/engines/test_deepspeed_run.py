@@ -1,0 +1,97 @@
+"""The copying task through the whole stack with DeepSpeed as the trainer, beside the same run with plain torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from importlib.util import find_spec
+
+import psutil
+import pytest
+from ledger import check, read_ledger
+from smoke import make_example, smoke_spec, train
+
+from gradbus.client import Client
+from gradbus.embedded import Stack, StackConfig
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs what `make test-engines` installs"),
+]
+STEPS = 60
+TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gradbus_trainer"]
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    return make_example(tmp_path_factory.mktemp("example"))
+
+
+def spec_of(example, steps=STEPS, **trainer):
+    return smoke_spec(example, trainer=trainer, schedule={"steps": steps})
+
+
+def stack_of(folder, **overrides):
+    return Stack(StackConfig(state=folder / "state", port=0, ready_seconds=300.0, **overrides))
+
+
+async def rewards(stack, run_id):
+    """Mean reward of each step."""
+    with Client(stack.url, stack.api_key) as client:
+        events = (await asyncio.to_thread(client.events, run_id, limit=1000))["data"]
+    return [event["data"]["reward"] for event in events if event["type"] == "metrics"]
+
+
+async def test_one_rank_without_zero_ends_in_the_torch_learners_weights_bit_for_bit(tmp_path, example):
+    async with stack_of(tmp_path) as stack:
+        found = {}
+        for backend in ({}, {"backend": "deepspeed", "deepspeed": {"zero_stage": 0}}):
+            outcome = await train(stack, spec_of(example, **backend), seconds=900)
+            assert (outcome.state, outcome.steps) == ("succeeded", STEPS)
+            found[outcome.digest] = await rewards(stack, outcome.run_id)
+    assert len(found) == 1
+    (shown,) = found.values()
+    assert sum(shown[-10:]) / 10 > 1.5 * sum(shown[:5]) / 5, "the run is too short to show learning"
+
+
+async def test_two_ranks_reach_the_torch_learners_reward(tmp_path, example):
+    settings = {"backend": "deepspeed", "deepspeed": {"zero_stage": 2}}
+    async with stack_of(tmp_path / "one") as stack:
+        plain = await train(stack, spec_of(example), seconds=900)
+        expected = await rewards(stack, plain.run_id)
+    async with stack_of(tmp_path / "two", command_overrides={"trainer-0": TWO_RANKS}) as stack:
+        outcome = await train(stack, spec_of(example, **settings), seconds=900)
+        assert (outcome.state, outcome.steps) == ("succeeded", STEPS)
+        shown = await rewards(stack, outcome.run_id)
+        assert check(read_ledger(stack.state.root, outcome.run_id), 16, STEPS, 1, fixed_lag=True) == []
+    assert abs(sum(shown[-10:]) - sum(expected[-10:])) / 10 < 0.1
+
+
+async def test_a_rank_that_is_killed_brings_all_back_and_the_run_ends_in_the_same_weights(tmp_path, example):
+    spec = spec_of(example, steps=30, backend="deepspeed", deepspeed={"zero_stage": 2})
+    digests = set()
+    for name in ("straight", "killed"):
+        async with stack_of(tmp_path / name, command_overrides={"trainer-0": TWO_RANKS}) as stack:
+            run = asyncio.create_task(train(stack, spec, seconds=900))
+            if name == "killed":
+                os.kill(await follower(stack), signal.SIGKILL)
+            outcome = await run
+            assert (outcome.state, outcome.steps) == ("succeeded", 30)
+            digests.add(outcome.digest)
+            restarts = stack.processes["trainer-0"].restarts
+    assert (len(digests), restarts) == (1, 1)
+
+
+async def follower(stack):
+    """Process id of rank 1, once the run has a checkpoint."""
+    async with asyncio.timeout(600):
+        while not list(stack.state.objects.glob("runs/*/checkpoints/*")):  # noqa: ASYNC110 - another process's work
+            await asyncio.sleep(0.1)
+    return rank_one(stack.processes["trainer-0"].pid)
+
+
+def rank_one(launcher):
+    return next(child.pid for child in psutil.Process(launcher).children() if child.environ()["RANK"] == "1")

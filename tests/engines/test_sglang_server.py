@@ -1,0 +1,147 @@
+"""The server's processes: how they start, fail to start, end, and what others on the machine can see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sglang_lab
+from sglang_lab import make_folder
+
+from gradbus.errors import EngineError
+from gradbus_rollout.engine import PromptGroup, TokenSpan
+from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.sglang_engine.server import Server
+
+CONFIG = SGLangConfig(slots=8, max_new_tokens=200)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_folder(tmp_path)
+    return tmp_path
+
+
+def processes(group):
+    """Command lines of a process group."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getpgid(int(entry.name)) == group:
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+    return found
+
+
+async def fails(folder, **changes):
+    server = Server(folder, CONFIG, SGLangSettings(**{"start_seconds": 120.0} | changes), folder / "server.log")
+    with pytest.raises(EngineError) as caught:
+        await server.start()
+    assert server.pid is None
+    await server.close()
+    return caught.value
+
+
+async def test_a_python_that_is_not_there_is_a_failed_start(folder):
+    error = await fails(folder, python="/nowhere/python")
+    assert error.state == "start_failed"
+
+
+async def test_a_python_without_sglang_is_a_failed_start_with_the_end_of_the_log(folder):
+    error = await fails(folder, python=sys.executable)
+    assert error.state == "start_failed"
+    assert "sglang" in str(error)
+    assert "server.log" in str(error)
+
+
+async def test_a_start_that_takes_too_long_is_ended(folder, tmp_path):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    error = await fails(folder, python=str(slow), start_seconds=0.5)
+    assert error.state == "start_failed"
+    assert "is running still" in str(error)
+
+
+@pytest.mark.parametrize("words", ["torch.OutOfMemoryError: CUDA out of memory.", "Not enough memory. Please try to increase"])
+async def test_a_start_that_lacks_memory_says_so(folder, tmp_path, words):
+    poor = tmp_path / "poor"
+    poor.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    poor.chmod(0o755)
+    error = await fails(folder, python=str(poor))
+    assert error.state == "out_of_memory"
+    assert "rollout.slots" in str(error)
+
+
+async def test_a_url_where_nobody_answers_is_waited_for_and_given_up(folder):
+    error = await fails(folder, url="http://127.0.0.1:9", start_seconds=0.5)
+    assert error.state == "start_failed"
+    assert "no SGLang server answered" in str(error)
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(900)
+async def test_a_server_that_is_killed_is_started_anew_with_the_version_and_no_sample_is_lost(folder):
+    engine = SGLangEngine(folder, CONFIG, sglang_lab.settings(key="", start_seconds=400.0), folder / "cache")
+    try:
+        digest = await engine.load([folder / "model.safetensors"], 7)
+        first = engine.server.pid
+        assert engine.name == "sglang 0.5.21 cpu float32"
+        commands = processes(first)
+        assert len(commands) >= 3, "launcher, scheduler, detokenizer"
+        assert not any(engine.server._launch.key in command for command in commands.values())
+        running = asyncio.create_task(engine.generate([PromptGroup("a", (1, 2, 3), tuple(range(12)))]))
+        await asyncio.sleep(0.5)
+        os.killpg(first, signal.SIGKILL)
+        (group,) = await running
+        assert [completion.spans for completion in group.completions] == [(TokenSpan(0, 200, 7),)] * 12
+        assert (engine.server.lives, engine.version) == (2, 7)
+        assert digest == await engine.load([folder / "model.safetensors"], 8)
+        second = engine.server.pid
+    finally:
+        await engine.close()
+    assert not processes(first)
+    assert not processes(second)
+
+
+SERVER = """#!/bin/sh
+# Ends for no other's death, as a server that is starting.
+trap '' TERM HUP
+sleep 1000 &
+sleep 1000 &
+wait
+"""
+WORKER = """
+import asyncio, pathlib, sys
+from gradbus_rollout.sglang_engine import SGLangSettings
+from gradbus_rollout.sglang_engine.launch import Launch, LaunchedServer
+
+async def main():
+    folder = pathlib.Path(sys.argv[1])
+    server = await LaunchedServer.start(Launch(SGLangSettings(python=str(folder / "server")), folder, 4, "key", folder / "log"))
+    print(server.pid, flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_no_process_of_a_server_outlives_its_worker_however_that_ends(tmp_path, number):
+    (tmp_path / "server").write_text(SERVER)
+    (tmp_path / "server").chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as worker:  # noqa: ASYNC220
+        group = int(worker.stdout.readline())
+        async with asyncio.timeout(60):
+            while len(processes(group)) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        worker.send_signal(number)
+    async with asyncio.timeout(60):
+        while processes(group):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

@@ -1,0 +1,39 @@
+"""Keys with one writer at a time, on a real NATS."""
+
+import pytest
+
+from gradbus.bus import Buckets, OwnedKey
+from gradbus.errors import FencedError
+
+
+@pytest.fixture
+async def bucket(bus):
+    return await bus.bucket(Buckets.RUNS)
+
+
+async def test_a_writer_goes_on_from_what_it_read(bucket, unique):
+    first = OwnedKey(bucket, unique)
+    assert await first.read() is None
+    await first.write(b"1")
+    await first.write(b"2")
+    second = OwnedKey(bucket, unique)
+    assert await second.read() == b"2"
+    await second.write(b"3")
+    assert (await bucket.get(unique)).value == b"3"
+
+
+async def test_a_writer_that_was_replaced_is_refused(bucket, unique):
+    first, second = OwnedKey(bucket, unique), OwnedKey(bucket, unique)
+    await first.write(b"1")
+    await second.read()
+    await second.write(b"2")
+    with pytest.raises(FencedError, match=unique):
+        await first.write(b"3")
+    assert (await bucket.get(unique)).value == b"2"
+
+
+async def test_one_that_read_nothing_replaces_nothing(bucket, unique):
+    first, second = OwnedKey(bucket, unique), OwnedKey(bucket, unique)
+    await first.write(b"1")
+    with pytest.raises(FencedError):
+        await second.write(b"2")

@@ -1,0 +1,90 @@
+"""What a run's loop believes of what it is told."""
+
+import asyncio
+import json
+
+import pytest
+
+from gradbus.buffer import ExperienceLog, GroupStore, keys
+from gradbus.bus import Buckets, EventLog, Lease, TaskQueue, subjects
+from gradbus.runs import WorkerPresence
+from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus.v1.weights_pb2 import Frontier, TrainerProgress
+from gradbus_conductor.data_order import DataOrder
+from gradbus_conductor.harvest import Harvest
+from gradbus_conductor.preparation import Dataset, Prepared
+from gradbus_conductor.report import Report
+from gradbus_conductor.run import RunFrame, RunLoop
+from gradbus_conductor.workforce import Workforce
+
+
+@pytest.fixture
+async def loop(wires, record, run_id):
+    """A loop that nobody drives: a test calls its parts."""
+    runs, assignments, leases = [await wires.bus.bucket(name) for name in (Buckets.RUNS, Buckets.ASSIGNMENTS, Buckets.LEASES)]
+    lease = await Lease.acquire(leases, f"conductor.{run_id}", "conductor")
+    prepared = Prepared(Dataset(("{}",) * 8, ""), None, DataOrder("d", 8, 0))
+    report = Report(runs, EventLog(wires.bus, run_id), run_id, size=2)
+    workers = await wires.bus.bucket(Buckets.WORKERS)
+    presence = WorkerPresence(worker=run_id, role="rollout", incarnation="1", run_id=run_id, claims=[1])
+    await workers.put(run_id, presence.to_bytes())
+    await assignments.put(run_id, json.dumps(run_id).encode())
+    async with runs.view(f"{run_id}.*") as view, workers.view(run_id) as present, assignments.view(run_id) as assigned:
+        yield RunLoop(RunFrame(wires, record(), prepared, runs, view, Workforce(assignments, present, assigned), lease, report))
+    await lease.release()
+    await workers.delete(run_id)
+    await assignments.delete(run_id)
+
+
+async def test_a_trainer_that_was_replaced_is_not_believed(loop, wires, run_id):
+    loop._heads.checkpoint = 2
+    async with loop._listening():
+        for step in (1, 3):
+            progress = TrainerProgress(run_id=run_id, step=step, frontier=Frontier(below=2 * step))
+            await wires.bus.publish(subjects.missing(run_id), progress.SerializeToString())
+            async with asyncio.timeout(20):
+                while step == 3 and loop._lacking is None:  # noqa: ASYNC110 - the loop has no condition for it
+                    await asyncio.sleep(0.01)
+        assert loop._lacking.step == 3
+        await wires.bus.publish(subjects.missing(run_id), TrainerProgress(run_id=run_id, step=1).SerializeToString())
+        await wires.bus.client.flush()
+        assert loop._lacking.step == 3, "older than the checkpoint: the frontier it names was trimmed long ago"
+
+
+async def test_what_an_earlier_conductor_sent_and_is_claimed_or_sampled_is_not_sent_again(loop, wires, run_id, group):
+    sampled = group(0)
+    sampled.row = loop._frame.prepared.order.row(0)
+    await GroupStore(wires.buffer, run_id).put([sampled])
+    queue = TaskQueue(wires.bus, run_id)
+    await queue.open()
+    loop._heads.version = 0
+    await loop._pass()
+    tasks = [delivery.task for delivery in await queue.fetch(100)]
+    assert sorted(each.index for task in tasks for each in task.groups) == [2, 3, 4, 5]
+    loop._heads.version = 1
+    await loop._pass()
+    tasks = [delivery.task for delivery in await queue.fetch(100)]
+    assert sorted(each.index for task in tasks for each in task.groups) == [6, 7], "what nobody can have sent goes out at once"
+    await loop._sampling.close()
+    await queue.remove()
+
+
+async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
+    loop._harvest = Harvest(loop._spec.model_copy(update={"schedule": loop._spec.schedule.model_copy(update={"mode": "free"})}))
+    for index in range(1024):
+        loop._harvest.add(LogEntry(index=index, verdict=Verdict.VERDICT_FILTERED, reason="all 2 valid rewards are equal"))
+    ending = await loop._pass()
+    assert ending.state == "failed"
+    assert "none of the last 1024 groups could be trained: all 2 valid rewards are equal" in ending.reason
+
+
+async def test_entries_that_the_log_lost_and_the_bitmap_kept_are_asked_for_again(loop, wires, run_id):
+    log = ExperienceLog(wires.buffer, run_id)
+    term = loop._frame.lease.term
+    await log.append(term, {index: LogEntry(index=index, verdict=Verdict.VERDICT_TRAIN) for index in range(6)})
+    third = (await log.read())[3]
+    await wires.buffer.xdel(keys.experience(run_id), third.stream_id)
+    loop._lacking = TrainerProgress(run_id=run_id, step=1, frontier=Frontier(below=2))
+    await loop._recover()
+    assert loop._schedule.outstanding().keys() == {3}
+    assert await log.append(term, {3: LogEntry(index=3)}) == [3], "else it would be sampled for ever and never enter"

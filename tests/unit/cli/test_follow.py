@@ -1,0 +1,59 @@
+"""What following a run shows, on a terminal and in a pipe."""
+
+import itertools
+import re
+
+import pytest
+
+from gradbus.cli import follow
+
+PROGRESS = {
+    "step": 3,
+    "version": 3,
+    "reward": 0.5,
+    "accuracy": None,
+    "staleness": 1.0,
+    "tokens_per_second": 10.0,
+    "shares": {"generate": 1.0, "wait": 0.5, "train": 0.5},
+    "workers": 1,
+}
+WAITS = "the scorer on sample 0.0: the scorer gave no result for this sample; answer every sample_id of the request"
+
+
+class Runs:
+    """A gateway whose run is as told, from one look to the next."""
+
+    def __init__(self, *looks):
+        self._looks = iter(looks)
+
+    def run(self, run_id):
+        return {"state": "running", "steps": 9, "reason": "", "waiting_for": "", "progress": PROGRESS} | next(self._looks)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """A second a look."""
+    seconds = itertools.count()
+    monkeypatch.setattr(follow.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
+
+
+def test_in_a_pipe_a_line_is_not_said_again_until_it_changes(capsys):
+    waiting = {"state": "queued", "waiting_for": "a free trainer"}
+    assert follow.follow_run(Runs(*[waiting] * 20, {}, {"state": "succeeded"}), "run-1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["queued", "step", "succeeded", "run", "take"]
+    assert lines[0].endswith("waits for a free trainer")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_the_figures_are_cut_and_what_is_awaited_is_whole(capsys, monkeypatch, width):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(follow.sys.stdout, "isatty", lambda: True, raising=False)
+    ends = {"state": "failed", "reason": "no more", "waiting_for": WAITS}
+    assert follow.follow_run(Runs({}, ends), "run-1") == 1
+    shown = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", " ", capsys.readouterr().out).split())
+    assert f"waits for {WAITS}" in shown
+    assert ("…" in shown) == (width == 80)
+    assert "run run-1 failed: no more" in shown

@@ -1,0 +1,56 @@
+"""A gateway that is away for a moment is waited for; one that stays away is an error."""
+
+import pytest
+
+from gradbus.client import Patience
+from gradbus.errors import ApiError, StackError
+
+
+class Gateway:
+    """Fails as often as it is told to, then answers."""
+
+    def __init__(self, failures, error=None):
+        self.failures = failures
+        self.error = error or StackError("the gateway at http://there does not answer (refused); see `gradbus status`")
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise self.error
+        return "here"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Time that passes only by sleeping."""
+    now = [100.0]
+    monkeypatch.setattr("gradbus.client.patience.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gradbus.client.patience.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+def test_an_answer_at_once_is_given_at_once(clock):
+    assert Patience(say=pytest.fail).ask(Gateway(0)) == "here"
+    assert clock[0] == 100.0
+
+
+def test_a_restart_is_waited_for_and_said_once():
+    said = []
+    gateway = Gateway(5)
+    assert Patience(15.0, said.append).ask(gateway) == "here"
+    assert gateway.asked == 6
+    assert said == ["the gateway at http://there does not answer (refused); trying for 15 s"]
+
+
+def test_a_gateway_that_stays_away_is_an_error_in_time(clock):
+    with pytest.raises(StackError, match="gradbus status"):
+        Patience(15.0).ask(Gateway(1000))
+    assert clock[0] <= 115.0
+
+
+def test_a_refusal_is_not_asked_again():
+    gateway = Gateway(1, ApiError(404, {"title": "No such run"}))
+    with pytest.raises(ApiError):
+        Patience().ask(gateway)
+    assert gateway.asked == 1
