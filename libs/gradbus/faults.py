@@ -9,27 +9,28 @@ from pathlib import Path
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
-_name, _, _count = os.environ.get("GRADBUS_FAULT_POINT", "").partition(":")
-_left = int(_count or 1)
+_name, _, _counts = os.environ.get("GRADBUS_FAULT_POINT", "").partition(":")
+_deadly = frozenset(int(count) for count in (_counts or "1").split(","))
+_passes = 0
 
 
 def point(name: str) -> None:
-    """Dies here if `GRADBUS_FAULT_POINT` is `name`, or `name:count` for the count-th pass; does nothing otherwise.
+    """Dies here if `GRADBUS_FAULT_POINT` is `name`, or at the passes that `name:2,5` counts; does nothing otherwise.
 
-    A marker in `GRADBUS_FAULT_DIR` lets the process that is started again go on.
+    A marker `name-<pass>` in `GRADBUS_FAULT_DIR` lets the process that is started again go on.
     """
     if name == _name:
         _pass()
 
 
 def _pass() -> None:
-    global _left  # noqa: PLW0603 - a count of the process
-    _left -= 1
-    if _left != 0:
+    global _passes  # noqa: PLW0603 - a count of the process
+    _passes += 1
+    if _passes not in _deadly:
         return
     try:
-        (Path(os.environ["GRADBUS_FAULT_DIR"]) / _name).touch(exist_ok=False)
+        (Path(os.environ["GRADBUS_FAULT_DIR"]) / f"{_name}-{_passes}").touch(exist_ok=False)
     except FileExistsError:
         return
-    _log.warning("fault_point", name=_name)
+    _log.warning("fault_point", name=_name, passes=_passes)
     os.kill(os.getpid(), signal.SIGKILL)

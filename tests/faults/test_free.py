@@ -17,9 +17,9 @@ def free_spec(example):
     "kills",
     [
         (),
-        ("rollout-0", "rollout-1", "conductor", "conductor"),
-        ("trainer-0", "weight_store", "reward", "trainer-0"),
-        ("nats", "buffer", "rollout-0", "nats", "buffer", "conductor", "trainer-0"),
+        pytest.param(("rollout-0", "rollout-1", "conductor", "conductor"), marks=pytest.mark.slow),
+        pytest.param(("trainer-0", "weight_store", "reward", "trainer-0"), marks=pytest.mark.slow),
+        ("nats", "buffer", "rollout-0", "weight_store", "reward", "nats", "conductor", "trainer-0"),
     ],
     ids=["quiet", "workers", "trainer", "all"],
 )

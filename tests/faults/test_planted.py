@@ -87,7 +87,7 @@ async def version_error(stack, example):
         example,
         deterministic=False,
         rollout={"max_new_tokens": 24},
-        schedule={"mode": "free", "max_staleness": 2, "steps": 20},
+        schedule={"mode": "free", "max_staleness": 2, "steps": 12},
         checkpoint={"every": 1, "keep": 1000},
     )
     outcome = await train(stack, spec)

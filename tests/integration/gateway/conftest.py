@@ -38,6 +38,12 @@ class Stack:
 
 
 @pytest.fixture(scope="session")
+def nats_url(start_nats):
+    """A server of its own: the gateway lists all runs, also what other tests leave."""
+    return start_nats()
+
+
+@pytest.fixture(scope="session")
 def stack(nats_url, buffer_url, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gateway")
     roots = folder / "models"

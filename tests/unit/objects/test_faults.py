@@ -38,3 +38,9 @@ def test_a_process_dies_at_the_point_that_is_named(tmp_path, point, status, pass
 def test_the_process_that_is_started_again_goes_on(tmp_path):
     assert passes(tmp_path, "here")[0] == -9
     assert passes(tmp_path, "here") == (0, ["other", "here", "here", "here"])
+
+
+def test_it_may_die_again_at_a_later_pass(tmp_path):
+    assert passes(tmp_path, "here:1,3") == (-9, ["other"])
+    assert passes(tmp_path, "here:1,3") == (-9, ["other", "here", "here"])
+    assert passes(tmp_path, "here:1,3") == (0, ["other", "here", "here", "here"])
