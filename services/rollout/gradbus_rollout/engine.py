@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from gradbus.errors import ModelError
+
 
 @dataclass(frozen=True, slots=True)
 class PromptGroup:
@@ -87,3 +89,14 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop; calls in flight end with ModelError."""
         ...
+
+
+def check_group(group: PromptGroup, max_prompt_tokens: int, vocab_size: int) -> None:
+    """Raises ModelError for a group that no engine can sample."""
+    length = len(group.prompt_ids)
+    if not 1 <= length <= max_prompt_tokens:
+        raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {max_prompt_tokens}; shorten it")
+    if not 0 <= min(group.prompt_ids) <= max(group.prompt_ids) < vocab_size:
+        raise ModelError(f"the prompt of group {group.key!r} has ids outside the model's vocabulary; use the model's own tokenizer")
+    if not group.seeds:
+        raise ModelError(f"group {group.key!r} asks for no sample; give one seed a sample")

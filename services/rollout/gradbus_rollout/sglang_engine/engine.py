@@ -13,7 +13,7 @@ from gradbus.background import cancelled
 from gradbus.errors import EngineError, ModelError
 from gradbus.model_folder import check_model_folder
 from gradbus.telemetry import get_logger
-from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, check_group
 from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.sglang_engine.draft import Draft, began_with
 from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
@@ -101,7 +101,7 @@ class SGLangEngine:
         if self._held is None:
             raise ModelError("the engine holds no weights yet; load a version first")
         for group in groups:
-            self._check(group)
+            check_group(group, self.max_prompt_tokens, self._info.vocab_size)
         try:
             return await self._all([self._group(group) for group in groups])
         except asyncio.CancelledError:
@@ -117,15 +117,6 @@ class SGLangEngine:
         await self.server.close()
         if self._held is not None:
             drop_version_folder(self._held.folder)
-
-    def _check(self, group: PromptGroup) -> None:
-        length, limit = len(group.prompt_ids), self.max_prompt_tokens
-        if not 1 <= length <= limit:
-            raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {limit}; shorten it")
-        if not 0 <= min(group.prompt_ids) <= max(group.prompt_ids) < self._info.vocab_size:
-            raise ModelError(f"the prompt of group {group.key!r} has ids outside the model's vocabulary; use the model's own tokenizer")
-        if not group.seeds:
-            raise ModelError(f"group {group.key!r} asks for no sample; give one seed a sample")
 
     def _prepared(self, weights: Sequence[Path], version: int) -> Held:
         """The version as a folder, checked against the model: nothing has changed when this raises ModelError."""

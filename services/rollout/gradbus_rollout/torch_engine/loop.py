@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradbus.errors import ModelError
-from gradbus_rollout.engine import GroupCompletion, PromptGroup
+from gradbus_rollout.engine import GroupCompletion, PromptGroup, check_group
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
 from gradbus_rollout.torch_engine.requests import Request
@@ -85,7 +85,7 @@ class TorchEngine:
         if self._version is None:
             raise ModelError("the engine holds no weights yet; load a version first")
         for group in groups:
-            self._check(group)
+            check_group(group, self.max_prompt_tokens, self._model.shape.vocab_size)
         if not groups:
             return []
         request = Request(groups)
@@ -96,15 +96,6 @@ class TorchEngine:
         """See `Engine.close`. May be called again."""
         self._inbox.put(_Close())
         await asyncio.to_thread(self._thread.join)
-
-    def _check(self, group: PromptGroup) -> None:
-        length, limit = len(group.prompt_ids), self.max_prompt_tokens
-        if not 1 <= length <= limit:
-            raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {limit}; shorten it")
-        if not 0 <= min(group.prompt_ids) <= max(group.prompt_ids) < self._model.shape.vocab_size:
-            raise ModelError(f"the prompt of group {group.key!r} has ids outside the model's vocabulary; use the model's own tokenizer")
-        if not group.seeds:
-            raise ModelError(f"group {group.key!r} asks for no sample; give one seed a sample")
 
     def _post(self, command: Request | _Swap) -> None:
         with self._lock:
