@@ -89,6 +89,10 @@ async def bus(nats_url):
     await bus.close()
 
 
+READY = {"wait_for_ready": True, "timeout": 20}
+"""For what may be the first call: also right after a restart, while the channel still waits before it connects again."""
+
+
 class Trainer:
     """Publishes and commits as a trainer does."""
 
@@ -100,7 +104,7 @@ class Trainer:
         self.previous = ""
 
     async def open(self):
-        return (await self.stub.OpenTerm(pb.OpenTermRequest(run_id=self.run_id, term=self.term))).heads
+        return (await self.stub.OpenTerm(pb.OpenTermRequest(run_id=self.run_id, term=self.term), **READY)).heads
 
     async def manifest(self, step, content=None):
         weights = content or f"weights {self.run_id} {step}".encode()
@@ -126,19 +130,23 @@ class Trainer:
 
     async def commit(self, step, pinned=()):
         manifest = await self.checkpoint(step, pinned)
-        self.previous = (await self.stub.CommitCheckpoint(pb.CommitCheckpointRequest(manifest=manifest))).digest
+        self.previous = (await self.commit_manifest(manifest)).digest
         return manifest
 
+    async def commit_manifest(self, manifest):
+        return await self.stub.CommitCheckpoint(pb.CommitCheckpointRequest(manifest=manifest))
+
     async def heads(self):
-        """Also right after a restart, while the channel still waits before it connects again."""
-        return (await self.stub.GetHeads(pb.GetHeadsRequest(run_id=self.run_id), wait_for_ready=True, timeout=20)).heads
+        return (await self.stub.GetHeads(pb.GetHeadsRequest(run_id=self.run_id), **READY)).heads
+
+    async def listed(self):
+        return await self.stub.ListVersions(pb.ListVersionsRequest(run_id=self.run_id), **READY)
 
     async def version(self, step):
-        request = pb.GetVersionRequest(run_id=self.run_id, step=step)
-        return (await self.stub.GetVersion(request, wait_for_ready=True, timeout=20)).manifest
+        return (await self.stub.GetVersion(pb.GetVersionRequest(run_id=self.run_id, step=step), **READY)).manifest
 
     async def checkpoint_head(self):
-        return await self.stub.GetCheckpoint(pb.GetCheckpointRequest(run_id=self.run_id))
+        return await self.stub.GetCheckpoint(pb.GetCheckpointRequest(run_id=self.run_id), **READY)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ async def attest(trainer, step, digest):
 
 
 async def listed(trainer):
-    answer = await trainer.stub.ListVersions(pb.ListVersionsRequest(run_id=trainer.run_id), wait_for_ready=True, timeout=20)
+    answer = await trainer.listed()
     return [(one.worker, one.step, one.digest) for one in answer.attestations]
 
 

@@ -10,7 +10,6 @@ from gradbus.bus import Buckets
 from gradbus.heads import CheckpointHead
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
-from gradbus.v1 import weight_store_service_pb2 as pb
 
 from .test_versions import REFUSED, status_of
 
@@ -48,7 +47,7 @@ async def test_a_checkpoint_is_the_head_once_it_is_committed(store_process, trai
 async def test_the_same_checkpoint_again_is_the_same_head(store_process, trainer):
     store_process.start()
     manifest = await trainer.commit(0)
-    again = await trainer.stub.CommitCheckpoint(pb.CommitCheckpointRequest(manifest=manifest))
+    again = await trainer.commit_manifest(manifest)
     assert again.digest == trainer.previous == (await trainer.heads()).checkpoint_digest
 
 
@@ -68,7 +67,7 @@ async def test_a_checkpoint_that_names_a_missing_blob_is_refused(store_process, 
     store_process.start()
     manifest = await trainer.checkpoint(0)
     manifest.optimizer[0].digest = digest_of(b"never stored")
-    call = trainer.stub.CommitCheckpoint(pb.CommitCheckpointRequest(manifest=manifest))
+    call = trainer.commit_manifest(manifest)
     assert await status_of(call) == grpc.StatusCode.INVALID_ARGUMENT
     assert (await trainer.heads()).checkpoint_step == -1
 
@@ -116,7 +115,7 @@ async def test_retention_keeps_what_a_resume_needs_and_deletes_the_rest(store_pr
         return len(await objects.list(f"runs/{trainer.run_id}/versions")) == 4
 
     await until(swept)
-    listed = await trainer.stub.ListVersions(pb.ListVersionsRequest(run_id=trainer.run_id))
+    listed = await trainer.listed()
     assert [one.step for one in listed.manifests] == [5, 6, 7, 8], "kept checkpoints 6 and 8 pin 5 and 7"
     assert [path.rpartition("/")[2] for path in await objects.list(f"runs/{trainer.run_id}/checkpoints")] == ["6-1", "8-1"]
     assert await status_of(trainer.version(4)) == grpc.StatusCode.OUT_OF_RANGE

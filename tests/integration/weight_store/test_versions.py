@@ -107,10 +107,10 @@ async def test_a_future_version_is_not_found(trainer):
 async def test_everything_is_there_after_a_kill(trainer, store_process):
     for step in range(3):
         await trainer.publish(step)
-    listed = await trainer.stub.ListVersions(pb.ListVersionsRequest(run_id=trainer.run_id))
+    listed = await trainer.listed()
     store_process.kill()
     store_process.start()
-    assert await trainer.stub.ListVersions(pb.ListVersionsRequest(run_id=trainer.run_id)) == listed
+    assert await trainer.listed() == listed
     assert [one.step for one in listed.manifests] == [0, 1, 2]
     assert listed.heads.version_step == 2
 
