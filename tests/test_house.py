@@ -110,6 +110,19 @@ def test_the_libraries_never_import_torch():
     assert answer.stdout.strip() == ""
 
 
+IMPORT_MODELS = """
+import sys
+import gradbus_trainer.torch_learner, gradbus_reference.model
+print(*sorted({"transformers", "torch._dynamo"} & set(sys.modules)))
+"""
+
+
+def test_trainer_and_reference_import_neither_transformers_nor_torchs_compiler():
+    answer = run("-c", IMPORT_MODELS)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == ""
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_is_installed(service):
     assert find_spec(f"gradbus_{service}") is not None

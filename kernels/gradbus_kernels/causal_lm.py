@@ -4,58 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from gradbus.errors import ModelError
-from gradbus.model_folder import MODEL_TYPES
-from gradbus_kernels import packed_attention
+from gradbus_kernels.decoder import CausalLM
+from gradbus_kernels.model_files import stored_tensors
+from gradbus_kernels.model_shape import read_model_shape
 from gradbus_kernels.packing import TokenSequence, pack
 from gradbus_kernels.token_logprobs import token_logprobs
 
-FAMILIES = frozenset(MODEL_TYPES.values())
-"""Model types of what may be trained. The forward of each is embedding, decoder layers, norm and a linear head with nothing after it."""
+_HEAD = "lm_head.weight"
 
 
-def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """The model in `folder` (config.json, safetensors), in evaluation mode. No code of the folder is run.
+def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
+    """The model in `folder` (config.json, safetensors), its weights cast to `dtype`. No code of the folder is run.
 
-    Raises ModelError when the folder cannot be read or its architecture is none of `FAMILIES`.
+    Stored tensors that the model has no place for are passed over. Raises ModelError when the folder cannot be read,
+    asks for what the decoder does not compute, or holds the weights of another model.
     """
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is not a model folder: config.json is missing; give a folder in Hugging Face layout")
-    packed_attention.register()
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        _check_family(config.model_type, folder)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            attn_implementation=packed_attention.IMPLEMENTATION,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, StrictDataclassError, SafetensorError) as error:
-        raise ModelError(f"the model in {folder} cannot be loaded ({error}); check config.json and the safetensors files") from error
-    model, report = loaded
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"])[:5])
-        raise ModelError(f"the weights in {folder} lack {missing}; copy the whole model folder")
-    return model.to(device).eval()
+    shape = read_model_shape(folder)
+    with torch.device("meta"):
+        model = CausalLM(shape)
+    model = model.to(dtype).to_empty(device=device)
+    _fill(model, folder)
+    return model
 
 
-def _check_family(model_type: str, folder: Path) -> None:
-    if model_type not in FAMILIES:
-        raise ModelError(f"architecture {model_type!r} in {folder} is not supported; use one of {', '.join(sorted(FAMILIES))}")
+@torch.no_grad()
+def _fill(model: CausalLM, folder: Path) -> None:
+    parameters = dict(model.named_parameters())
+    missing = set(parameters)
+    tied_head: torch.Tensor | None = None
+    for name, tensor in stored_tensors(folder):
+        if name in parameters:
+            _check_stored(name, tensor, parameters[name], folder)
+            parameters[name].copy_(tensor)
+            missing.discard(name)
+        elif name == _HEAD:
+            tied_head = tensor
+    if missing:
+        raise ModelError(f"the weights in {folder} lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
+        raise ModelError(f"{folder} stores a head of its own but config.json ties it; set tie_word_embeddings to false there")
+
+
+def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor, folder: Path) -> None:
+    if tensor.shape != parameter.shape:
+        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
+        raise ModelError(f"tensor {name} in {folder} has shape {shapes}; take config.json and weights that belong together")
+    if not tensor.is_floating_point():
+        raise ModelError(f"tensor {name} in {folder} holds {tensor.dtype}; take weights that are not quantised")
 
 
 def export_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -82,15 +81,12 @@ def load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) ->
             parameter.copy_(tensors[name])
 
 
-def packed_logprobs(model: Any, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of all response tokens, float32 [R] each, in order of sequence and position.
 
     One forward pass over the sequences packed without padding; only positions that predict a response token meet
-    the head. `model` comes from `load_causal_lm`; logits are divided by `temperature`.
+    the head. Logits are divided by `temperature`.
     """
     batch = pack(sequences, model.device)
-    hidden = model.base_model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, packed_runs=batch.runs
-    ).last_hidden_state[0]
-    head = model.get_output_embeddings().weight
-    return token_logprobs(hidden.index_select(0, batch.selected).float(), head.float(), batch.targets, temperature)
+    hidden: torch.Tensor = model(batch)
+    return token_logprobs(hidden.index_select(0, batch.selected).float(), model.head_weight.float(), batch.targets, temperature)

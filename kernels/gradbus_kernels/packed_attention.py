@@ -1,21 +1,16 @@
 """Causal attention over packed sequences, none of which sees another.
 
-Registered with transformers as the attention implementation `gradbus_packed`: linear layers run on the packed
-tokens, and only here the runs of `gradbus_kernels.packing` are told apart.
+Linear layers run on the packed tokens, and only here the runs of `gradbus_kernels.packing` are told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Required, TypedDict, Unpack
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface
 
 from gradbus_kernels.packing import Run
-
-IMPLEMENTATION = "gradbus_packed"
 
 
 def packed_attention(
@@ -49,30 +44,6 @@ def packed_attention_reference(
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = (query @ key.transpose(2, 3) * scale).masked_fill(~visible, float("-inf"))
     return (scores.softmax(dim=-1) @ value).transpose(1, 2)
-
-
-def register() -> None:
-    """Makes `attn_implementation="gradbus_packed"` known to transformers."""
-    AttentionInterface.register(IMPLEMENTATION, _forward)
-
-
-class _Options(TypedDict, total=False):
-    """What a model hands its attention function by name; `packed_runs` comes from whoever calls the model."""
-
-    scaling: Required[float]
-    packed_runs: Required[Sequence[Run]]
-    sliding_window: int | None
-
-
-def _forward(
-    module: torch.nn.Module,  # noqa: ARG001 - transformers' calling convention
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 - the runs say it all
-    **options: Unpack[_Options],
-) -> tuple[torch.Tensor, None]:
-    return packed_attention(query, key, value, options["packed_runs"], options["scaling"], options.get("sliding_window")), None
 
 
 def _batches(tensor: torch.Tensor, runs: Sequence[Run], sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -40,12 +40,12 @@ class ModelInfo:
 
 def check_model_folder(path: Path) -> ModelInfo:
     """The folder's ModelInfo; ModelError if it is not a Hugging Face folder that can be trained."""
-    config = _read_object(path / "config.json")
+    config = read_object(path / "config.json")
     architecture = _architecture(config)
     return ModelInfo(
         architecture=architecture,
-        context_length=_positive(config, "max_position_embeddings"),
-        vocab_size=_positive(config, "vocab_size"),
+        context_length=positive(config, "max_position_embeddings"),
+        vocab_size=positive(config, "vocab_size"),
         files=_files(path),
     )
 
@@ -61,6 +61,23 @@ def sanitized_config(config: bytes) -> bytes:
     """A JSON configuration without `auto_map`, which names code to run; ModelError if it is no JSON object."""
     value = _parse_object(config, "the configuration")
     return json.dumps(_without_auto_map(value), indent=2, ensure_ascii=False).encode()
+
+
+def positive(config: Mapping[str, object], field: str) -> int:
+    """A size that config.json must state; ModelError if it does not, or as something else than a whole number above 0."""
+    value = config.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"config.json has {field} = {value!r}; it must be a whole number above 0")
+    return value
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file of a model folder; ModelError if there is none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path} ({error.strerror}); give a folder in Hugging Face layout") from error
+    return _parse_object(data, str(path))
 
 
 def _without_auto_map(value: object) -> object:
@@ -96,21 +113,6 @@ def _files(path: Path) -> tuple[str, ...]:
         checked_file_name(name)
     wanted = {"config.json", "tokenizer.json", "model.safetensors.index.json", *_TOKENIZER_FILES}
     return tuple(sorted(shards | (present & wanted)))
-
-
-def _positive(config: Mapping[str, object], field: str) -> int:
-    value = config.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"config.json has {field} = {value!r}; it must be a whole number above 0")
-    return value
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read {path} ({error.strerror}); give a folder in Hugging Face layout") from error
-    return _parse_object(data, str(path))
 
 
 def _parse_object(data: bytes, what: str) -> dict[str, object]:

@@ -10,17 +10,16 @@ from pathlib import Path
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from gradbus.errors import ModelError, TrainingError
+from gradbus.errors import TrainingError
 from gradbus.spec import RunSpec
 from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
+from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
-
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class TorchLearner:
@@ -33,10 +32,7 @@ class TorchLearner:
         self._step = 0
         self._model = load_causal_lm(model_folder, device=device)
         self._named = dict(self._model.named_parameters())
-        trainer = spec.trainer
-        self._optimizer = torch.optim.AdamW(
-            self._named.values(), lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, fused=True
-        )
+        self._optimizer = AdamW(self._named, spec.trainer)
 
     def train(self, batch: Batch) -> StepMetrics:
         """See `Learner`. The loss is divided by the whole step's counts, so micro-batches only bound memory."""
@@ -48,7 +44,7 @@ class TorchLearner:
             try:
                 metrics = self._optimise(batch, rate)
             finally:
-                self._optimizer.zero_grad()
+                self._model.zero_grad()
         self._step = batch.step + 1
         return metrics
 
@@ -58,25 +54,13 @@ class TorchLearner:
 
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
         """See `Learner`."""
-        state = self._optimizer.state
-        return {
-            f"{name}.{moment}": state[parameter][moment].detach().to("cpu", torch.float32, copy=True)
-            for name, parameter in self._named.items()
-            if parameter in state
-            for moment in _MOMENTS
-        }
+        return self._optimizer.tensors()
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
-        expected = {f"{name}.{moment}" for name in self._named for moment in _MOMENTS}
-        if optimizer_tensors and optimizer_tensors.keys() != expected:
-            raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
+        self._optimizer.check(optimizer_tensors)
         load_weights(self._model, weights)
-        self._optimizer.state.clear()
-        for name, parameter in self._named.items() if optimizer_tensors else ():
-            self._optimizer.state[parameter] = {
-                moment: optimizer_tensors[f"{name}.{moment}"].to(parameter.device, torch.float32, copy=True) for moment in _MOMENTS
-            }
+        self._optimizer.restore(optimizer_tensors)
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
@@ -91,9 +75,7 @@ class TorchLearner:
             raise TrainingError(
                 f"the gradient of step {batch.step} is not finite; lower trainer.learning_rate, or look at the step's samples"
             )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        self._optimizer.step(rate)
         return StepMetrics(
             noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
         )

@@ -19,9 +19,40 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     "initializer_range": 0.3,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def llama(**changes):
+    return LlamaForCausalLM(LlamaConfig(**SIZES | changes))
+
+
+def qwen2(**changes):
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES | changes))
+
+
 FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "llama": lambda: llama(tie_word_embeddings=False),
+    "llama-one-key-head": lambda: llama(num_key_value_heads=1),
+    "llama-a-key-head-each": lambda: llama(num_key_value_heads=4, tie_word_embeddings=True),
+    "llama-biases": lambda: llama(attention_bias=True, mlp_bias=True),
+    "llama-wide-heads": lambda: llama(head_dim=12),
+    "llama-linear": lambda: llama(rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}),
+    "llama-llama3": lambda: llama(rope_parameters=LLAMA3),
+    "llama-yarn": lambda: llama(rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}),
+    "qwen2": lambda: qwen2(tie_word_embeddings=True),
+    "qwen2-untied": lambda: qwen2(tie_word_embeddings=False),
+    "qwen2-wide-heads": lambda: qwen2(head_dim=12),
+    "qwen2-yarn": lambda: qwen2(rope_parameters=YARN),
+    "qwen2-yarn-given": lambda: qwen2(rope_parameters=YARN | {"attention_factor": 1.3, "beta_fast": 4.0, "beta_slow": 4.0}),
+    "qwen2-window": lambda: qwen2(use_sliding_window=True, sliding_window=4, max_window_layers=1),
 }
 
 
@@ -57,5 +88,9 @@ def qwen2_folder(tmp_path_factory):
 def _saved(family, tmp_path_factory):
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp(family)
-    FAMILIES[family]().save_pretrained(folder)
+    model = FAMILIES[family]()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            torch.nn.init.normal_(parameter, 1.0, 0.3)  # zeros and ones would hide what is never used
+    model.save_pretrained(folder)
     return folder

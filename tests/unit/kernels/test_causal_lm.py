@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gradbus.errors import ModelError
-from gradbus.model_folder import MODEL_TYPES
-from gradbus_kernels.causal_lm import FAMILIES, export_weights, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_packed_equals_one_by_one_in_values_and_gradients(any_model_folder, sequ
 def test_exported_weights_carry_the_folders_names_and_are_a_snapshot(any_model_folder):
     model = load_causal_lm(any_model_folder)
     exported = export_weights(model)
-    tied = model.config.tie_word_embeddings
-    assert ("lm_head.weight" in exported) is not tied
+    theirs = AutoModelForCausalLM.from_pretrained(any_model_folder)
+    assert list(exported) == [name for name, _ in theirs.named_parameters()]
     before = exported["model.norm.weight"].clone()
     with torch.no_grad():
         model.model.norm.weight.add_(1.0)
@@ -61,7 +61,7 @@ def test_loaded_weights_come_back_bit_for_bit(qwen2_folder):
     wanted = {name: torch.randn_like(tensor) for name, tensor in export_weights(model).items()}
     load_weights(model, wanted)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in export_weights(model).items())
-    assert torch.equal(model.lm_head.weight, wanted["model.embed_tokens.weight"])
+    assert torch.equal(model.head_weight, wanted["model.embed_tokens.weight"])
 
 
 def test_weights_of_another_model_are_refused(qwen2_folder):
@@ -74,8 +74,44 @@ def test_weights_of_another_model_are_refused(qwen2_folder):
         load_weights(model, weights)
 
 
-def test_what_is_trained_is_what_a_submission_may_name():
-    assert frozenset(MODEL_TYPES.values()) == FAMILIES
+def test_an_exported_model_loads_in_transformers_and_comes_back_bit_for_bit(any_model_folder, tmp_path):
+    model = load_causal_lm(any_model_folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    weights = export_weights(model)
+    shutil.copy(any_model_folder / "config.json", tmp_path)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters())
+    ours = export_weights(load_causal_lm(tmp_path))
+    assert all(torch.equal(ours[name], tensor) and torch.equal(theirs[name], tensor) for name, tensor in weights.items())
+
+
+def test_shards_are_one_model_and_dtypes_are_cast(qwen2_folder, tmp_path):
+    AutoModelForCausalLM.from_pretrained(qwen2_folder, dtype=torch.bfloat16).save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    for dtype in (torch.float32, torch.bfloat16):
+        sharded, whole = load_causal_lm(tmp_path, dtype), load_causal_lm(qwen2_folder, torch.bfloat16)
+        assert {parameter.dtype for parameter in sharded.parameters()} == {dtype}
+        for one, other in zip(sharded.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(one, other.to(dtype))
+            assert one.requires_grad
+
+
+def change_weights(folder, **changes):
+    """Adds tensors; `__` in a keyword stands for a dot."""
+    weights = load_file(folder / "model.safetensors") | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_tensors_without_a_place_are_passed_over(qwen2_folder, tmp_path):
+    folder = shutil.copytree(qwen2_folder, tmp_path / "model")
+    model = load_causal_lm(folder)
+    change_weights(
+        folder, lm_head__weight=model.head_weight.detach().clone(), model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(4)
+    )
+    weights = export_weights(model)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in export_weights(load_causal_lm(folder)).items())
 
 
 def break_config(folder, **changes):
@@ -83,19 +119,28 @@ def break_config(folder, **changes):
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
 
 
+def break_index(folder, text):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-        (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
-        (lambda folder: break_config(folder, model_type="bert"), "not supported"),
-        (lambda folder: break_config(folder, model_type="mistral"), "not supported"),
-        (lambda folder: break_config(folder, model_type="unheard-of"), "cannot be loaded"),
-        (lambda folder: break_config(folder, hidden_size="wide"), "cannot be loaded"),
+        (lambda folder: (folder / "config.json").unlink(), "give a folder in Hugging Face layout"),
+        (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
+        (lambda folder: break_config(folder, model_type="bert"), "not supported; use one of llama, qwen2"),
+        (lambda folder: break_config(folder, hidden_size="wide"), "hidden_size = 'wide'"),
         (lambda folder: break_config(folder, tie_word_embeddings=False), r"lack lm_head\.weight"),
-        (lambda folder: break_config(folder, intermediate_size=49), "cannot be loaded"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"), "cannot be loaded"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
+        (lambda folder: break_config(folder, intermediate_size=49), r"mlp\.\w+\.weight .* has shape \("),
+        (lambda folder: break_config(folder, num_hidden_layers=3, layer_types=None), r"lack model\.layers\.2\."),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"), "cannot be read .*download the file again"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "save the model there"),
+        (lambda folder: break_index(folder, "{}"), "has no weight_map"),
+        (lambda folder: break_index(folder, '{"weight_map": {"a": "../b.safetensors"}}'), "plain file name"),
+        (lambda folder: break_index(folder, '{"weight_map": {"a": "b.safetensors"}}'), "cannot be read"),
+        (lambda folder: change_weights(folder, lm_head__weight=torch.ones(29, 32)), "set tie_word_embeddings to false"),
+        (lambda folder: change_weights(folder, model__norm__weight=torch.ones(32, dtype=torch.int8)), "not quantised"),
     ],
 )
 def test_a_damaged_folder_is_a_model_error(qwen2_folder, tmp_path, damage, message):

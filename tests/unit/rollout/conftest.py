@@ -35,12 +35,14 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
 FAMILIES = {
     "qwen2-tied-mha": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=4, tie_word_embeddings=True)),
     "qwen2-untied-gqa": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=False)),
     "llama-untied-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=False)),
     "llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE)),
+    "qwen2-yarn-rope": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, rope_parameters=YARN_ROPE)),
     "llama-linear-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
             **SIZES,

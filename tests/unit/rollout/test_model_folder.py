@@ -71,13 +71,14 @@ def test_names_that_lead_elsewhere_are_refused(name):
     "fields",
     [
         {"hidden_act": "gelu"},
-        {"use_sliding_window": True},
-        {"attention_bias": True},
-        {"rope_parameters": {"rope_type": "yarn"}},
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True},
+        {"rope_parameters": {"rope_type": "longrope"}},
         {"hidden_size": "x"},
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(model_folder, fields):
     change_config(model_folder, **fields)
-    with pytest.raises(ModelError, match=r"choose (a|another) model|save the model again"):
+    with pytest.raises(ModelError, match=r"choose (a|another) model|must be a whole number"):
         read_shape(model_folder)

@@ -1,5 +1,7 @@
 """One step of plain-torch GRPO, seen through the learner's own interface."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.torch_learner import TorchLearner
 
@@ -118,3 +121,45 @@ def test_optimiser_state_of_another_model_is_refused(model_folder, make_spec):
     learner = TorchLearner(model_folder, make_spec())
     with pytest.raises(ModelError, match="another model"):
         learner.restore(1, learner.weights(), {"elsewhere.exp_avg": torch.zeros(1)})
+
+
+def test_optimiser_steps_are_those_of_torchs_adamw(model_folder, make_spec):
+    spec = make_spec(trainer={"weight_decay": 0.1})
+    ours, theirs = ({name: torch.nn.Parameter(torch.linspace(-1, 1, 7)) for name in ("one", "two")} for _ in range(2))
+    optimizer = AdamW(ours, spec.trainer)
+    expected = torch.optim.AdamW(theirs.values(), betas=spec.trainer.betas, eps=1e-8, weight_decay=0.1, fused=True)
+    for rate in (1e-2, 3e-3, 0.0):
+        for name, parameter in [*ours.items(), *theirs.items()]:
+            parameter.grad = torch.sin(parameter.detach() * len(name) + rate)
+        optimizer.step(rate)
+        expected.param_groups[0]["lr"] = rate
+        expected.step()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    state = {f"{name}.{moment}": expected.state[theirs[name]][moment] for name in theirs for moment in ("exp_avg", "exp_avg_sq", "step")}
+    assert optimizer.tensors().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in optimizer.tensors().items())
+
+
+STEP = """
+import sys
+from pathlib import Path
+import numpy as np
+import gradbus_reference.service, gradbus_trainer.service
+from gradbus.spec import RunSpec
+from gradbus_reference.model import ReferenceModel
+from gradbus_trainer.batch import Batch, TrainSample
+from gradbus_trainer.torch_learner import TorchLearner
+ids, ones = np.array([2, 3], np.int32), np.ones(2, np.float32)
+sample = TrainSample(ids, ids, -ones, ones > 0, 1.0, -ones)
+learner = TorchLearner(Path(sys.argv[1]), RunSpec.model_validate_json(sys.argv[2]))
+assert learner.train(Batch(0, [sample])).tokens == 2
+ReferenceModel(Path(sys.argv[1])).logprobs([sample], 1.0)
+print(*sorted({"transformers", "torch._dynamo"} & set(sys.modules)))
+"""
+
+
+def test_neither_a_step_nor_a_score_imports_transformers_or_torchs_compiler(model_folder, make_spec):
+    command = [sys.executable, "-c", STEP, str(model_folder), make_spec().model_dump_json()]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradbus_rollout.torch_engine.shape import ModelShape
+from gradbus_kernels.model_shape import ModelShape
 
 
 class Buffers:

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_rollout.torch_engine.shape import ModelShape
+from gradbus_kernels.model_shape import ModelShape
 
 _PAGE_ENDS: Final = (32, 64, 128, 256)
 _LONGEST_PAGE: Final = 256

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 -- the name the field knows it by
 
+from gradbus_kernels.model_shape import ModelShape
 from gradbus_rollout.torch_engine.attention import attend, visibility_biases
 from gradbus_rollout.torch_engine.buffers import Buffers
 from gradbus_rollout.torch_engine.cache import KvCache, pages
 from gradbus_rollout.torch_engine.rope import rope_table
-from gradbus_rollout.torch_engine.shape import ModelShape
 from gradbus_rollout.torch_engine.weights import LayerWeights, ModelWeights
 
 

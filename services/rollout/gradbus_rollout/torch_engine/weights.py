@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError
+from gradbus_kernels.model_shape import ModelShape
 from gradbus_kernels.weights_digest import weights_digest
-from gradbus_rollout.torch_engine.shape import ModelShape
 
 _NAMES_SHOWN: Final = 3
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.packing import TokenSequence, pack
 from gradbus_kernels.token_logprobs import token_logprobs
 
@@ -14,17 +14,15 @@ from gradbus_kernels.token_logprobs import token_logprobs
 class Policy(torch.nn.Module):
     """A causal language model whose forward gives log-probabilities; see `gradbus_kernels.causal_lm.packed_logprobs`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: CausalLM) -> None:
         super().__init__()
-        self.body = model.base_model
-        self.head = _Head(model.get_output_embeddings().weight)
+        self.body = model.model
+        self.head = _Head(model.head_weight)
 
     def forward(self, sequences: Sequence[TokenSequence], temperature: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies of all response tokens, float32 [R] each."""
         batch = pack(sequences, device)
-        hidden = self.body(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, packed_runs=batch.runs
-        ).last_hidden_state[0]
+        hidden: torch.Tensor = self.body(batch)
         answer: tuple[torch.Tensor, torch.Tensor] = self.head(hidden.index_select(0, batch.selected), batch.targets, temperature)
         return answer
 

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import deepspeed
 import numpy as np
@@ -19,6 +18,7 @@ from gradbus.errors import ModelError, TrainingError
 from gradbus.faults import point
 from gradbus.spec import RunSpec, TrainerSpec
 from gradbus_kernels.causal_lm import load_causal_lm
+from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
@@ -101,16 +101,15 @@ class RankEngine:
         """Frees what the engine holds."""
         self._engine.destroy()
 
-    def _load(self, folder: Path) -> Any:
+    def _load(self, folder: Path) -> CausalLM:
+        model, fault = None, f"another rank cannot load the model of {folder}; see its log"
         try:
-            model, fault = load_causal_lm(folder), ""
+            model = load_causal_lm(folder)
         except ModelError as error:
-            model, fault = None, str(error)
-        if not self._ranks.all_hold(model is not None):
-            raise ModelError(fault or f"another rank cannot load the model of {folder}; see its log")
-        if self._spec.trainer.deepspeed.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()  # or nothing is checkpointed; these families have no dropout
+            fault = str(error)
+        if not self._ranks.all_hold(model is not None) or model is None:
+            raise ModelError(fault)
+        model.model.checkpointing = self._spec.trainer.deepspeed.gradient_checkpointing
         return model
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, Tally]:
