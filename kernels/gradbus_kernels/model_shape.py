@@ -57,14 +57,19 @@ class ModelShape:
 def read_model_shape(folder: Path) -> ModelShape:
     """Shape of the model in `folder`; ModelError when config.json is broken or asks for what no forward here computes."""
     config: Mapping[str, Any] = read_object(folder / "config.json")
-    _refuse_unsupported(config, folder)
     try:
-        shape = _shape(config)
+        _refuse_unsupported(config)
+        return _checked(_shape(config))
+    except ModelError as error:
+        raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"config.json in {folder} lacks or misstates {error}; save the model again with transformers") from error
+
+
+def _checked(shape: ModelShape) -> ModelShape:
     if shape.heads % shape.kv_heads or shape.head_dim % 2:
         sizes = f"{shape.heads} heads of size {shape.head_dim} over {shape.kv_heads} key-value heads"
-        raise ModelError(f"config.json in {folder} asks for {sizes}, which do not divide; save the model again with transformers")
+        raise ModelError(f"config.json asks for {sizes}, which do not divide; save the model again with transformers")
     return shape
 
 
@@ -116,10 +121,10 @@ def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _refuse_unsupported(config: Mapping[str, Any], folder: Path) -> None:
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("model_type") not in FAMILIES:
         allowed = ", ".join(sorted(FAMILIES))
-        raise ModelError(f"architecture {config.get('model_type')!r} in {folder} is not supported; use one of {allowed}")
+        raise ModelError(f"architecture {config.get('model_type')!r} is not supported; use one of {allowed}")
     asked = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "partial_rotary_factor": (config.get("partial_rotary_factor") or 1.0) != 1.0,
