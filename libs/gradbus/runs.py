@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from gradbus.errors import CorruptRecordError
 from gradbus.spec import RunSpec
 
 DesiredState = Literal["running", "paused", "cancelled"]
@@ -13,6 +14,7 @@ RunState = Literal[
     "queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"
 ]
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
+_DESIRED: TypeAdapter[DesiredState] = TypeAdapter(DesiredState)
 Role = Literal["rollout", "trainer", "reference", "reward"]
 
 
@@ -69,6 +71,24 @@ class RunStatus(StoredModel):
     evaluation_prompts: str = ""
     updated_unix_ns: int = 0
     finished_unix_ns: int = 0
+
+
+def read_run(run_id: str, spec: bytes, desired: bytes | None, status: bytes | None) -> tuple[RunRecord, DesiredState, RunStatus | None]:
+    """What the three keys of a run hold. Raises CorruptRecordError, naming the first that cannot be read."""
+    key = "spec"
+    try:
+        record = RunRecord.model_validate_json(spec)
+        key = "desired"
+        wish: DesiredState = _DESIRED.validate_json(desired) if desired else "running"
+        key = "status"
+        return record, wish, RunStatus.model_validate_json(status) if status else None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CorruptRecordError(
+            f"the key {run_id}.{key} in the bucket `runs` cannot be read ({where + ': ' if where else ''}{first['msg']}); "
+            f"write back what it held, or delete the keys {run_id}.* there and submit the run again"
+        ) from None
 
 
 class WorkerPresence(StoredModel):

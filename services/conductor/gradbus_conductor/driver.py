@@ -10,10 +10,11 @@ from grpc.aio import AioRpcError
 from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import Bucket, EventLog, Lease, TaskQueue, View
 from gradbus.errors import DatasetError, FencedError, ObjectMissingError
-from gradbus.runs import FINAL_STATES, RunRecord, RunState, RunStatus
+from gradbus.runs import FINAL_STATES, RunRecord, RunState
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.archive import Archive
+from gradbus_conductor.known_runs import queued, state_of
 from gradbus_conductor.preparation import prepare
 from gradbus_conductor.report import Report
 from gradbus_conductor.run import RunFrame, RunLoop
@@ -99,9 +100,7 @@ class Driver:
 
     def _ahead(self) -> str:
         """The oldest run that waits as well, if it is older than this one."""
-        older = [key.removesuffix(".spec") for key in sorted(self._view.entries) if key.endswith(".spec")]
-        waiting = (name for name in older if name < self._record.run_id and state_of(self._view, name) in {None, "queued"})
-        return next(waiting, "")
+        return next((name for name in queued(self._view) if name < self._record.run_id), "")
 
     def _who_has_the_trainers(self) -> str:
         serving = [(worker.worker, self._workforce.run_of(worker.worker)) for worker in self._workforce.present("trainer")]
@@ -130,12 +129,6 @@ class Driver:
         # Last of all: until the final word is written, another conductor may have to read what is there.
         await GroupStore(self._wires.buffer, run_id).remove_run()
         _log.info("run_ended", run_id=run_id, state=state)
-
-
-def state_of(view: View, run_id: str) -> RunState | None:
-    """What the run's conductor said last."""
-    value = view.get(f"{run_id}.status")
-    return RunStatus.model_validate_json(value).state if value else None
 
 
 def _words(error: Exception) -> str:

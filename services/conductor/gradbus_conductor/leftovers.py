@@ -13,7 +13,7 @@ from gradbus.buffer import GroupStore, runs_in
 from gradbus.bus import View
 from gradbus.runs import FINAL_STATES
 from gradbus.telemetry import get_logger
-from gradbus_conductor.driver import state_of
+from gradbus_conductor.known_runs import fault_of, state_of
 from gradbus_conductor.workforce import Workforce
 
 _log = get_logger(__name__)
@@ -21,7 +21,10 @@ _SWEEP_SECONDS = 10.0
 
 
 class Leftovers:
-    """Frees workers and removes buffer keys of runs that are over, again and again. Any number of conductors may."""
+    """Frees workers and removes buffer keys of runs that are over, again and again. Any number of conductors may.
+
+    A run that cannot be read keeps its buffer keys, for it may be mended, but no worker.
+    """
 
     def __init__(self, buffer: Redis, runs: View, workforce: Workforce) -> None:
         self._buffer = buffer
@@ -39,7 +42,7 @@ class Leftovers:
 
     async def sweep(self) -> None:
         """Once. A run that is not known here is let alone."""
-        await self._workforce.release_finished(self._is_over)
+        await self._workforce.release_finished(lambda run_id: self._is_over(run_id) or bool(fault_of(self._runs, run_id)))
         for run_id in await runs_in(self._buffer):
             if self._is_over(run_id):
                 _log.info("leftovers_removed", run_id=run_id)

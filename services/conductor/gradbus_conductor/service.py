@@ -1,6 +1,6 @@
 """The conductor's main loop: takes every run that nobody drives, one task a run.
 
-A run waits as `queued` until a trainer is free; the oldest comes first.
+A run waits as `queued` until a trainer is free; the oldest comes first. One whose keys cannot be read is passed over.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from gradbus.background import background, cancelled
 from gradbus.bus import Bucket, Buckets, Lease, View
 from gradbus.errors import FencedError
 from gradbus.process import Process
-from gradbus.runs import FINAL_STATES, RunRecord
+from gradbus.runs import RunRecord
 from gradbus.telemetry import get_logger
-from gradbus_conductor.driver import Driver, state_of
+from gradbus_conductor.driver import Driver
+from gradbus_conductor.known_runs import fault_of, unfinished
 from gradbus_conductor.leftovers import Leftovers
 from gradbus_conductor.settings import Settings
 from gradbus_conductor.wires import Wires
@@ -31,6 +32,7 @@ class Conductor:
         self._wires = wires
         self._settings = settings
         self._driving: dict[str, asyncio.Task[None]] = {}
+        self._faults: dict[str, str] = {}
 
     async def serve(self, process: Process) -> None:
         """Looks for runs; on SIGTERM every run is let go, and another conductor takes it up from the log."""
@@ -50,17 +52,21 @@ class Conductor:
 
     def _take_up(self, runs: Bucket, view: View, workforce: Workforce) -> None:
         self._driving = {run_id: task for run_id, task in self._driving.items() if not task.done()}
-        for run_id in self._unfinished(view):
-            if run_id not in self._driving:
+        for run_id in unfinished(view):
+            if fault := fault_of(view, run_id):
+                self._pass_over(run_id, fault)
+            elif run_id not in self._driving:
                 self._driving[run_id] = asyncio.create_task(self._drive(run_id, runs, view, workforce), name=f"run {run_id}")
 
     async def _let_go(self) -> None:
         await asyncio.gather(*(cancelled(task) for task in self._driving.values()))
 
-    def _unfinished(self, view: View) -> list[str]:
-        """Run ids sort by time of creation."""
-        names = sorted(key.removesuffix(".spec") for key in view.entries if key.endswith(".spec"))
-        return [name for name in names if state_of(view, name) not in FINAL_STATES]
+    def _pass_over(self, run_id: str, fault: str) -> None:
+        if self._faults.get(run_id) != fault:
+            self._faults[run_id] = fault
+            _log.error("run_unreadable", run_id=run_id, error=fault)
+        if run_id in self._driving:
+            self._driving[run_id].cancel()
 
     async def _drive(self, run_id: str, runs: Bucket, view: View, workforce: Workforce) -> None:
         leases = await self._wires.bus.bucket(Buckets.LEASES)

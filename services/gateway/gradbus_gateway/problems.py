@@ -38,6 +38,11 @@ def no_such_run(run_id: str) -> ProblemError:
     return ProblemError(404, "no-such-run", f"there is no run {run_id!r}; GET /v1/runs lists them")
 
 
+def unreadable_run(reason: str) -> ProblemError:
+    """The answer for a run whose stored record is broken."""
+    return ProblemError(500, "unreadable-run", reason)
+
+
 def register(app: FastAPI) -> None:
     """Makes every error of `app` a problem document."""
     app.add_exception_handler(ProblemError, _on_problem)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from gradbus.bus import Event
 from gradbus.runs import DesiredState, RunProgress, RunState, WorkerPresence
 from gradbus.spec import RunSpec
-from gradbus_gateway.run_store import Run
+from gradbus_gateway.run_store import Run, UnreadableRun
 
 Item = TypeVar("Item")
 
@@ -37,19 +37,22 @@ class RunSummary(BaseModel):
     object: Literal["run"] = "run"
     id: str
     name: str
-    state: RunState
+    state: RunState | Literal["unreadable"]
     desired: DesiredState
     reason: str = Field("", description="Why it is in this state, and what to do if it should not be.")
     waiting_for: str = Field("", description="What it waits for and who owes it.")
     steps: int = Field(description="Steps the run will take.")
     progress: RunProgress
-    created_at: datetime
+    created_at: datetime | None
     updated_at: datetime | None = None
     finished_at: datetime | None = None
 
     @classmethod
-    def of(cls, run: Run) -> Self:
-        """The summary of `run`."""
+    def of(cls, run: Run | UnreadableRun) -> Self:
+        """The summary of `run`; of one that cannot be read, its id and the reason."""
+        if isinstance(run, UnreadableRun):
+            unknown = {"name": "", "desired": "running", "steps": 0, "progress": RunProgress(), "created_at": None}
+            return cls(id=run.run_id, state="unreadable", reason=run.reason, **unknown)
         return cls(**_fields(run))
 
 
@@ -59,7 +62,7 @@ class RunResource(RunSummary):
     spec: RunSpec
 
     @classmethod
-    def of(cls, run: Run) -> Self:
+    def whole(cls, run: Run) -> Self:
         """All of `run`."""
         return cls(**_fields(run), spec=run.record.spec)
 

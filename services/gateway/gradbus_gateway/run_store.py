@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from gradbus.bus import Bucket, Conflict
-from gradbus.errors import SettingsError
+from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
-from gradbus.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus
-from gradbus_gateway.problems import ProblemError, no_such_run
+from gradbus.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
+from gradbus.telemetry import get_logger
+from gradbus_gateway.problems import ProblemError, no_such_run, unreadable_run
 
+_log = get_logger(__name__)
 Verb = Literal["cancel", "pause", "resume"]
 _WANTED: Final[dict[Verb, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
 _ATTEMPTS = 5
@@ -27,6 +30,11 @@ class Run:
     status: RunStatus | None
 
     @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self.record.run_id
+
+    @property
     def state(self) -> RunState:
         """The conductor's word; before its first one, what follows from what is wanted."""
         if self.status:
@@ -37,6 +45,15 @@ class Run:
     def is_final(self) -> bool:
         """Whether nothing more will happen."""
         return self.state in FINAL_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRun:
+    """A run whose record cannot be read. It stands in the list, so that somebody mends it."""
+
+    run_id: str
+    reason: str
+    """What is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,7 @@ class RunStore:
         return Run(record, "running", None)
 
     async def find(self, run_id: str) -> Run | None:
-        """The run, or None."""
+        """The run, or None. Raises the problem `unreadable-run`."""
         try:
             spec = await self._bucket.get(f"{checked_name(run_id, 'run id')}.spec")
         except SettingsError:
@@ -74,22 +91,26 @@ class RunStore:
             return None
         desired = await self._bucket.get(f"{run_id}.desired")
         status = await self._bucket.get(f"{run_id}.status")
-        return _run(spec.value, desired.value if desired else None, status.value if status else None)
+        try:
+            return Run(*read_run(run_id, spec.value, desired.value if desired else None, status.value if status else None))
+        except CorruptRecordError as error:
+            raise unreadable_run(str(error)) from None
 
     async def get(self, run_id: str) -> Run:
-        """The run. Raises the problem 404."""
+        """The run. Raises the problems 404 and `unreadable-run`."""
         run = await self.find(run_id)
         if run is None:
             raise no_such_run(run_id)
         return run
 
-    async def page(self, after: str, limit: int) -> list[Run]:
-        """Up to `limit` runs older than `after`, newest first."""
+    async def page(self, after: str, limit: int) -> list[Run | UnreadableRun]:
+        """Up to `limit` runs older than `after`, newest first. One that cannot be read hides no other."""
         async with self._bucket.view("*.*") as view:
             entries = dict(view.entries)
         known = sorted((key.removesuffix(".spec") for key in entries if key.endswith(".spec")), reverse=True)
+        known = [run_id for run_id in known if _is_run_id(run_id)]
         wanted = [run_id for run_id in known if not after or run_id < after][:limit]
-        return [_run(entries[f"{run_id}.spec"], entries.get(f"{run_id}.desired"), entries.get(f"{run_id}.status")) for run_id in wanted]
+        return [_listed(run_id, entries) for run_id in wanted]
 
     async def wish(self, run_id: str, verb: Verb) -> Run:
         """Sets what is wanted of a run. Raises the problems 404, and 409 when its state forbids it."""
@@ -124,9 +145,20 @@ class RunStore:
         return wish
 
 
-def _run(spec: bytes, desired: bytes | None, status: bytes | None) -> Run:
-    wanted: DesiredState = json.loads(desired) if desired else "running"
-    return Run(RunRecord.model_validate_json(spec), wanted, RunStatus.model_validate_json(status) if status else None)
+def _listed(run_id: str, entries: Mapping[str, bytes]) -> Run | UnreadableRun:
+    try:
+        return Run(*read_run(run_id, entries[f"{run_id}.spec"], entries.get(f"{run_id}.desired"), entries.get(f"{run_id}.status")))
+    except CorruptRecordError as error:
+        return UnreadableRun(run_id, str(error))
+
+
+def _is_run_id(name: str) -> bool:
+    try:
+        checked_name(name, "run id")
+    except SettingsError as error:
+        _log.warning("run_left_out", key=f"{name}.spec", error=str(error))
+        return False
+    return True
 
 
 def _json(value: object) -> bytes:

@@ -138,7 +138,7 @@ class Retention:
         # Publishing stands still meanwhile, so NATS is not waited for: the sweep is put off.
         async with asyncio.timeout(_SPECS_SECONDS), self._runs.view("*.spec") as specs:
             for value in specs.entries.values():
-                needed.update(_DIGEST.findall(value.decode()))
+                needed.update(_DIGEST.findall(value.decode(errors="replace")))
         return needed
 
     async def _delete(self, blobs: set[str]) -> None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from grpc.aio import AioRpcError
+from structlog.testing import capture_logs
 
 from gradbus.background import cancelled
 from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import Bucket, Buckets, Lease, TaskQueue, View
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
+from gradbus.process import Process
 from gradbus.runs import RunRecord, RunStatus, WorkerPresence
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
@@ -21,6 +23,8 @@ from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightMa
 from gradbus_conductor import driver
 from gradbus_conductor.archive import Archive
 from gradbus_conductor.driver import Driver
+from gradbus_conductor.service import Conductor
+from gradbus_conductor.settings import Settings
 from gradbus_conductor.wires import Wires
 from gradbus_conductor.workforce import Workforce
 
@@ -252,6 +256,27 @@ async def test_a_queued_run_says_that_there_is_no_trainer_or_who_comes_first(sta
     await waits(stage, "run run-000 comes first") if await stage.assigned() is None else None
     await stage.wish("cancelled")
     await asyncio.wait_for(driving, 20)
+
+
+@pytest.mark.parametrize("key", ["spec", "desired", "status"])
+async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(stage, key):
+    runs, broken = stage.buckets[Buckets.RUNS], "run-000-broken"
+    await runs.put(f"{broken}.spec", stage.record.to_bytes())
+    await runs.put(f"{broken}.{key}", b"\xff not a record")
+    await stage.trainer()
+    await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", f'"{broken}"'.encode())
+    await stage.trained()
+    process = Process("conductor")
+    with capture_logs() as logs:
+        serving = asyncio.create_task(Conductor(stage.wires, Settings(worker_id="conductor")).serve(process))
+        async with asyncio.timeout(20):
+            while (status := await stage.status()) is None or status.state != "succeeded":  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        process.stopping.set()
+        await serving
+    told = [line["error"] for line in logs if line["event"] == "run_unreadable"]
+    assert len(told) == 1
+    assert f"{broken}.{key} in the bucket `runs` cannot be read" in told[0]
 
 
 async def test_a_run_paused_before_it_began_takes_no_trainer_until_it_is_resumed(stage, monkeypatch):

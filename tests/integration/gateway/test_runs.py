@@ -71,6 +71,33 @@ def test_paging_walks_every_run_once_newest_first(http, client, spec, tmp_path):
     assert seen[:3] == mine[::-1]
 
 
+@pytest.mark.parametrize("key", ["spec", "desired", "status"])
+async def test_a_run_that_cannot_be_read_hides_no_other_and_says_what_to_do(http, bus, submitted, key):
+    bucket = await bus.bucket("runs")
+    broken = "run-zzz-broken"  # the newest
+    await bucket.put(f"{broken}.spec", (await bucket.get(f"{submitted['id']}.spec")).value)
+    await bucket.put(f"{broken}.{key}", b"\xff not a record")
+    try:
+        listed = http.get("/v1/runs").json()["data"]
+        assert [run["id"] for run in listed[:2]] == [broken, submitted["id"]]
+        assert listed[0]["state"] == "unreadable"
+        answer = http.get(f"/v1/runs/{broken}")
+        assert (answer.status_code, answer.json()["type"]) == (500, "urn:gradbus:problem:unreadable-run")
+        assert f"{broken}.{key} in the bucket `runs` cannot be read" in listed[0]["reason"] == answer.json()["detail"]
+    finally:
+        for name in ("spec", "desired", "status"):
+            await bucket.delete(f"{broken}.{name}")
+
+
+async def test_a_key_that_names_no_run_is_left_out(http, bus, submitted):
+    bucket = await bus.bucket("runs")
+    await bucket.put("No=Run.spec", b"{}")
+    try:
+        assert http.get("/v1/runs").json()["data"][0]["id"] == submitted["id"]
+    finally:
+        await bucket.delete("No=Run.spec")
+
+
 def test_pause_resume_and_cancel_set_what_is_wanted(client, submitted):
     run_id = submitted["id"]
     assert client.pause(run_id)["desired"] == "paused"

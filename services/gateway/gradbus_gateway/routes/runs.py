@@ -34,35 +34,35 @@ async def post_run(
     body = parse_body(await request.body(), request.headers.get("content-type", ""))
     run = await submit(gateway, Submission(body, key.id, idempotency_key))
     response.headers["Location"] = f"/v1/runs/{run.record.run_id}"
-    return RunResource.of(run)
+    return RunResource.whole(run)
 
 
 @router.get("", dependencies=[READ], summary="List runs")
 async def list_runs(gateway: Here, after: str = "", limit: Limit = 20) -> Page[RunSummary]:
     """Newest first."""
     found = await gateway.runs.page(after, limit + 1)
-    return Page[RunSummary].of([(run.record.run_id, RunSummary.of(run)) for run in found], limit)
+    return Page[RunSummary].of([(run.run_id, RunSummary.of(run)) for run in found], limit)
 
 
 @router.get("/{run_id}", dependencies=[READ], summary="Show a run")
 async def get_run(run_id: str, gateway: Here) -> RunResource:
     """State, progress and spec."""
-    return RunResource.of(await gateway.runs.get(run_id))
+    return RunResource.whole(await gateway.runs.get(run_id))
 
 
 @router.post("/{run_id}/cancel", dependencies=[WRITE], summary="Cancel a run")
 async def cancel_run(run_id: str, gateway: Here) -> RunResource:
     """For good; what it has trained stays. Cancelling twice is no error."""
-    return RunResource.of(await gateway.runs.wish(run_id, "cancel"))
+    return RunResource.whole(await gateway.runs.wish(run_id, "cancel"))
 
 
 @router.post("/{run_id}/pause", dependencies=[WRITE], summary="Pause a run")
 async def pause_run(run_id: str, gateway: Here) -> RunResource:
     """Training stops within two steps."""
-    return RunResource.of(await gateway.runs.wish(run_id, "pause"))
+    return RunResource.whole(await gateway.runs.wish(run_id, "pause"))
 
 
 @router.post("/{run_id}/resume", dependencies=[WRITE], summary="Resume a paused run")
 async def resume_run(run_id: str, gateway: Here) -> RunResource:
     """Goes on where it stopped."""
-    return RunResource.of(await gateway.runs.wish(run_id, "resume"))
+    return RunResource.whole(await gateway.runs.wish(run_id, "resume"))

@@ -1,0 +1,53 @@
+"""What the bucket `runs` says of each run. One that cannot be read stands in nobody's way."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pydantic import ValidationError
+
+from gradbus.bus import View
+from gradbus.errors import CorruptRecordError
+from gradbus.runs import FINAL_STATES, RunState, RunStatus, read_run
+
+_CACHED = 4096  # looked at twice a second, written rarely
+
+
+def state_of(view: View, run_id: str) -> RunState | None:
+    """What the run's conductor said last, if that can be read."""
+    value = view.get(f"{run_id}.status")
+    return _state(value) if value else None
+
+
+def fault_of(view: View, run_id: str) -> str:
+    """Why the run cannot be driven, and what to do; empty for a run whose keys can be read, or that is not known."""
+    spec = view.get(f"{run_id}.spec")
+    return _fault(run_id, spec, view.get(f"{run_id}.desired"), view.get(f"{run_id}.status")) if spec is not None else ""
+
+
+def unfinished(view: View) -> list[str]:
+    """Runs that are not over, oldest first: run ids sort by time of creation."""
+    names = sorted(key.removesuffix(".spec") for key in view.entries if key.endswith(".spec"))
+    return [name for name in names if state_of(view, name) not in FINAL_STATES]
+
+
+def queued(view: View) -> list[str]:
+    """Runs that wait for a trainer or were not looked at yet, oldest first."""
+    return [name for name in unfinished(view) if state_of(view, name) in {None, "queued"} and not fault_of(view, name)]
+
+
+@lru_cache(_CACHED)
+def _state(status: bytes) -> RunState | None:
+    try:
+        return RunStatus.model_validate_json(status).state
+    except ValidationError:
+        return None
+
+
+@lru_cache(_CACHED)
+def _fault(run_id: str, spec: bytes, desired: bytes | None, status: bytes | None) -> str:
+    try:
+        read_run(run_id, spec, desired, status)
+    except CorruptRecordError as error:
+        return str(error)
+    return ""
