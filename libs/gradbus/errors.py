@@ -6,7 +6,9 @@ GradbusError
 ├── ModelError             a model folder cannot be used
 ├── DatasetError           a dataset cannot be used
 ├── TrainingError          the optimiser cannot go on (loss or gradient not finite)
-├── RankLostError          a rank of the trainer is gone; all ranks start again
+├── RestartNeededError     this process can serve no run any more; it ends and is started again
+│   ├── RankLostError          a rank of the trainer is gone; all ranks start again
+│   └── EngineHungError        a sampling engine has work and gets nowhere
 ├── CorruptRecordError     stored bytes do not match their digest
 ├── ObjectMissingError     object storage does not hold what was asked for
 ├── StorageError           object storage does not answer, or refuses
@@ -88,7 +90,15 @@ class TrainingError(GradbusError):
     """The optimiser cannot go on: a loss or gradient is not finite. The weights are unchanged."""
 
 
-class RankLostError(GradbusError):
+class RestartNeededError(GradbusError):
+    """This process can serve no run any more: it hands back what it holds, ends with status 1, and is to be started again."""
+
+
+class EngineHungError(RestartNeededError):
+    """A sampling engine has work and gets nowhere: a stuck device, a decode that never returns."""
+
+
+class RankLostError(RestartNeededError):
     """A rank of the trainer ended, failed or did not answer in time. This process cannot go on and must be started again."""
 
 

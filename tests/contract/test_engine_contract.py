@@ -66,6 +66,15 @@ async def test_results_come_in_the_order_of_the_groups_from_concurrent_calls(eng
         assert results[2] == await engine.generate(calls[2])
 
 
+async def test_progress_grows_with_a_load_and_with_samples(start, weights):
+    engine = start()
+    begun = await engine.progress()
+    await engine.load([weights], 0)
+    loaded = await engine.progress()
+    await engine.generate([PromptGroup("a", (1, 2), (0,))])
+    assert begun < loaded < await engine.progress()
+
+
 async def test_the_attested_digest_is_that_of_the_weights_and_follows_them(engine, weights, tmp_path):
     tensors = load_file(weights)
     assert await engine.load([weights], 1) == weights_digest(tensors)

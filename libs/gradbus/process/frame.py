@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
 
 from gradbus.errors import GradbusError
 from gradbus.process.health import HealthPages
@@ -13,6 +16,7 @@ from gradbus.telemetry import configure_logging, exported, get_logger
 
 _log = get_logger(__name__)
 DRAIN_SECONDS = 20.0
+_THREADS_SECONDS = 5.0
 
 
 class Process:
@@ -29,11 +33,27 @@ class Process:
 def run_process(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]]) -> int:
     """Runs `main` until it returns; the exit status: 0 after a drain, 1 after an error."""
     configure_logging(name, settings.log_level)
-    with exported(name, settings.worker_id):
-        return asyncio.run(_run(name, settings, main))
+    with exported(name, settings.worker_id), _bounded_end() as over:
+        return asyncio.run(_run(name, settings, main, over))
 
 
-async def _run(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]]) -> int:
+@contextmanager
+def _bounded_end() -> Iterator[Callable[[], None]]:
+    """Gives what is to be called when the work is over. A thread that never returns, on a stuck device, must not hold the process."""
+    cut = Timer(_THREADS_SECONDS, _cut)
+    cut.daemon = True
+    try:
+        yield cut.start
+    finally:
+        cut.cancel()
+
+
+def _cut() -> None:
+    _log.error("threads_left", seconds=_THREADS_SECONDS)
+    os._exit(1)
+
+
+async def _run(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]], over: Callable[[], None]) -> int:
     process = Process(name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,5 +82,6 @@ async def _run(name: str, settings: ProcessSettings, main: Callable[[Process], A
         return 1
     finally:
         await pages.stop()
+        over()
     _log.info("stopped")
     return 0

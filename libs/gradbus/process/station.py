@@ -13,7 +13,7 @@ from nats.js.errors import APIError
 
 from gradbus.background import background, cancelled
 from gradbus.bus import Bucket, Buckets, Bus, View
-from gradbus.errors import FencedError, GradbusError, RankLostError
+from gradbus.errors import FencedError, GradbusError, RestartNeededError
 from gradbus.process.frame import Process
 from gradbus.runs import DesiredState, RunRecord, WorkerPresence
 from gradbus.telemetry import get_logger
@@ -86,7 +86,7 @@ class Station:
             while not task.done() and self.assigned == run_id and not process.stopping.is_set():
                 await self._change(process, task)
             await cancelled(task)
-            if not task.cancelled() and isinstance(error := task.exception(), RankLostError):
+            if not task.cancelled() and isinstance(error := task.exception(), RestartNeededError):
                 raise error
             self._leave()
 
@@ -102,7 +102,7 @@ class Station:
             await work(RunRecord.model_validate_json(stored.value))
         except FencedError as error:
             _log.warning("run_let_go", run_id=run_id, reason=str(error))
-        except RankLostError:
+        except RestartNeededError:
             raise  # no run can be served any more: the process ends and is started again
         except GradbusError as error:
             _log.error("run_trouble", run_id=run_id, error=f"{type(error).__name__}: {error}")

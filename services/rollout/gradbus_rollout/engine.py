@@ -70,6 +70,10 @@ class Engine(Protocol):
         """The version held; None before the first load."""
         ...
 
+    async def progress(self) -> int:
+        """A count that grows for as long as the engine, having work, gets anywhere: steps, answers, loads. Answers at once."""
+        ...
+
     async def load(self, weights: Sequence[Path], version: int) -> str:
         """Hold `version` from the next token on; returns the digest of what the engine now holds.
 

@@ -17,6 +17,7 @@ from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.versions import Versions
+from gradbus_rollout.watched_engine import WatchedEngine
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 _STATUS_SECONDS = 0.2
@@ -41,7 +42,7 @@ class RolloutService:
             status = await self._status(record, runs)
             training = await self._table(encoder, status.prompts)
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
-            engine = await self._engine(folder, record, encoder)
+            engine = WatchedEngine(await self._engine(folder, record, encoder), self._settings.engine_progress_seconds)
         except (DatasetError, ModelError):
             self._wires.station.presence.fatal = True
             raise

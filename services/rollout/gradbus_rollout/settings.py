@@ -12,3 +12,4 @@ class Settings(ProcessSettings):
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     device: str = Field("cpu", description="Torch device of the embedded engine.")
+    engine_progress_seconds: float = Field(120.0, gt=0, description="How long an engine with work may get nowhere; then the worker ends.")

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, sys, threading
 from gradbus.errors import ModelError
 from gradbus.process import ProcessSettings, run_process
 
@@ -43,6 +43,9 @@ async def crash_in_the_drain(process):
     process.ready = True
     await process.stopping.wait()
     raise KeyError("in the drain")
+
+async def leave_a_thread(process):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
 
 sys.exit(run_process("test", ProcessSettings(health=sys.argv[2]), globals()[sys.argv[1]]))
 """
@@ -123,6 +126,12 @@ def test_a_service_that_returns_ends_well(start):
     process = start("leave")
     process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+def test_a_thread_that_never_ends_does_not_hold_the_process(start):
+    process = start("leave_a_thread")
+    _, log = process.communicate(timeout=60)
+    assert (process.returncode, lines(log)[-1]["event"]) == (1, "threads_left")
 
 
 @pytest.mark.parametrize(

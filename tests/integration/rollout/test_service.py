@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from gradbus.buffer import GroupStore
 from gradbus.bus import Buckets, TaskQueue
+from gradbus.errors import EngineHungError
 from gradbus.process import Process, Station, WorkerWires
 from gradbus.runs import RunStatus, WorkerPresence
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout import watched_engine
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
+from gradbus_rollout.torch_engine.scheduler import Scheduler
 
 from .conftest import until
 
@@ -32,6 +36,26 @@ async def serving(bus, buffer, objects, stub, run_id, tmp_path):
     yield station.presence
     process.stopping.set()
     await asyncio.wait_for(task, 30)
+    assert await (await bus.bucket(Buckets.WORKERS)).get(station.presence.worker) is None
+
+
+async def test_a_worker_ends_when_its_engine_hangs(
+    new_record, model_files, prompts, bus, buffer, objects, stub, run_id, tmp_path, monkeypatch
+):
+    stuck = threading.Event()
+    monkeypatch.setattr(Scheduler, "step", lambda _self: stuck.wait())
+    monkeypatch.setattr(watched_engine, "_CLOSE_SECONDS", 0.1)
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
+    settings = Settings(cache_dir=tmp_path / "cache", engine_progress_seconds=1.0)
+    service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station))
+    await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
+    try:
+        with pytest.raises(EngineHungError):
+            await asyncio.wait_for(station.serve(Process("rollout"), service.serve_run), 60)
+    finally:
+        stuck.set()
     assert await (await bus.bucket(Buckets.WORKERS)).get(station.presence.worker) is None
 
 

@@ -55,6 +55,7 @@ class SGLangEngine:
         self._lock = asyncio.Lock()
         self._installs = 0
         self._repairs = 0
+        self._progress = 0
         self._over = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self.server = Server(model, config, settings, cache / "server.log")
@@ -74,6 +75,15 @@ class SGLangEngine:
         """Longest prompt that leaves room for the response."""
         room = self._info.context_length - self._config.max_new_tokens
         return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+
+    async def progress(self) -> int:
+        """See `Engine.progress`: answers; while there are none, a server that generates a token when asked for its health.
+
+        Starts and loads have deadlines of their own, `start_seconds` and `load_seconds`, and count as progress until then.
+        """
+        if self._lock.locked() or await self.server.api.healthy():
+            self._progress += 1
+        return self._progress
 
     async def start(self) -> None:
         """Brings the server up, unless it is. Raises EngineError."""
@@ -153,6 +163,7 @@ class SGLangEngine:
                 self._end(f"the engine broke ({error}); restart the worker")
                 raise ModelError(self._over) from error
             self._repairs = 0
+            self._progress += 1
             if completion is not None:
                 return completion
 

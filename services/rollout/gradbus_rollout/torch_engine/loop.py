@@ -46,6 +46,7 @@ class TorchEngine:
         self._config = config
         self._scheduler = Scheduler(model, config)
         self._version: int | None = None
+        self._progress = 0
         self._broken: str | None = None
         self._inbox: SimpleQueue[Request | _Swap | _Close] = SimpleQueue()
         self._lock = Lock()  # a command is either taken by the loop or refused, never left in the inbox
@@ -72,6 +73,10 @@ class TorchEngine:
         """Longest prompt that leaves room for the response."""
         room = self._model.shape.context_length - self._config.max_new_tokens
         return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+
+    async def progress(self) -> int:
+        """See `Engine.progress`: decode steps and commands."""
+        return self._progress
 
     async def load(self, weights: Sequence[Path], version: int) -> str:
         """See `Engine.load`. The swap falls between two decode steps."""
@@ -110,6 +115,7 @@ class TorchEngine:
             with torch.inference_mode():
                 while self._take_commands():
                     self._scheduler.step()
+                    self._progress += 1
         except Exception as error:  # noqa: BLE001 -- the thread's boundary: whoever waits gets it
             _log.exception("engine_failed", engine=self.name, version=self._version)
             reason = f"the engine broke ({error}); restart the worker"
@@ -125,6 +131,7 @@ class TorchEngine:
                     self._swap(swap)
                 case _Close():
                     return False
+            self._progress += 1
         return True
 
     def _swap(self, swap: _Swap) -> None:
