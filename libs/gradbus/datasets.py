@@ -31,6 +31,11 @@ def rows(data: bytes) -> list[Row]:
 
 def iterate(data: bytes) -> Iterator[Row]:
     """Rows one by one, blank lines left out. Raises DatasetError as `rows` does."""
+    return (row for _, row in numbered(data))
+
+
+def numbered(data: bytes) -> Iterator[tuple[int, Row]]:
+    """Rows, each with its line as an editor counts: from 1, blank lines too. Raises DatasetError as `rows` does."""
     found = False
     for number, line in enumerate(io.BytesIO(data), start=1):
         if not line.strip():
@@ -42,7 +47,7 @@ def iterate(data: bytes) -> Iterator[Row]:
             raise DatasetError(f"line {number} is not JSON ({error}); write one JSON object a line") from None
         if not isinstance(row, dict):
             raise DatasetError(f"line {number} is {_kind(row)}; write one JSON object a line, with a column for the prompt")
-        yield row
+        yield number, row
     if not found:
         raise DatasetError("the dataset has no rows; write one JSON object a line")
 
@@ -50,33 +55,34 @@ def iterate(data: bytes) -> Iterator[Row]:
 def inspect(data: bytes, prompt: str) -> DatasetInfo:
     """Checks every row and its prompt in the column `prompt`. Raises DatasetError for the first that is wrong."""
     count, columns, chat = 0, frozenset[str](), False
-    for count, row in enumerate(iterate(data), start=1):
+    for count, (line, row) in enumerate(numbered(data), start=1):
         columns = columns.intersection(row) if count > 1 else frozenset(row)
-        chat = _checked_prompt(row, prompt, count) or chat
+        chat = _checked_prompt(row, prompt, line) or chat
     return DatasetInfo(count, columns, chat)
 
 
 def prompts_object(data: bytes, prompt: str) -> bytes:
-    """JSON Lines with the prompt of each row and nothing else, in the same order: answers stay behind."""
-    lines = []
-    for number, row in enumerate(iterate(data), start=1):
-        _checked_prompt(row, prompt, number)
+    """JSON Lines with the prompt of each row and nothing else, on the line it had: answers stay behind."""
+    lines: list[str] = []
+    for line, row in numbered(data):
+        _checked_prompt(row, prompt, line)
+        lines.extend([""] * (line - 1 - len(lines)))
         lines.append(json.dumps({"prompt": row[prompt]}, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()
 
 
-def _checked_prompt(row: Row, column: str, number: int) -> bool:
+def _checked_prompt(row: Row, column: str, line: int) -> bool:
     """Whether the row's prompt is a chat; DatasetError if it is no prompt at all."""
     if column not in row:
-        raise DatasetError(f"row {number} has no column {column!r}, it has {', '.join(row) or 'none'}; {_advice(column, row)}")
+        raise DatasetError(f"line {line} has no column {column!r}, it has {', '.join(row) or 'none'}; {_advice(column, row)}")
     value = row[column]
     if isinstance(value, str):
         if not value:
-            raise DatasetError(f"row {number} has an empty prompt; give it text or leave the row out")
+            raise DatasetError(f"line {line} has an empty prompt; give it text or leave the row out")
         return False
     if not isinstance(value, list) or not value or not all(_is_message(message) for message in value):
         raise DatasetError(
-            f"row {number} has a prompt that is {_kind(value)}; give text, or a list of messages such as "
+            f"line {line} has a prompt that is {_kind(value)}; give text, or a list of messages such as "
             '{"role": "user", "content": "..."}'
         )
     return True

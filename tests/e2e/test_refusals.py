@@ -96,11 +96,11 @@ def test_code_that_a_model_names_never_runs(lab, spec, model, tmp_path):
     assert not trap.exists()
 
 
-def test_a_prompt_longer_than_the_model_fails_the_run_and_names_row_and_limit(lab, spec, rows):
+def test_a_prompt_longer_than_the_model_fails_the_run_and_names_line_and_limit(lab, spec, rows):
     train = rows([{"prompt": "sun and", "answer": "moon"}, {"prompt": "sun and " * 80, "answer": "moon"}])
     run = lab.ends(lab.submit(spec(data={"train": train})), "failed", seconds=20)
-    assert "row 1" in run["reason"]
-    assert "the limit is 58" in run["reason"]
+    assert "line 2" in run["reason"]
+    assert "at most 58 fit" in run["reason"]
 
 
 def test_after_all_this_the_stack_trains(lab, spec):

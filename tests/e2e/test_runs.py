@@ -80,7 +80,7 @@ def test_the_filter_can_be_switched_off(lab, spec):
 def test_a_dataset_smaller_than_a_step_goes_round_in_epochs(lab, spec, rows):
     train = rows({"prompt": word, "answer": word} for word in ("sun", "moon"))
     samples = lab.samples(lab.train(spec(data={"train": train}))["id"])
-    groups = {sample["index"]: sample["row"] for sample in samples}
+    groups = {sample["index"]: sample["row_index"] for sample in samples}
     assert sorted(groups) == list(range(12))
     assert all({groups[2 * epoch], groups[2 * epoch + 1]} == {0, 1} for epoch in range(6))
 

@@ -89,17 +89,18 @@ class Dispatcher:
         return found
 
     async def send_again(self, overdue: Sequence[int], versions: Mapping[int, int], rows: Mapping[int, int], workers: int) -> None:
-        """Dispatches overdue groups again, unless the queue still holds tasks that nobody has fetched."""
+        """Dispatches overdue groups: those never sent, and those sent before unless the queue still holds tasks nobody has fetched."""
         lost = [index for index in overdue if index in self._sent]
         if lost and await self._queue.waiting() > 0:
             now = asyncio.get_running_loop().time()
             for index in lost:
                 self._sent[index].at = now
             self.excuse(lost)
-            overdue = [index for index in overdue if index not in self._sent]
+            overdue, lost = [index for index in overdue if index not in self._sent], []
+        if lost:
+            self.again += len(lost)
+            _log.info("dispatched_again", run_id=self._run_id, kind=int(self._kind), groups=len(lost), first=min(lost))
         if overdue:
-            self.again += len(overdue)
-            _log.info("dispatched_again", run_id=self._run_id, kind=int(self._kind), groups=len(overdue), first=min(overdue))
             await self.send([(index, versions[index], rows[index]) for index in overdue], workers)
 
     def _claims(self, worker: WorkerPresence) -> list[int]:

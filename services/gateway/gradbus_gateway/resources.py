@@ -106,7 +106,7 @@ class SampleResource(BaseModel):
     object: Literal["sample"] = "sample"
     id: str
     index: int = Field(description="Its group.")
-    row: int = Field(description="Row of the dataset, counted from 0.")
+    row_index: int = Field(description="Index of its row in the dataset, from 0. Messages name lines of the file instead, from 1.")
     step: int | None = Field(description="Step that trains it (`fixed_lag`).")
     prompt: str
     text: str

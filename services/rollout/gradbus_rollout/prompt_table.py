@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradbus.datasets import iterate
+from gradbus.datasets import numbered
 from gradbus_rollout.prompts import PromptEncoder
 
 _CHECKED_ROWS = 10_000
@@ -14,9 +14,9 @@ class PromptTable:
     """Rows of a prompts object. The first rows are encoded at once, so that a prompt the model cannot take shows early."""
 
     def __init__(self, encoder: PromptEncoder, content: bytes) -> None:
-        """Raises DatasetError, naming the row, for a prompt that is empty or too long."""
+        """Raises DatasetError, naming the line, for a prompt that is empty or too long."""
         self._encoder = encoder
-        self._prompts = [row["prompt"] for row in iterate(content)]
+        self._lines, self._prompts = zip(*((line, row["prompt"]) for line, row in numbered(content)), strict=True)
         self._ids: dict[int, tuple[int, ...]] = {}
         for row in range(min(_CHECKED_ROWS, len(self._prompts))):
             self.ids(row)
@@ -24,7 +24,7 @@ class PromptTable:
     def ids(self, row: int) -> tuple[int, ...]:
         """Token ids of a row's prompt, [P]."""
         if row not in self._ids:
-            self._ids[row] = self._encoder.encode(self._prompts[row], row)
+            self._ids[row] = self._encoder.encode(self._prompts[row], self._lines[row])
         return self._ids[row]
 
     def text(self, row: int) -> str:

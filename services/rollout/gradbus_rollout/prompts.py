@@ -34,17 +34,17 @@ class PromptEncoder:
         self._backend = self._tokenizer.backend_tokenizer if fast else None
         self.stop_token_ids = frozenset(_stop_ids(folder)) | frozenset(extra_stop_ids) | _as_ids(self._tokenizer.eos_token_id)
 
-    def encode(self, prompt: object, row: int) -> tuple[int, ...]:
-        """Ids of a row's prompt: text as the tokenizer takes it, messages through the chat template.
+    def encode(self, prompt: object, line: int) -> tuple[int, ...]:
+        """Ids of a prompt: text as the tokenizer takes it, messages through the chat template.
 
-        Raises DatasetError (naming `row`) for a prompt of another kind, empty or too long, ModelError without a template.
+        Raises DatasetError (naming `line`) for a prompt of another kind, empty or too long, ModelError without a template.
         """
-        ids = tuple(self._text_ids(prompt) if isinstance(prompt, str) else self._chat_ids(prompt, row))
+        ids = tuple(self._text_ids(prompt) if isinstance(prompt, str) else self._chat_ids(prompt, line))
         if not ids:
-            raise DatasetError(f"row {row} has an empty prompt; remove the row")
+            raise DatasetError(f"line {line} has an empty prompt; remove the line")
         if len(ids) > self.max_prompt_tokens:
             raise DatasetError(
-                f"the prompt of row {row} has {len(ids)} tokens, the limit is {self.max_prompt_tokens}; shorten it or lower max_new_tokens"
+                f"the prompt of line {line} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
             )
         if max(ids) >= self._vocab_size:
             raise ModelError(f"the tokenizer gives id {max(ids)}, the model has {self._vocab_size}; use the model's own tokenizer")
@@ -65,8 +65,8 @@ class PromptEncoder:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def _chat_ids(self, prompt: object, row: int) -> list[int]:
-        messages = _messages(prompt, row)
+    def _chat_ids(self, prompt: object, line: int) -> list[int]:
+        messages = _messages(prompt, line)
         if self._tokenizer.chat_template is None:
             raise ModelError(
                 "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
@@ -74,17 +74,17 @@ class PromptEncoder:
         try:
             text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         except TemplateError as error:
-            raise DatasetError(f"the chat template refuses the messages of row {row} ({error}); correct the row") from error
+            raise DatasetError(f"the chat template refuses the messages of line {line} ({error}); correct the line") from error
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote them
         return ids
 
 
-def _messages(prompt: object, row: int) -> list[dict[str, str]]:
+def _messages(prompt: object, line: int) -> list[dict[str, str]]:
     if not isinstance(prompt, Sequence) or not prompt:
-        raise DatasetError(f"row {row}: {_KINDS}")
+        raise DatasetError(f"line {line}: {_KINDS}")
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise DatasetError(f"row {row}: {_KINDS}")
+            raise DatasetError(f"line {line}: {_KINDS}")
     return [dict(message) for message in prompt]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from gradbus.bus import TaskQueue
 from gradbus.runs import WorkerPresence
@@ -114,6 +115,17 @@ async def test_nothing_is_sent_again_while_tasks_lie_in_the_queue(dispatcher, qu
     assert dispatcher.overdue(WANTED, []) == []
     # Nobody could work on them, so nobody is late with them.
     assert dispatcher.age(0) < 50
+
+
+async def test_only_what_was_sent_before_is_told_as_dispatched_again(dispatcher, queue):
+    with capture_logs() as logs:
+        await dispatcher.send_again(dispatcher.overdue({0: 0}, []), {0: 0}, ROWS, 1)
+        await fetched(queue, 1)
+        assert (logs, dispatcher.again) == ([], 0)
+        pass_time(dispatcher, 100)
+        await dispatcher.send_again(dispatcher.overdue(WANTED, []), WANTED, ROWS, 1)
+    assert [(line["event"], line["groups"], line["first"]) for line in logs] == [("dispatched_again", 1, 0)]
+    assert dispatcher.again == 1
 
 
 async def test_what_was_fetched_and_lost_is_sent_again_and_keeps_its_age(dispatcher, queue):

@@ -11,7 +11,7 @@ CASES = {
     "unknown section": ({"trainr": {}}, "trainr", "trainer"),
     "missing dataset": ({"data": {"train": "nowhere.jsonl"}}, "data.train", "not a file the server may read"),
     "missing blob": ({"data": {"train": "sha256:" + "0" * 64}}, "data.train", "not stored"),
-    "missing column": ({"data": {"train": "train.jsonl", "prompt": "promt"}}, "data.train", "row 1 has no column 'promt'"),
+    "missing column": ({"data": {"train": "train.jsonl", "prompt": "promt"}}, "data.train", "line 1 has no column 'promt'"),
     "empty dataset": ({"data": {"train": "empty.jsonl"}}, "data.train", "no rows"),
     "dataset that is no JSON": ({"data": {"train": "broken.jsonl"}}, "data.train", "line 2 is not JSON"),
     "chat without a template": ({"data": {"train": "chat.jsonl"}}, "data.prompt", "chat template"),

@@ -88,7 +88,7 @@ async def test_prompts_that_the_model_cannot_take_are_fatal_trouble(new_record, 
     await new_record(files=model_files)
     await write_status(bus, run_id, await objects.put_blob(json.dumps({"prompt": "a" * 500}).encode()))
     await until(lambda: serving.fatal and serving.trouble)
-    assert "row 0" in serving.trouble or "prompt" in serving.trouble
+    assert "the prompt of line 1 has" in serving.trouble
 
 
 async def test_a_worker_with_other_bits_does_not_join(new_record, model_files, objects, prompts, bus, run_id, serving):

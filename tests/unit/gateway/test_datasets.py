@@ -28,6 +28,11 @@ def test_the_prompts_object_keeps_order_and_drops_all_else(prompts):
     assert rows(prompts_object(data, "question")) == [{"prompt": prompt} for prompt in prompts]
 
 
+def test_the_prompts_object_keeps_every_prompt_on_its_line():
+    data = b'\n{"prompt": "a", "answer": 1}\n\n \n{"prompt": "b"}\n'
+    assert prompts_object(data, "prompt") == b'\n{"prompt": "a"}\n\n\n{"prompt": "b"}\n'
+
+
 def test_blank_lines_and_windows_line_ends_are_no_rows():
     assert rows(b'{"a": 1}\r\n\r\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
 
@@ -64,7 +69,7 @@ def test_inspection_tells_rows_common_columns_and_chat():
         ({"prompt": None}, "null"),
     ],
 )
-def test_a_wrong_prompt_is_named_by_its_row(row, words):
+def test_a_wrong_prompt_is_named_by_its_line(row, words):
     with pytest.raises(DatasetError, match=words) as refused:
-        inspect(lines({"prompt": "fine"}, row), "prompt")
-    assert "row 2" in str(refused.value)
+        inspect(b"\n" + lines({"prompt": "fine"}, row), "prompt")
+    assert "line 3" in str(refused.value)

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gradbus.errors import DatasetError, ModelError
+from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
 
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}a{% endif %}"
@@ -48,7 +49,7 @@ def test_messages_without_a_template_are_refused(model_folder):
 
 @pytest.mark.parametrize("prompt", [7, None, [], "", [{"role": "user"}], ["hi"], {"role": "user"}])
 def test_a_prompt_of_another_kind_names_its_row(chat_folder, prompt):
-    with pytest.raises(DatasetError, match="row 12"):
+    with pytest.raises(DatasetError, match="line 12"):
         PromptEncoder(chat_folder, 8).encode(prompt, 12)
 
 
@@ -56,7 +57,7 @@ def test_a_prompt_of_another_kind_names_its_row(chat_folder, prompt):
 def test_a_prompt_too_long_names_row_length_and_limit(model_folder, max_new, max_prompt, limit):
     encoder = PromptEncoder(model_folder, max_new, max_prompt)
     assert len(encoder.encode("a" * limit, 0)) == limit
-    with pytest.raises(DatasetError, match=f"row 3 has {limit + 1} tokens, the limit is {limit}"):
+    with pytest.raises(DatasetError, match=f"line 3 has {limit + 1} tokens, at most {limit} fit"):
         encoder.encode("a" * (limit + 1), 3)
 
 
@@ -75,3 +76,11 @@ def test_a_tokenizer_that_cannot_be_read_is_a_model_error(model_folder):
     (model_folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="tokenizer"):
         PromptEncoder(model_folder, 8)
+
+
+def test_a_prompt_of_a_table_is_named_by_its_line_in_the_file(model_folder):
+    encoder = PromptEncoder(model_folder, 8)
+    content = b'\n{"prompt": "abc"}\n\n{"prompt": ""}\n'
+    with pytest.raises(DatasetError, match="line 4 has an empty prompt"):
+        PromptTable(encoder, content)
+    assert PromptTable(encoder, b'\n{"prompt": "abc"}\n\n{"prompt": "ab"}\n').ids(1) == encoder.encode("ab", 4)

@@ -89,7 +89,7 @@ def _resource(entry: LogEntry, group: Group, sample: Sample, reward: SampleRewar
     return SampleResource(
         id=sample.sample_id,
         index=entry.index,
-        row=group.row,
+        row_index=group.row,
         step=step,
         prompt=group.prompt_text,
         text=sample.text,
