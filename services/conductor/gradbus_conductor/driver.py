@@ -10,6 +10,7 @@ from grpc.aio import AioRpcError
 from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import Bucket, EventLog, Lease, TaskQueue, View
 from gradbus.errors import DatasetError, FencedError, ObjectMissingError
+from gradbus.rpc import in_words
 from gradbus.runs import FINAL_STATES, RunRecord, RunState
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
@@ -49,8 +50,13 @@ class Driver:
             status = self._report.status
             if status.state not in FINAL_STATES:
                 with contextlib.suppress(Exception):
-                    await self._report.transition(status.state, status.reason, f"{_words(error)}; it is tried again")
+                    await self._report.transition(status.state, status.reason, f"{self._words(error)}; it is tried again")
             raise
+
+    def _words(self, error: Exception) -> str:
+        if isinstance(error, AioRpcError):  # of the others' calls none fails a run
+            return in_words("the weight store", self._wires.addresses.weight_store, error)
+        return f"{type(error).__name__}: {error}"
 
     async def _drive(self, lease: Lease) -> None:
         status = await self._report.recover()
@@ -129,9 +135,3 @@ class Driver:
         # Last of all: until the final word is written, another conductor may have to read what is there.
         await GroupStore(self._wires.buffer, run_id).remove_run()
         _log.info("run_ended", run_id=run_id, state=state)
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, AioRpcError):
-        return f"{error.code().name} {error.details()}"
-    return f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from grpc.aio import AioRpcError
 
 from gradbus.algorithms import judge_group
 from gradbus.background import cancelled
+from gradbus.rpc import in_words
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger, linked_span
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
@@ -153,7 +154,7 @@ class Scoring:
                 response = await self._wires.reward.Score(request, timeout=self._spec.reward.timeout_seconds + _EXTRA_SECONDS)
         except AioRpcError as error:
             _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-            self._note(batch, f"the reward service: {error.code().name} {error.details()}")
+            self._note(batch, in_words("the reward service", self._wires.addresses.reward, error))
             return
         results = {result.sample_id: result for result in response.results}
         noted: set[int] = set()
@@ -197,7 +198,8 @@ class Scoring:
         try:
             response = await self._wires.reference.LogProbs(request, timeout=120.0)
         except AioRpcError as error:
-            self._note(asked, f"the reference service: {error.code().name} {error.details()}")
+            _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
+            self._note(asked, in_words("the reference service", self._wires.addresses.reference, error))
             return
         found = {result.sample_id: result.logprobs for result in response.results}
         for pending in asked:

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the services that are called are, for messages."""
+
+    weight_store: str
+    reward: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wires:
     """Connections that all runs of this process share."""
 
@@ -34,6 +43,7 @@ class Wires:
     reward: RewardServiceAsyncStub
     reference: ReferenceServiceAsyncStub
     channels: tuple[Channel, ...]
+    addresses: Addresses
 
     @classmethod
     async def open(cls, settings: Settings) -> Wires:
@@ -48,6 +58,7 @@ class Wires:
             reward=RewardServiceStub(channels[1]),
             reference=ReferenceServiceStub(channels[2]),
             channels=channels,
+            addresses=Addresses(settings.weight_store, settings.reward, settings.reference),
         )
 
     async def close(self) -> None:

@@ -9,10 +9,14 @@ import grpc.aio
 from opentelemetry import propagate
 
 from gradbus.errors import ScorerError
+from gradbus.rpc import in_words
 from gradbus.rpc.options import UNCOMPRESSED
+from gradbus.telemetry import get_logger
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.addresses import AddressPolicy, Endpoint
 from gradbus_reward.answers import all_failed, answers
+
+_log = get_logger(__name__)
 
 _MOST_SENT_BYTES = 64 << 20
 _MOST_RECEIVED_BYTES = 16 << 20
@@ -53,8 +57,8 @@ class GrpcScorer:
         except TimeoutError:
             return all_failed(request.samples, f"the scorer at {self._service} gave no answer in {deadline_seconds:.1f} s; make it faster")
         except grpc.aio.AioRpcError as error:
-            code = error.code().name
-            return all_failed(request.samples, f"the scorer at {self._service} failed with {code}: {error.details()}; check that it runs")
+            _log.warning("scorer_failed", run_id=request.run_id, code=error.code().name, detail=error.details())
+            return all_failed(request.samples, in_words("the scorer", self._service, error))
         return answers(request.samples, response.results)
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from gradbus.v1.reward_pb2 import RewardStatus, SampleReward, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus_conductor.wires import Wires
+from gradbus_conductor.wires import Addresses, Wires
 
 TOKEN = "of-the-test"
 
@@ -99,7 +99,7 @@ async def wires(bus, buffer_url, object_url, scorer, reference):
     channel = open_channel(f"127.0.0.1:{server.port}", TOKEN)
     buffer = open_buffer(BufferSettings(buffer_url))
     stubs = WeightStoreServiceStub(channel), RewardServiceStub(channel), ReferenceServiceStub(channel)
-    yield Wires(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,))
+    yield Wires(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,), Addresses(*["the-address:1"] * 3))
     await channel.close()
     await buffer.aclose()
     await server.stop()

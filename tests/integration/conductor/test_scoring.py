@@ -1,11 +1,16 @@
 """Scoring over real gRPC: a failure is asked again, never a reward of 0."""
 
 import asyncio
+import dataclasses
+import socket
 
 import pytest
 
+from gradbus.rpc import open_channel
 from gradbus.v1.group_pb2 import Verdict
+from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
 from gradbus.v1.sample_pb2 import FinishReason
 from gradbus_conductor.scoring import Scoring
 
@@ -144,6 +149,35 @@ async def test_why_a_group_waits_is_told(wires, run_id, record, scorer, group):
     scoring = await failing(wires, run_id, record, scorer, group)
     assert "the disk is full" in scoring.state.failing[0]
     await scoring.close()
+
+
+async def test_what_a_service_says_itself_is_quoted(wires, run_id, record, scorer, group):
+    scorer.down = 1000
+    scoring = Scoring(wires, run_id, record().spec, lambda _: None)
+    scoring.submit([(group(0), "{}")])
+    async with asyncio.timeout(20):
+        while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
+            await asyncio.sleep(0.01)
+    assert scoring.state.failing[0] == "the reward service at the-address:1 refused: the scorer's machine is on fire"
+    await scoring.close()
+
+
+@pytest.mark.parametrize("service", ["reward", "reference"])
+async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_words_of_grpc(wires, run_id, record, group, service):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"  # bound, and nobody listens
+        async with open_channel(address, "token") as channel:
+            stub = {"reward": RewardServiceStub, "reference": ReferenceServiceStub}[service](channel)
+            addresses = dataclasses.replace(wires.addresses, **{service: address})
+            wires = dataclasses.replace(wires, addresses=addresses, **{service: stub})
+            scoring = Scoring(wires, run_id, record(algorithm={"kl": 0.1}).spec, lambda _: None)
+            scoring.submit([(group(0), "{}")])
+            async with asyncio.timeout(20):
+                while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
+                    await asyncio.sleep(0.01)
+            await scoring.close()
+    assert scoring.state.failing[0] == f"the {service} service at {address} does not answer; check that it runs, or wait if it is starting"
 
 
 @pytest.mark.parametrize("way", ["forget", "close"])
