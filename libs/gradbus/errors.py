@@ -16,7 +16,7 @@ GradbusError
 ├── DeadlineError          a wait ran out; names what was awaited and who owes it
 ├── ScorerError            a scorer as a whole failed (never a reward of 0)
 ├── GraderError            a grader's template, formula or source is wrong
-├── ManifestError          a manifest is not whole, or names what is not stored
+├── ManifestError          a manifest is not whole, or contradicts itself
 ├── HistoryError           a manifest contradicts what was published or committed before
 ├── VersionGoneError       the policy version was deleted by retention
 ├── AttestationError       loaded weights are not the manifest's
@@ -136,7 +136,7 @@ class GraderError(GradbusError):
 
 
 class ManifestError(GradbusError):
-    """A manifest cannot be taken: it is not whole, or names blobs that are not stored."""
+    """A manifest cannot be taken: it is not whole, or contradicts itself."""
 
 
 class HistoryError(GradbusError):

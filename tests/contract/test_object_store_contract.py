@@ -90,6 +90,14 @@ async def test_a_torn_blob_is_written_again(store):
     assert await store.get_blob(digest) == b"weights"
 
 
+async def test_a_deleted_blob_is_written_again(store):
+    digest = await store.put_blob(b"weights")
+    await store.put_blob(b"weights")
+    await store.delete_blob(digest)
+    await store.put_blob(b"weights")
+    assert await store.get_blob(digest) == b"weights"
+
+
 async def test_durable_blobs_must_exist(store):
     digest = await store.put_blob(b"weights")
     await store.make_durable([digest])

@@ -14,7 +14,7 @@ from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 from gradbus_trainer.frontier import Frontier
 from gradbus_trainer.learner import Learner
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import load_tensors, store_tensors, until_stored
+from gradbus_trainer.weights_io import load_tensors, store_tensors, until_stored, until_whole
 
 _log = get_logger(__name__)
 
@@ -72,16 +72,22 @@ async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, t
     if state.step not in state.versions:
         raise ModelError(f"version {state.step} must be published before its checkpoint; publish it first")
     weights = state.versions[state.step]
+    what = f"the optimiser of step {state.step}"
     manifest = CheckpointManifest(
         run_id=weights.run_id,
         term=term,
         step=state.step,
         weights=weights,
-        optimizer=await until_stored(lambda: store_tensors(objects, snapshot.optimizer), f"the optimiser of step {state.step}"),
         frontier=state.frontier.to_message(),
         pinned=[state.versions[step] for step in sorted(state.versions)],
         previous=state.previous,
         trained=state.trained,
         fingerprint=dict(fingerprint),
     )
-    return await store.commit(manifest)
+
+    async def stored_and_committed() -> str:
+        del manifest.optimizer[:]
+        manifest.optimizer.extend(await until_stored(lambda: store_tensors(objects, snapshot.optimizer), what))
+        return await store.commit(manifest)
+
+    return await until_whole(stored_and_committed, what)

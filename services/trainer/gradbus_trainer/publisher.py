@@ -10,7 +10,7 @@ from gradbus.objects import ObjectStore
 from gradbus.telemetry import span
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import Export, store_version, until_stored
+from gradbus_trainer.weights_io import Export, store_version, until_stored, until_whole
 
 
 class Publisher:
@@ -42,11 +42,14 @@ class Publisher:
 
     async def _publish(self, export: Export) -> WeightManifest:
         with span("publish_version", attributes={"gradbus.run.id": self._run_id, "gradbus.policy.version": export.step}):
-            manifest = await until_stored(
-                lambda: store_version(self._objects, self._run_id, self._term, export), f"version {export.step} of {self._run_id}"
-            )
-            point("mid-publish")
-            if await self._store.publish(manifest):
+            what = f"version {export.step} of {self._run_id}"
+            manifest, diverged = await until_whole(lambda: self._stored_and_named(export, what), what)
+            if diverged:
                 text = f"version {export.step} has other bits than before the restart"
                 self._events.emit("diverged", text, {"version": export.step, "digest": export.digest}, "warning")
         return manifest
+
+    async def _stored_and_named(self, export: Export, what: str) -> tuple[WeightManifest, bool]:
+        manifest = await until_stored(lambda: store_version(self._objects, self._run_id, self._term, export), what)
+        point("mid-publish")
+        return manifest, await self._store.publish(manifest)

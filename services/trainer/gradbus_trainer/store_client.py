@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 from grpc.aio import AioRpcError
 
-from gradbus.errors import FencedError
+from gradbus.errors import FencedError, ObjectMissingError
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2 import (
     CommitCheckpointRequest,
@@ -43,14 +44,16 @@ class StoreClient:
         await self._until_answered(lambda: self._stub.OpenTerm(request, timeout=_CALL_SECONDS))
 
     async def publish(self, manifest: WeightManifest) -> bool:
-        """Announces a version; True if an older term published other bits under the same step."""
+        """Announces a version; True if an older term published other bits under the same step. Raises ObjectMissingError."""
         request = PublishVersionRequest(manifest=manifest)
-        return (await self._until_answered(lambda: self._stub.PublishVersion(request, timeout=_CALL_SECONDS))).diverged
+        with _missing():
+            return (await self._until_answered(lambda: self._stub.PublishVersion(request, timeout=_CALL_SECONDS))).diverged
 
     async def commit(self, manifest: CheckpointManifest) -> str:
-        """Moves the checkpoint head; its digest."""
+        """Moves the checkpoint head; its digest. Raises ObjectMissingError."""
         request = CommitCheckpointRequest(manifest=manifest)
-        return (await self._until_answered(lambda: self._stub.CommitCheckpoint(request, timeout=_CALL_SECONDS))).digest
+        with _missing():
+            return (await self._until_answered(lambda: self._stub.CommitCheckpoint(request, timeout=_CALL_SECONDS))).digest
 
     async def checkpoint(self) -> GetCheckpointResponse | None:
         """The newest checkpoint, if there is one."""
@@ -73,3 +76,13 @@ class StoreClient:
                     raise
                 _log.info("weight_store_away", run_id=self._run_id, code=error.code().name, detail=error.details())
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+@contextmanager
+def _missing() -> Iterator[None]:
+    try:
+        yield
+    except AioRpcError as error:
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            raise ObjectMissingError(f"the weight store refused: {error.details()}") from None
+        raise

@@ -12,7 +12,7 @@ from typing import TypeVar
 import safetensors.torch
 import torch
 
-from gradbus.errors import StorageError
+from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
@@ -20,6 +20,7 @@ from gradbus_kernels.weights_digest import weights_digest
 
 _log = get_logger(__name__)
 _RETRY_SECONDS = 0.5
+_ATTEMPTS = 5
 _Stored = TypeVar("_Stored")
 
 
@@ -73,6 +74,22 @@ async def until_stored(store: Callable[[], Awaitable[_Stored]], what: str) -> _S
         except StorageError as error:
             _log.warning("object_storage_away", waiting_to_store=what, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def until_whole(attempt: Callable[[], Awaitable[_Stored]], what: str) -> _Stored:
+    """What `attempt`, which stores shards and then names them, gives.
+
+    A shard that is there already is not written again, and until it is named the retention of another run, which shares it, may
+    delete it: then it is stored anew. Raises ObjectMissingError when that does not help.
+    """
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return await attempt()
+        except ObjectMissingError as error:
+            if not left:
+                raise
+            _log.warning("stored_again", what=what, error=str(error))
+    raise AssertionError("the last attempt returns or raises")
 
 
 def fingerprint(threads: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gradbus import faults
 from gradbus.bus import Bucket, Bus, Conflict, subjects
-from gradbus.errors import FencedError, HistoryError, ManifestError, ObjectMissingError, StorageError, VersionGoneError
+from gradbus.errors import FencedError, HistoryError, ObjectMissingError, StorageError, VersionGoneError
 from gradbus.heads import CheckpointHead, VersionHead
 from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import Heads
@@ -54,7 +54,7 @@ class Ledger:
     async def publish(self, manifest: WeightManifest) -> bool:
         """Stores a version and moves the head to it; whether an older term had given this step other weights.
 
-        The same content again is a no-op. Raises FencedError, ManifestError if a shard is not stored, and HistoryError
+        The same content again is a no-op. Raises FencedError, ObjectMissingError if a shard is not stored, and HistoryError
         if this term published other content.
         """
         async with self._gate.storing():
@@ -63,7 +63,7 @@ class Ledger:
     async def commit(self, manifest: CheckpointManifest) -> str:
         """Makes a checkpoint durable and moves the head to it; returns its digest. The same manifest again is a no-op.
 
-        Raises FencedError, ManifestError if a blob is not stored, and HistoryError if it does not follow the head.
+        Raises FencedError, ObjectMissingError if a blob is not stored, and HistoryError if it does not follow the head.
         """
         digest = digest_of(checkpoint_payload(manifest))
         async with self._gate.storing():
@@ -140,7 +140,7 @@ class Ledger:
                     result = await act()
                 except Conflict:
                     continue
-                except (FencedError, HistoryError, ManifestError):
+                except (FencedError, HistoryError, ObjectMissingError):
                     self._loaded = True
                     raise
                 self._loaded = True
@@ -229,10 +229,10 @@ class Ledger:
     async def _check_stored(self, shards: Iterable[Shard]) -> None:
         for shard in shards:
             if not await self._manifests.objects.has_blob(shard.digest):
-                raise ManifestError(f"shard {shard.digest} is not in object storage; store it and publish again")
+                raise ObjectMissingError(f"shard {shard.digest} is not in object storage; store it and publish again")
 
     async def _make_durable(self, manifest: CheckpointManifest) -> None:
         try:
             await self._manifests.objects.make_durable({shard.digest for shard in named_shards(manifest)})
         except ObjectMissingError as error:
-            raise ManifestError(f"checkpoint {manifest.step} of {self.run_id} is not whole: {error}") from None
+            raise ObjectMissingError(f"checkpoint {manifest.step} of {self.run_id} is not whole: {error}") from None

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gradbus.bus import EventLog, subjects
-from gradbus.errors import FencedError
+from gradbus.errors import FencedError, ObjectMissingError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors, store_version
@@ -86,6 +87,51 @@ async def test_object_storage_that_refuses_gets_the_version_later(new_publisher,
     assert not task.done()
     blobs.unlink()
     await asyncio.wait_for(publisher.settle(), 20)
+
+
+class Swept(StoreClient):
+    """Another run's retention deletes every blob between the put and the call that names it, `times` times."""
+
+    def __init__(self, stub, run_id, objects, times=1):
+        super().__init__(stub, run_id)
+        self.objects, self.times = objects, times
+
+    async def _sweep(self, shards):
+        if self.times:
+            self.times -= 1
+            for shard in shards:
+                await self.objects.delete_blob(shard.digest)
+
+    async def publish(self, manifest):
+        await self._sweep(manifest.shards)
+        return await super().publish(manifest)
+
+    async def commit(self, manifest):
+        await self._sweep(manifest.optimizer)
+        return await super().commit(manifest)
+
+
+async def test_shards_that_another_runs_retention_deletes_before_they_are_named_are_stored_again(stub, run_id, objects, events):
+    client = Swept(stub, run_id, objects)
+    await client.open_term(1)
+    publisher = Publisher(client, objects, events, run_id, 1)
+    task = await publisher.publish(export(0))
+    await publisher.settle()
+    assert torch.equal((await load_tensors(objects, list(task.result().shards)))["w"], torch.zeros(3))
+    client.times = 1
+    state = TrainerState(versions={0: task.result()})
+    await commit(client, objects, Snapshot(state, {"w.exp_avg": torch.ones(3)}), 1, {})
+    kept = (await client.checkpoint()).manifest.optimizer
+    assert torch.equal((await load_tensors(objects, list(kept)))["w.exp_avg"], torch.ones(3))
+
+
+async def test_a_store_that_never_has_the_shard_is_told_and_not_asked_for_ever(stub, run_id, objects, events):
+    client = Swept(stub, run_id, objects, times=100)
+    await client.open_term(1)
+    publisher = Publisher(client, objects, events, run_id, 1)
+    await publisher.publish(export(0))
+    with pytest.raises(ObjectMissingError, match="is not in object storage; store it and publish again"):
+        await publisher.settle()
 
 
 async def test_a_newer_term_ends_the_publisher(new_publisher, client):

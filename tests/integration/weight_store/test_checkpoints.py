@@ -68,7 +68,7 @@ async def test_a_checkpoint_that_names_a_missing_blob_is_refused(store_process, 
     manifest = await trainer.checkpoint(0)
     manifest.optimizer[0].digest = digest_of(b"never stored")
     call = trainer.commit_manifest(manifest)
-    assert await status_of(call) == grpc.StatusCode.INVALID_ARGUMENT
+    assert await status_of(call) == grpc.StatusCode.NOT_FOUND
     assert (await trainer.heads()).checkpoint_step == -1
 
 

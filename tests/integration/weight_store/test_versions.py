@@ -89,7 +89,7 @@ async def test_an_older_term_can_do_nothing(trainer, trainer_of, run_id):
 async def test_a_version_whose_shard_is_not_stored_is_refused(trainer, run_id):
     shard = Shard(digest=digest_of(b"never stored"), size_bytes=1)
     manifest = WeightManifest(run_id=run_id, term=1, step=0, digest=digest_of(b"x"), shards=[shard])
-    assert await status_of(trainer.stub.PublishVersion(pb.PublishVersionRequest(manifest=manifest))) == grpc.StatusCode.INVALID_ARGUMENT
+    assert await status_of(trainer.stub.PublishVersion(pb.PublishVersionRequest(manifest=manifest))) == grpc.StatusCode.NOT_FOUND
     assert (await trainer.heads()).version_step == -1
     assert await status_of(trainer.version(0)) == grpc.StatusCode.NOT_FOUND
 
