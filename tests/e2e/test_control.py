@@ -31,7 +31,7 @@ def idle(lab):
     return {worker["role"] for worker in workers} >= {"trainer", "rollout"} and not any(worker["run_id"] for worker in workers)
 
 
-def test_a_paused_run_stops_within_two_steps_and_ends_in_the_same_weights(lab, spec):
+def test_a_paused_run_stops_within_two_steps_makes_way_and_ends_in_the_same_weights(lab, spec):
     digest = lab.final_digest(lab.train(spec(schedule=LONG)))
     run_id = lab.submit(spec(schedule=LONG))
     lab.until(run_id, lambda run: run["progress"]["step"] >= 5)
@@ -44,6 +44,7 @@ def test_a_paused_run_stops_within_two_steps_and_ends_in_the_same_weights(lab, s
     assert paused_at < 100
     time.sleep(1.0)
     assert lab.events(run_id, "metrics")[-1]["step"] == stands
+    lab.train(spec())  # with the trainer of the paused run
     assert lab.client.run(run_id)["state"] == "paused"
     lab.client.resume(run_id)
     assert lab.final_digest(lab.ends(run_id)) == digest

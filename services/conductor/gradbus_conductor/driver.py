@@ -65,22 +65,31 @@ class Driver:
         if status.ending:
             await self._end(status.ending, status.reason)
             return
-        if not await self._has_trainer(lease):
-            await self._end("cancelled")
-            return
+        while await self._has_trainer(lease):
+            if await self._worked(lease):
+                return
+            # Paused, and another run waits: the next trainer goes on from the checkpoint and the log, as after a kill.
+            await self._workforce.release(self._record.run_id)
+        await self._end("cancelled")
+
+    async def _worked(self, lease: Lease) -> bool:
+        """Drives the run with the trainer it has: to its end, or False if it makes way."""
         try:
             prepared = await prepare(self._wires.objects, self._record)
         except (DatasetError, ObjectMissingError) as error:
             await self._end("failed", str(error))
-            return
+            return True
         self._report.prepared(prepared.train.prompts, prepared.evaluation.prompts if prepared.evaluation else "")
         state = self._report.status.state
         await self._report.transition("starting" if state == "queued" else state)
         loop = RunLoop(RunFrame(self._wires, self._record, prepared, self._runs, self._view, self._workforce, lease, self._report))
         ending = await loop.drive()
+        if ending.state == "paused":
+            return False
         if ending.state == "succeeded":
             await loop.settle()
         await self._end(ending.state, ending.reason)
+        return True
 
     async def _has_trainer(self, lease: Lease) -> bool:
         """True once a trainer is assigned, False if the run is cancelled before. A paused run takes none."""

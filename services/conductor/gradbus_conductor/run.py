@@ -18,7 +18,7 @@ from gradbus.buffer import ExperienceLog
 from gradbus.bus import Bucket, Lease, TaskQueue, View, subjects
 from gradbus.errors import CorruptRecordError, FencedError
 from gradbus.faults import point
-from gradbus.runs import RunRecord, RunState, WorkerPresence
+from gradbus.runs import DesiredState, RunRecord, RunState, WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
@@ -28,6 +28,7 @@ from gradbus_conductor.archive import Archive
 from gradbus_conductor.evaluator import EvaluationWork, Evaluator
 from gradbus_conductor.harvest import Ending, Harvest, ending_of
 from gradbus_conductor.heads import Heads
+from gradbus_conductor.known_runs import queued
 from gradbus_conductor.preparation import Prepared
 from gradbus_conductor.report import Report
 from gradbus_conductor.sampling import Sampling, SamplingWork
@@ -40,6 +41,7 @@ _log = get_logger(__name__)
 _TICK_SECONDS = 0.5
 _WAITING_SECONDS = 3.0
 _TRAINER_SECONDS = 10.0
+_STILL_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,10 @@ class RunLoop:
         self._has_dispatched = False
         self._repair_at = 0.0
         self._lacking: TrainerProgress | None = None
+        self._moved = (-1, asyncio.get_running_loop().time())
 
     async def drive(self) -> Ending:
-        """Works until the run is over. Raises FencedError when another conductor has the run."""
+        """Works until the run is over, or is paused and makes way for another. Raises FencedError when another conductor has the run."""
         async with self._heads.follow(self._wires.bus), self._listening():
             try:
                 await self._recover()
@@ -125,6 +128,8 @@ class RunLoop:
                 await self._sampling.repair(self._schedule.outstanding(), workers)
         await self._archive_checkpoint()
         await self._report(desired == "paused", workers)
+        if self._stands_still(desired) and self._makes_way():
+            return Ending("paused")
         return await ending_of(self._archive, learned=self._learned) if self._is_complete() else None
 
     @asynccontextmanager
@@ -231,6 +236,19 @@ class RunLoop:
             self._trainer_seen = now
         elif now - self._trainer_seen > _TRAINER_SECONDS:
             await self._frame.workforce.keep_trainer(self._record.run_id)
+
+    def _stands_still(self, desired: DesiredState) -> bool:
+        """Whether the run is paused and has come to rest."""
+        now = asyncio.get_running_loop().time()
+        if desired != "paused" or self._heads.version != self._moved[0]:
+            self._moved = (self._heads.version, now)
+        return now - self._moved[1] > _STILL_SECONDS
+
+    def _makes_way(self) -> bool:
+        """Whether another run waits for a trainer and none is free."""
+        workforce = self._frame.workforce
+        waiting = set(queued(self._frame.desired)) - {self._record.run_id}  # what is seen of ourselves may be old
+        return bool(waiting) and all(workforce.run_of(one.worker) for one in workforce.present("trainer"))
 
     def _fatal_trouble(self) -> str:
         if self._harvest.is_barren:

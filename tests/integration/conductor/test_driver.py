@@ -20,7 +20,7 @@ from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, PublishVersionRequest
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
-from gradbus_conductor import driver
+from gradbus_conductor import driver, run
 from gradbus_conductor.archive import Archive
 from gradbus_conductor.driver import Driver
 from gradbus_conductor.service import Conductor
@@ -244,6 +244,32 @@ async def test_a_queued_run_names_the_paused_one_that_has_the_trainer(stage):
     assert status.state == "queued"
     await runs.put("run-000-paused.status", RunStatus(state="running").to_bytes())
     await waits(stage, "trainer has run run-000-paused, running")
+    await stage.wish("cancelled")
+    await asyncio.wait_for(driving, 20)
+
+
+async def test_a_paused_run_makes_way_and_takes_a_trainer_again_when_it_is_resumed(stage, monkeypatch):
+    monkeypatch.setattr(run, "_STILL_SECONDS", 0.0)
+    await stage.trainer()
+    driving = asyncio.create_task(stage.drive())
+    await waits(stage, "starting ")
+    async with asyncio.timeout(20):
+        while await stage.assigned() != stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
+            await asyncio.sleep(0.02)
+    await stage.wish("paused")
+    await waits(stage, "paused ")
+    assert await stage.assigned() == stage.run_id, "nobody else waits"
+    await stage.buckets[Buckets.RUNS].put("run-zzz.spec", stage.record.to_bytes())
+    async with asyncio.timeout(20):
+        while await stage.assigned() == stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
+            await asyncio.sleep(0.02)
+    await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"run-zzz"')
+    await stage.wish("running")
+    await waits(stage, "queued a free trainer: trainer has run run-zzz")
+    await stage.buckets[Buckets.ASSIGNMENTS].delete("trainer")
+    async with asyncio.timeout(20):
+        while await stage.assigned() != stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
+            await asyncio.sleep(0.02)
     await stage.wish("cancelled")
     await asyncio.wait_for(driving, 20)
 
