@@ -86,7 +86,7 @@ async def test_a_section_that_is_wrong_is_an_error_with_a_reason_not_a_zero(stub
 
 async def test_a_python_grader_that_hangs_ends_at_its_own_timeout(stub):
     source = "import time\ndef grade(sample, item):\n    while sample['output_text'] == 'hang': time.sleep(1)\n    return 0.5\n"
-    reward = {"grader": {"type": "python", "source": source}, "timeout_seconds": 3.0}
+    reward = {"grader": {"type": "python", "source": source}, "timeout_seconds": 6.0}
     response = await stub.Score(request(reward, "hang", "fine"), timeout=30)
     answers = {one.sample_id: one for one in response.results}
     assert answers["0.0"].status == ERROR

@@ -76,7 +76,7 @@ async def test_what_one_sample_changes_in_its_item_no_other_part_sees(grader_sco
 async def test_one_that_stops_the_process_leaves_its_neighbours_their_rewards(judge, source, word, reason):
     texts = ["good"] * (2 * BATCH)
     texts[5] = texts[BATCH + 7] = word
-    answers = await judge(source, *texts, seconds=6.0)
+    answers = await judge(source, *texts, seconds=12.0)
     assert [n for n, answer in enumerate(answers) if answer.status != OK] == [5, BATCH + 7]
     assert answers[5].status == ERROR
     assert reason in answers[5].reason

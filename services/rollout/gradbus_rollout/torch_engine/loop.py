@@ -75,7 +75,7 @@ class TorchEngine:
         return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
 
     async def progress(self) -> int:
-        """See `Engine.progress`: decode steps and commands."""
+        """See `Engine.progress`: decode steps and commands that were begun."""
         return self._progress
 
     async def load(self, weights: Sequence[Path], version: int) -> str:
@@ -114,8 +114,8 @@ class TorchEngine:
             torch.set_num_threads(self._config.threads)
             with torch.inference_mode():
                 while self._take_commands():
-                    self._scheduler.step()
                     self._progress += 1
+                    self._scheduler.step()
         except Exception as error:  # noqa: BLE001 -- the thread's boundary: whoever waits gets it
             _log.exception("engine_failed", engine=self.name, version=self._version)
             reason = f"the engine broke ({error}); restart the worker"
@@ -124,14 +124,15 @@ class TorchEngine:
     def _take_commands(self) -> bool:
         """Act on every command that is there, waiting for one only when no sample runs; False to end."""
         while not self._scheduler.requests or not self._inbox.empty():
-            match self._inbox.get():
+            command = self._inbox.get()
+            self._progress += 1
+            match command:
                 case Request() as request:
                     self._scheduler.submit(request)
                 case _Swap() as swap:
                     self._swap(swap)
                 case _Close():
                     return False
-            self._progress += 1
         return True
 
     def _swap(self, swap: _Swap) -> None:
