@@ -15,7 +15,8 @@ from gradbus_trainer.collector import Collected
 from gradbus_trainer.rows import build_batch
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
-from gradbus_trainer.weights_io import export_version, store_version
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import export_version
 
 from .conftest import GROUPS, make_entry
 
@@ -43,7 +44,7 @@ def published(store, objects, run_id):
     """Publishes a learner's weights as version `step` and notes it in the state."""
 
     async def publish(state, learner, step):
-        manifest = await store_version(objects, run_id, 1, export_version(step, learner.weights(), noop=False))
+        manifest = await VersionWriter(objects, run_id, 1).store(export_version(step, learner.weights(), noop=False), whole=True)
         await store.publish(manifest)
         state.versions[step] = manifest
         state.step = step

@@ -13,7 +13,8 @@ from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors, store_version
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors
 
 
 def export(step, value=None, noop=False):
@@ -34,7 +35,7 @@ def client(stub, run_id):
 async def new_publisher(client, objects, events, run_id):
     async def make(term):
         await client.open_term(term)
-        return Publisher(client, objects, events, run_id, term)
+        return Publisher(client, VersionWriter(objects, run_id, term), events, run_id)
 
     return make
 
@@ -134,7 +135,7 @@ async def test_the_digest_is_over_tensors_alone_and_ignores_their_order(objects,
     one, other = export_version(0, tensors, False), export_version(9, dict(reversed(tensors.items())), True)
     assert one.digest == other.digest
     assert one.tensors == other.tensors == ("a", "b")
-    manifest = await store_version(objects, run_id, 4, other)
+    manifest = await VersionWriter(objects, run_id, 4).store(other, whole=True)
     assert (manifest.term, manifest.step, manifest.noop, manifest.shards[0].size_bytes) == (4, 9, True, len(other.content))
 
 
