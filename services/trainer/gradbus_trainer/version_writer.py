@@ -15,6 +15,8 @@ from gradbus_kernels.weights_delta_file import encode_file_delta
 from gradbus_trainer.weights_io import Export, until_stored
 
 _log = get_logger(__name__)
+_WORTH = 0.9
+"""A delta that is a larger share of its file gains less than a whole file, from which a chain begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +84,4 @@ def _delta(old: bytes, new: bytes) -> bytes:
     except DeltaError as error:
         _log.warning("delta_not_made", error=str(error))
         return b""
-    return delta if len(delta) < len(new) else b""
+    return delta if len(delta) < _WORTH * len(new) else b""

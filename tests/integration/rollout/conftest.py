@@ -105,12 +105,13 @@ class Trainer:
     run_id: str
     published: dict = field(default_factory=dict)
 
-    async def publish(self, step, seed=None, term=1):
+    async def publish(self, step, seed=None, term=1, dtype=torch.float32, writer=None):
         store = StoreClient(self.stub, self.run_id)
         await store.open_term(term)
-        publisher = Publisher(store, VersionWriter(self.objects, self.run_id, term), EventLog(self.bus, self.run_id), self.run_id)
+        writer = writer or VersionWriter(self.objects, self.run_id, term)
+        publisher = Publisher(store, writer, EventLog(self.bus, self.run_id), self.run_id)
         weights = {name: tensor.contiguous() for name, tensor in make_model(step if seed is None else seed).state_dict().items()}
-        task = await publisher.publish(export_version(step, weights, noop=False))
+        task = await publisher.publish(export_version(step, weights, False, dtype))
         await publisher.settle()
         self.published[step] = task.result()
         return task.result()

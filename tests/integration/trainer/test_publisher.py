@@ -114,6 +114,17 @@ async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_
     assert found[0].level == "warning"
 
 
+async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_learn_from(new_publisher, events):
+    publisher = await new_publisher(1)
+    for step, noop in ((0, False), (1, True), (2, False), (3, False)):
+        await publisher.publish(export(step, value=0 if step < 3 else 1, noop=noop))
+    await publisher.settle()
+    await events.flush()
+    found = [event for event in await events.read() if event.type == "unchanged"]
+    assert [(event.data["version"], event.level) for event in found] == [(2, "warning")]
+    assert "step 1 changed no published weight" in found[0].message
+
+
 async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store):
     publisher = await new_publisher(1)
     await weight_store.stop()
