@@ -105,12 +105,14 @@ class Trainer:
     run_id: str
     published: dict = field(default_factory=dict)
 
-    async def publish(self, step, seed=None, term=1, dtype=torch.float32, writer=None):
+    async def publish(self, step, seed=None, term=1, nudge=0.0, writer=None):
+        """With a writer in its bfloat16; `nudge` is added to a few weights."""
         store = StoreClient(self.stub, self.run_id)
         await store.open_term(term)
-        writer = writer or VersionWriter(self.objects, self.run_id, term)
-        publisher = Publisher(store, writer, EventLog(self.bus, self.run_id), self.run_id)
+        publisher = Publisher(store, writer or VersionWriter(self.objects, self.run_id, term), EventLog(self.bus, self.run_id), self.run_id)
         weights = {name: tensor.contiguous() for name, tensor in make_model(step if seed is None else seed).state_dict().items()}
+        weights["model.norm.weight"] = weights["model.norm.weight"] + nudge
+        dtype = torch.float32 if writer is None else torch.bfloat16
         task = await publisher.publish(export_version(step, weights, False, dtype))
         await publisher.settle()
         self.published[step] = task.result()

@@ -1,7 +1,6 @@
 """What a worker knows of versions, and how their weights get into its engine with proof."""
 
 import pytest
-import torch
 from obstore.store import MemoryStore
 
 from gradbus.bus import Buckets, subjects
@@ -134,16 +133,20 @@ async def test_weights_that_are_not_the_manifests_are_refused(versions, trainer,
     assert await versions.load(engine, "worker-a", 0) == manifest.digest, "the store is asked again"
 
 
-async def test_bfloat16_versions_that_travel_as_deltas_are_attested_to_the_bit(versions, trainer, engine, objects, run_id):
-    writer = VersionWriter(objects, run_id, 1, WeightsSpec(transport="delta", dtype="bf16", anchor_every=8))
+@pytest.fixture
+def writer(objects, run_id):
+    return VersionWriter(objects, run_id, 1, WeightsSpec(transport="delta", dtype="bf16", anchor_every=8))
+
+
+async def test_bfloat16_versions_that_travel_as_deltas_are_attested_to_the_bit(versions, trainer, engine, writer):
     for step in range(3):
-        manifest = await trainer.publish(step, dtype=torch.bfloat16, writer=writer)
+        manifest = await trainer.publish(step, seed=0, nudge=float(step), writer=writer)
         assert await versions.load(engine, "worker-a", step) == manifest.digest
         assert manifest.shards[0].delta_only is (step > 0)
 
 
-async def test_a_float32_engine_that_holds_more_than_the_stored_bits_attests_others(trainer, engine, versions):
-    manifest = await trainer.publish(0, dtype=torch.bfloat16)
+async def test_a_float32_engine_that_holds_more_than_the_stored_bits_attests_others(trainer, engine, versions, writer):
+    manifest = await trainer.publish(0, writer=writer)
     assert await versions.load(engine, "worker-a", 0) == manifest.digest
     weights = engine._model.weights
     weights.norm[0] += 1e-6
