@@ -118,5 +118,7 @@ def _applied(base: memoryview, deltas: Sequence[bytes]) -> bytearray:
 
 
 def _mapped(path: Path) -> memoryview:
+    if not path.stat().st_size:
+        raise DeltaError(f"{path} is empty; its shard is brought again")  # what a power cut may leave
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
