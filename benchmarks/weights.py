@@ -180,7 +180,7 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
     lines = [
         "# Weights on their way",
         "",
-        f"{machine()}. {elements:,} bf16 weights, {elements * 2 / 1e6:.0f} MB; the best of {rounds} rounds.",
+        f"{machine()}. {elements:,} bf16 weights, {elements * 2 / 1e6:.0f} MB; the best of {rounds} round(s).",
         "",
     ]
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
