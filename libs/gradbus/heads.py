@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
 
 
 class _Head(BaseModel):
@@ -20,6 +20,22 @@ class _Head(BaseModel):
         return self.model_dump_json().encode()
 
 
+class DeltaName(BaseModel):
+    """A link of a shard's chain."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    base_step: int
+    base_digest: str
+    digest: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, delta: ShardDelta) -> DeltaName:
+        """The name of `delta`."""
+        return cls(base_step=delta.base_step, base_digest=delta.base_digest, digest=delta.digest, size_bytes=delta.size_bytes)
+
+
 class ShardName(BaseModel):
     """A shard as a loader needs it."""
 
@@ -27,6 +43,19 @@ class ShardName(BaseModel):
 
     digest: str
     size_bytes: int
+    chain: tuple[DeltaName, ...] = ()
+    delta_only: bool = False
+
+    @classmethod
+    def of(cls, shard: Shard) -> ShardName:
+        """The name of `shard`."""
+        chain = tuple(map(DeltaName.of, shard.chain))
+        return cls(digest=shard.digest, size_bytes=shard.size_bytes, chain=chain, delta_only=shard.delta_only)
+
+    def shard(self) -> Shard:
+        """The shard, without the names of its tensors."""
+        chain = [ShardDelta(**link.model_dump()) for link in self.chain]
+        return Shard(digest=self.digest, size_bytes=self.size_bytes, chain=chain, delta_only=self.delta_only)
 
 
 class VersionHead(_Head):
@@ -38,12 +67,12 @@ class VersionHead(_Head):
     @classmethod
     def of(cls, manifest: WeightManifest, term: int) -> VersionHead:
         """The head that names `manifest`, moved under `term`."""
-        shards = tuple(ShardName(digest=shard.digest, size_bytes=shard.size_bytes) for shard in manifest.shards)
+        shards = tuple(map(ShardName.of, manifest.shards))
         return cls(term=term, step=manifest.step, digest=manifest.digest, shards=shards, noop=manifest.noop)
 
     def manifest(self, run_id: str) -> WeightManifest:
         """The version's manifest, without the names of its tensors."""
-        shards = [Shard(digest=shard.digest, size_bytes=shard.size_bytes) for shard in self.shards]
+        shards = [name.shard() for name in self.shards]
         return WeightManifest(run_id=run_id, term=self.term, step=self.step, digest=self.digest, shards=shards, noop=self.noop)
 
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 from moto.server import ThreadedMotoServer
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError
+from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
@@ -81,6 +81,16 @@ async def test_a_blob_whose_bytes_changed_is_refused(store):
     await store.put(blob_path(digest), b"weightz")
     with pytest.raises(CorruptRecordError, match=digest):
         await store.get_blob(digest)
+
+
+async def test_a_blob_is_read_in_parts(store):
+    digest = await store.put_blob(b"weights")
+    assert await store.get_blob_part(digest, 2, 5) == b"igh"
+    assert await store.get_blob_part(digest, 0, 7) == b"weights"
+    with pytest.raises(ObjectMissingError, match=ABSENT):
+        await store.get_blob_part(ABSENT, 0, 1)
+    with pytest.raises((CorruptRecordError, StorageError)):
+        await store.get_blob_part(digest, 5, 9)
 
 
 async def test_a_torn_blob_is_written_again(store):

@@ -74,6 +74,15 @@ class ObjectStore:
             raise CorruptRecordError(f"blob {digest} in {self.url} has the digest {found}; remove it and store it again")
         return data
 
+    async def get_blob_part(self, digest: str, begin: int, end: int) -> bytes:
+        """Bytes `begin` to `end` (exclusive) of the blob, for which a digest cannot be checked. Raises ObjectMissingError."""
+        with self._errors(f"blob {digest}"), _GET.measured() as reading:
+            content = bytes(await obstore.get_range_async(self._backend, blob_path(digest), start=begin, end=end))
+            reading.payload_bytes = len(content)
+        if len(content) != end - begin:
+            raise CorruptRecordError(f"blob {digest} in {self.url} ends before byte {end}; remove it and store it again")
+        return content
+
     async def has_blob(self, digest: str) -> bool:
         """Whether the blob is there; its bytes are not read."""
         return await self._size(blob_path(digest)) is not None

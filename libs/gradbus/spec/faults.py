@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
 from gradbus.spec.run import RunSpec
-from gradbus.spec.sections import DeepSpeedSpec, Section
+from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 
 _GIVEN_LIMIT = 80
 _TAGS = {2, 5}
@@ -85,6 +85,10 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
         yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
     if trainer := sections.get("trainer"):
         yield from _trainer_faults(trainer)
+    if (weights := sections.get("weights")) and weights.transport != "delta" and weights.anchor_every != WeightsSpec().anchor_every:
+        yield Fault(
+            "weights.anchor_every", "only deltas need anchors", _shown(weights.anchor_every), 'none, or weights.transport = "delta"'
+        )
     if (algorithm := sections.get("algorithm")) and not (0.0 < algorithm.clip[0] < 1.0 and algorithm.clip[1] > 0.0):
         yield Fault(
             "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"

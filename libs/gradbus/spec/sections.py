@@ -148,6 +148,14 @@ class TrainerSpec(Section):
     threads: int = Field(1, ge=1, le=256)
 
 
+class WeightsSpec(Section):
+    """How published versions travel from the trainer to the workers."""
+
+    transport: Literal["store", "delta"] = Field("store", description="`store`: whole, by object storage; `delta`: what a step changed.")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Of published versions; the trainer's own weights are always float32.")
+    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: versions between two that are stored whole; checkpoints always are.")
+
+
 class CheckpointSpec(Section):
     """Durable points to resume from."""
 

@@ -3,6 +3,7 @@
 from gradbus.telemetry.logs import configure_logging, get_logger
 from gradbus.telemetry.setup import exported
 from gradbus.telemetry.traces import Attributes, current_traceparent, linked_span, span, trace_headers, traceparent_of
+from gradbus.telemetry.weights import way_failed, weights_active, weights_moved, weights_trouble
 from gradbus.telemetry.wires import WireOperation
 
 __all__ = [
@@ -16,4 +17,8 @@ __all__ = [
     "span",
     "trace_headers",
     "traceparent_of",
+    "way_failed",
+    "weights_active",
+    "weights_moved",
+    "weights_trouble",
 ]

@@ -6,15 +6,31 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ShardDelta(_message.Message):
+    __slots__ = ("base_step", "base_digest", "digest", "size_bytes")
+    BASE_STEP_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    base_step: int
+    base_digest: str
+    digest: str
+    size_bytes: int
+    def __init__(self, base_step: _Optional[int] = ..., base_digest: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
 class Shard(_message.Message):
-    __slots__ = ("digest", "size_bytes", "tensors")
+    __slots__ = ("digest", "size_bytes", "tensors", "chain", "delta_only")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    DELTA_ONLY_FIELD_NUMBER: _ClassVar[int]
     digest: str
     size_bytes: int
     tensors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[str]] = ...) -> None: ...
+    chain: _containers.RepeatedCompositeFieldContainer[ShardDelta]
+    delta_only: bool
+    def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[str]] = ..., chain: _Optional[_Iterable[_Union[ShardDelta, _Mapping]]] = ..., delta_only: bool = ...) -> None: ...
 
 class WeightManifest(_message.Message):
     __slots__ = ("run_id", "term", "step", "digest", "shards", "noop")

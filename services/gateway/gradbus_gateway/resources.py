@@ -129,6 +129,7 @@ class VersionResource(BaseModel):
     digest: str
     noop: bool
     bytes: int
+    whole: bool = Field(description="Stored whole, not as a delta alone: it can be exported.")
     held_by: list[str]
 
 

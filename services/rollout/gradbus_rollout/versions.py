@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 from grpc.aio import AioRpcError
@@ -19,17 +19,24 @@ from gradbus.bus import Buckets, Bus, View, subjects
 from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.heads import VersionHead
 from gradbus.objects import ObjectStore
-from gradbus.telemetry import Attributes, current_traceparent, get_logger, span
+from gradbus.telemetry import Attributes, current_traceparent, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
 from gradbus_rollout.engine import Engine
+from gradbus_rollout.shards import Shards
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
 
 _log = get_logger(__name__)
 _KEPT_MANIFESTS = 64
-_KEPT_SHARDS = 8
+
+
+class _Announcement(NamedTuple):
+    """When a version was heard of first: its trace, and the time of a clock that never goes back."""
+
+    traceparent: str
+    seconds: float
 
 
 class Versions:
@@ -37,13 +44,12 @@ class Versions:
 
     def __init__(self, bus: Bus, objects: ObjectStore, store: WeightStoreServiceAsyncStub, run_id: str, cache_dir: Path) -> None:
         self._bus = bus
-        self._objects = objects
         self._store = store
         self._run_id = run_id
-        self._shards = cache_dir / "shards"
+        self._shards = Shards(objects, cache_dir / "shards")
         self._manifests: dict[int, WeightManifest] = {}
         self._attestation: asyncio.Task[None] | None = None
-        self._announced: dict[int, str] = {}
+        self._announced: dict[int, _Announcement] = {}
         self.newest = -1
         self.changed = asyncio.Event()
 
@@ -53,7 +59,7 @@ class Versions:
 
         async def announced(payload: bytes) -> None:
             manifest = WeightManifest.FromString(payload)
-            self._announced[manifest.step] = current_traceparent()
+            self._announced[manifest.step] = _Announcement(current_traceparent(), time.monotonic())
             self._learn(manifest)
 
         heads = await self._bus.bucket(Buckets.HEADS)
@@ -75,9 +81,10 @@ class Versions:
         """
         manifest = await self._manifest(step)
         attributes: Attributes = {"gradbus.run.id": self._run_id, "gradbus.policy.version": step}
-        with span("load_weights", SpanKind.CONSUMER, self._announced.get(step, ""), attributes):
+        announced = self._announced.get(step)
+        with span("load_weights", SpanKind.CONSUMER, announced.traceparent if announced else "", attributes):
             try:
-                paths = [await self._fetch(shard.digest) for shard in manifest.shards]
+                paths = await self._shards.files(manifest)
                 digest = await _loaded(engine, paths, step)
             except ObjectMissingError:
                 self._manifests.pop(step, None)
@@ -85,9 +92,11 @@ class Versions:
         self._attestation = asyncio.create_task(self._attest(Attestation(run_id=self._run_id, worker=worker, step=step, digest=digest)))
         if digest != manifest.digest:
             self._manifests.pop(step, None)
-            self._evict(0)
+            self._shards.forget()
             raise AttestationError(f"version {step} is {manifest.digest} but the engine holds {digest}; it is loaded again")
-        self._evict(max(_KEPT_SHARDS, len(paths)))
+        if announced and self._announced.pop(step, None):
+            weights_active(time.monotonic() - announced.seconds)
+        self._shards.loaded(paths)
         return digest
 
     async def _attest(self, attestation: Attestation) -> None:
@@ -106,24 +115,6 @@ class Versions:
             raise
         self._learn(response.manifest)
         return response.manifest
-
-    async def _fetch(self, digest: str) -> Path:
-        """The shard as a file: the store's own when it is a folder, a cached copy otherwise."""
-        if (path := self._objects.local_path(digest)) is not None:
-            if not path.exists():
-                raise ObjectMissingError(f"the shard {digest} is not in {self._objects.url}; retention deleted it")
-            return path
-        cached = self._shards / digest.removeprefix("sha256:")
-        if not cached.exists():
-            content = await self._objects.get_blob(digest)
-            await asyncio.to_thread(_write_whole, cached, content)
-        return cached
-
-    def _evict(self, kept: int) -> None:
-        """Removes all but the newest cached shards."""
-        with contextlib.suppress(FileNotFoundError):  # another worker of this machine evicts as well
-            for old in sorted(self._shards.iterdir(), key=lambda file: -file.stat().st_mtime)[kept:]:
-                old.unlink(missing_ok=True)
 
     async def _watch(self, view: View) -> None:
         while True:
@@ -152,11 +143,3 @@ async def _loaded(engine: Engine, paths: Sequence[Path], step: int) -> str:
         if all(path.exists() for path in paths):
             raise
         raise ObjectMissingError(f"a shard of version {step} was deleted before it was opened; ask for a newer version") from None
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """By one rename of a file of our own: several workers may share the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-    part.write_bytes(content)
-    part.rename(path)

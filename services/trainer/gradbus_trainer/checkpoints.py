@@ -9,6 +9,7 @@ import torch
 
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
+from gradbus.spec import WeightsSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 from gradbus_trainer.frontier import Frontier
@@ -17,6 +18,7 @@ from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.weights_io import load_tensors, store_tensors, until_stored, until_whole
 
 _log = get_logger(__name__)
+_MASTER = ".master"
 
 
 @dataclass(slots=True)
@@ -39,8 +41,10 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, la
     if response is None:
         return TrainerState()
     manifest = response.manifest
-    weights = await load_tensors(objects, list(manifest.weights.shards))
-    optimizer = await load_tensors(objects, list(manifest.optimizer))
+    stored = await load_tensors(objects, list(manifest.optimizer))
+    masters = {name.removesuffix(_MASTER): tensor for name, tensor in stored.items() if name.endswith(_MASTER)}
+    optimizer = {name: tensor for name, tensor in stored.items() if not name.endswith(_MASTER)}
+    weights = masters or await load_tensors(objects, list(manifest.weights.shards))
     learner.restore(manifest.step, weights, optimizer)
     kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - lag}
     _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
@@ -53,14 +57,17 @@ class Snapshot:
 
     state: TrainerState
     optimizer: Mapping[str, torch.Tensor]
+    """Its state by parameter; `<name>.master` among it where the published version is a rounded one."""
 
     @classmethod
-    def of(cls, state: TrainerState, learner: Learner) -> Snapshot:
+    def of(cls, state: TrainerState, learner: Learner, weights: WeightsSpec | None = None) -> Snapshot:
         """Copies what the next step would change, and starts a new list of trained groups."""
         frontier = Frontier.from_message(state.frontier.to_message())
         frozen = TrainerState(state.step, frontier, state.previous, state.trained, dict(state.versions))
         state.trained = {}
-        return cls(frozen, learner.optimizer_tensors())
+        rounded = weights is not None and weights.dtype != "fp32"
+        masters = {f"{name}{_MASTER}": tensor for name, tensor in learner.weights().items()} if rounded else {}
+        return cls(frozen, {**learner.optimizer_tensors(), **masters})
 
 
 async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, term: int, fingerprint: Mapping[str, str]) -> str:

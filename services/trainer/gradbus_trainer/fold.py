@@ -27,7 +27,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.rows import BatchFacts, build_batch
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import Export, export_version, fingerprint
+from gradbus_trainer.weights_io import VERSION_DTYPES, Export, export_version, fingerprint
 
 _log = get_logger(__name__)
 _GATE_SECONDS = 0.1
@@ -68,7 +68,7 @@ class Fold:
         """Trains to the last step and commits it. Raises FencedError when another trainer has the run."""
         state, steps = self._state, self._spec.schedule.steps
         try:
-            export = await self._in_thread(lambda: export_version(state.step, self._parts.learner.weights(), noop=False))
+            export = await self._in_thread(lambda: self._export(state.step, noop=False))
             await self._publish(export)
             while state.step < steps:
                 await self._gate()
@@ -103,11 +103,14 @@ class Fold:
 
     def _train(self, batch: Batch) -> tuple[StepMetrics, Export]:
         metrics = self._parts.learner.train(batch)
-        return metrics, export_version(batch.step + 1, self._parts.learner.weights(), metrics.noop)
+        return metrics, self._export(batch.step + 1, metrics.noop)
+
+    def _export(self, step: int, noop: bool) -> Export:
+        return export_version(step, self._parts.learner.weights(), noop, VERSION_DTYPES[self._spec.weights.dtype])
 
     async def _publish(self, export: Export) -> None:
         """Versions from (step - max_staleness) on stay named: a resume from here may have to sample with them."""
-        task = await self._parts.publisher.publish(export)
+        task = await self._parts.publisher.publish(export, whole=self._is_checkpoint_due())
         oldest = export.step - self._spec.schedule.max_staleness
 
         def note(done: asyncio.Task[object]) -> None:
@@ -127,7 +130,7 @@ class Fold:
         """Commits in the background; the step after goes on meanwhile."""
         await self._settle()
         self._unsaved_bytes = 0
-        snapshot = await self._in_thread(lambda: Snapshot.of(self._state, self._parts.learner))
+        snapshot = await self._in_thread(lambda: Snapshot.of(self._state, self._parts.learner, self._spec.weights))
         self._commit = asyncio.create_task(self._commit_snapshot(snapshot), name=f"checkpoint {snapshot.state.step}")
 
     async def _commit_snapshot(self, snapshot: Snapshot) -> None:

@@ -5,29 +5,30 @@ from __future__ import annotations
 import asyncio
 
 from gradbus.bus import EventLog
+from gradbus.errors import ObjectMissingError
 from gradbus.faults import point
-from gradbus.objects import ObjectStore
-from gradbus.telemetry import span
+from gradbus.telemetry import span, weights_trouble
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import Export, store_version, until_stored, until_whole
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import Export, until_whole
 
 
 class Publisher:
     """One run's versions under one term."""
 
-    def __init__(self, store: StoreClient, objects: ObjectStore, events: EventLog, run_id: str, term: int) -> None:
+    def __init__(self, store: StoreClient, writer: VersionWriter, events: EventLog, run_id: str) -> None:
         self._store = store
-        self._objects = objects
+        self._writer = writer
         self._events = events
         self._run_id = run_id
-        self._term = term
         self._last: asyncio.Task[WeightManifest] | None = None
+        self._before = ""
 
-    async def publish(self, export: Export) -> asyncio.Task[WeightManifest]:
-        """Starts publishing, once the version before is out. Raises what that one raised."""
+    async def publish(self, export: Export, whole: bool = False) -> asyncio.Task[WeightManifest]:
+        """Starts publishing, once the version before is out; `whole`: its checkpoint follows. Raises what the one before raised."""
         await self.settle()
-        self._last = asyncio.create_task(self._publish(export), name=f"publish {export.step}")
+        self._last = asyncio.create_task(self._publish(export, whole), name=f"publish {export.step}")
         return self._last
 
     async def settle(self) -> None:
@@ -40,16 +41,30 @@ class Publisher:
         if self._last is not None:
             self._last.cancel()
 
-    async def _publish(self, export: Export) -> WeightManifest:
+    async def _publish(self, export: Export, whole: bool) -> WeightManifest:
         with span("publish_version", attributes={"gradbus.run.id": self._run_id, "gradbus.policy.version": export.step}):
             what = f"version {export.step} of {self._run_id}"
-            manifest, diverged = await until_whole(lambda: self._stored_and_named(export, what), what)
+            manifest, diverged = await until_whole(lambda: self._stored_and_named(export, whole), what)
+            self._writer.advance(export, manifest)
             if diverged:
                 text = f"version {export.step} has other bits than before the restart"
                 self._events.emit("diverged", text, {"version": export.step, "digest": export.digest}, "warning")
+            self._compare(export)
         return manifest
 
-    async def _stored_and_named(self, export: Export, what: str) -> tuple[WeightManifest, bool]:
-        manifest = await until_stored(lambda: store_version(self._objects, self._run_id, self._term, export), what)
+    async def _stored_and_named(self, export: Export, whole: bool) -> tuple[WeightManifest, bool]:
+        manifest = await self._writer.store(export, whole)
         point("mid-publish")
-        return manifest, await self._store.publish(manifest)
+        try:
+            return manifest, await self._store.publish(manifest)
+        except ObjectMissingError:
+            self._writer.forget()
+            raise
+
+    def _compare(self, export: Export) -> None:
+        """A step that had something to learn from and left the published weights as they were is told (R7)."""
+        if export.digest == self._before and not export.noop:
+            weights_trouble("unchanged")
+            text = f"step {export.step - 1} changed no published weight; raise trainer.learning_rate, or publish in a wider weights.dtype"
+            self._events.emit("unchanged", text, {"version": export.step}, "warning", key=f"unchanged:{export.step}")
+        self._before = export.digest

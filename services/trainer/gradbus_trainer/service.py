@@ -19,6 +19,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.version_writer import VersionWriter
 
 _log = get_logger(__name__)
 _LEASE_SECONDS = 0.5
@@ -55,7 +56,7 @@ class TrainerService:
         log = ExperienceLog(self._wires.buffer, run_id)
         reader = LogReader(self._wires.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)
         events = EventLog(self._wires.bus, run_id)
-        publisher = Publisher(store, self._wires.objects, events, run_id, lease.term)
+        publisher = Publisher(store, VersionWriter(self._wires.objects, run_id, lease.term, spec.weights), events, run_id)
         async with reader.reading():
             parts = FoldParts(
                 learner=learner,

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import safetensors.torch
 import torch
@@ -15,13 +15,15 @@ import torch
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
-from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights_digest import weights_digest
 
 _log = get_logger(__name__)
 _RETRY_SECONDS = 0.5
 _ATTEMPTS = 5
 _Stored = TypeVar("_Stored")
+VERSION_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What a run publishes in, by the spec's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +38,11 @@ class Export:
     noop: bool
 
 
-def export_version(step: int, weights: Mapping[str, torch.Tensor], noop: bool) -> Export:
-    """Serialises weights as one safetensors file that transformers loads."""
-    tensors = dict(weights)
+def export_version(step: int, weights: Mapping[str, torch.Tensor], noop: bool, dtype: torch.dtype = torch.float32) -> Export:
+    """Serialises weights as one safetensors file that transformers loads; in a narrower `dtype`, rounded to nearest, ties to even."""
+    tensors = {name: tensor.to(dtype) for name, tensor in weights.items()}
     content = safetensors.torch.save(tensors, metadata={"format": "pt"})
     return Export(step, weights_digest(tensors), content, tuple(sorted(tensors)), noop)
-
-
-async def store_version(objects: ObjectStore, run_id: str, term: int, export: Export) -> WeightManifest:
-    """Stores the shard; returns the manifest that names it."""
-    digest = await objects.put_blob(export.content)
-    shard = Shard(digest=digest, size_bytes=len(export.content), tensors=export.tensors)
-    return WeightManifest(run_id=run_id, term=term, step=export.step, digest=export.digest, shards=[shard], noop=export.noop)
 
 
 async def store_tensors(objects: ObjectStore, tensors: Mapping[str, torch.Tensor]) -> list[Shard]:

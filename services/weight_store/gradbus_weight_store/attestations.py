@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gradbus.bus import Bus, EventLog, View
 from gradbus.runs import WorkerPresence
+from gradbus.telemetry import weights_trouble
 from gradbus.v1.weights_pb2 import Attestation
 
 _CHECK_SECONDS = 1.0
@@ -49,6 +50,7 @@ class Attestations:
         self._newest[attestation.run_id, attestation.worker] = attestation
         if attestation.digest == expected:
             return True
+        weights_trouble("digest_differs")
         self._alarm(
             attestation.run_id,
             f"{attestation.worker} holds other weights than version {attestation.step} has; it loads them again",
@@ -79,6 +81,7 @@ class Attestations:
             behind = head_step(worker.run_id) - worker.version
             if not seen.reported and behind >= self.patience.versions and now - seen.since >= self.patience.seconds:
                 seen.reported = True
+                weights_trouble("behind")
                 message = f"{name} stays at version {worker.version}, {behind} behind; see its log, or stop it so that others take its work"
                 self._alarm(worker.run_id, message, {"worker": name, "version": worker.version, "behind": behind})
 

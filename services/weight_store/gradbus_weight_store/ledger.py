@@ -15,10 +15,11 @@ from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import Heads
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.gate import Gate
-from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions
+from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions, needed_blobs
 from gradbus_weight_store.slot import Slot
 
 _ATTEMPTS = 5
+_PARALLEL = 16
 Result = TypeVar("Result")
 
 
@@ -227,12 +228,15 @@ class Ledger:
             await self._checkpoint.write(head.to_bytes())
 
     async def _check_stored(self, shards: Iterable[Shard]) -> None:
-        for shard in shards:
-            if not await self._manifests.objects.has_blob(shard.digest):
-                raise ObjectMissingError(f"shard {shard.digest} is not in object storage; store it and publish again")
+        needed = sorted({digest for shard in shards for digest in needed_blobs(shard)})
+        for batch in (needed[at : at + _PARALLEL] for at in range(0, len(needed), _PARALLEL)):
+            stored = await asyncio.gather(*map(self._manifests.objects.has_blob, batch))
+            for digest, is_stored in zip(batch, stored, strict=True):
+                if not is_stored:
+                    raise ObjectMissingError(f"blob {digest} of a shard is not in object storage; store it and publish again")
 
     async def _make_durable(self, manifest: CheckpointManifest) -> None:
         try:
-            await self._manifests.objects.make_durable({shard.digest for shard in named_shards(manifest)})
+            await self._manifests.objects.make_durable({digest for shard in named_shards(manifest) for digest in needed_blobs(shard)})
         except ObjectMissingError as error:
             raise ObjectMissingError(f"checkpoint {manifest.step} of {self.run_id} is not whole: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError
 from gradbus.ids import digest_of
@@ -127,11 +127,24 @@ def named_shards(manifest: CheckpointManifest) -> Iterator[Shard]:
         yield from version.shards
 
 
+def needed_blobs(shard: Shard) -> frozenset[str]:
+    """Digests of the blobs that give the shard: its own, or what its chain starts from and the deltas."""
+    if not shard.delta_only:
+        return frozenset({shard.digest})
+    return frozenset({shard.chain[0].base_digest, *(delta.digest for delta in shard.chain)})
+
+
+def named_blobs(shards: Iterable[Shard]) -> frozenset[str]:
+    """Digests of the blobs that shards need or could use: a whole shard's deltas spare those who hold one of their bases the rest."""
+    found = [needed_blobs(shard) | {delta.digest for delta in shard.chain} for shard in shards]
+    return frozenset().union(*found)
+
+
 def version_blobs(manifest: WeightManifest) -> frozenset[str]:
-    """Digests of the blobs that a version consists of."""
-    return frozenset(shard.digest for shard in manifest.shards)
+    """Digests of the blobs that a version names. Its chain stands in its manifest, so that no other manifest has to be kept for it."""
+    return named_blobs(manifest.shards)
 
 
 def checkpoint_blobs(manifest: CheckpointManifest) -> frozenset[str]:
-    """Digests of the blobs that a checkpoint consists of, its manifest among them."""
-    return frozenset({digest_of(checkpoint_payload(manifest)), *(shard.digest for shard in named_shards(manifest))})
+    """Digests of the blobs that a checkpoint names, its manifest among them."""
+    return named_blobs(named_shards(manifest)) | {digest_of(checkpoint_payload(manifest))}

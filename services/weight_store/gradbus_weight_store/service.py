@@ -25,7 +25,7 @@ from gradbus.errors import (
 from gradbus.ids import checked_name, is_digest
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceServicer
-from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.attestations import Attestations
 from gradbus_weight_store.gate import Gate
 from gradbus_weight_store.ledger import Ledger
@@ -141,6 +141,16 @@ async def _answered(context: Context) -> AsyncIterator[None]:
 def _check_version(manifest: WeightManifest) -> None:
     if manifest.step < 0 or not manifest.shards or not is_digest(manifest.digest):
         raise ManifestError("a version needs a step from 0 on, a digest `sha256:<hex>` and at least one shard; fill them in")
+    for shard in manifest.shards:
+        _check_chain(shard)
+
+
+def _check_chain(shard: Shard) -> None:
+    if shard.delta_only and not shard.chain:
+        raise ManifestError(f"shard {shard.digest} is stored by deltas alone and names none; name its chain, or store it whole")
+    named = [shard.digest, *(digest for delta in shard.chain for digest in (delta.base_digest, delta.digest))]
+    if not all(map(is_digest, named)):
+        raise ManifestError("a shard and its chain are named by digests `sha256:<hex>`; mend the manifest")
 
 
 def _check_checkpoint(manifest: CheckpointManifest) -> None:
@@ -149,3 +159,5 @@ def _check_checkpoint(manifest: CheckpointManifest) -> None:
         _check_version(version)
     if any(version.run_id != manifest.run_id for version in versions) or manifest.weights.step != manifest.step:
         raise ManifestError("a checkpoint's versions must be of its own run, and its weights of its own step; mend the manifest")
+    if any(shard.delta_only for shard in (*manifest.weights.shards, *manifest.optimizer)):
+        raise ManifestError("a checkpoint's own version is stored whole: a resume and an export read it; store it so and commit again")

@@ -11,7 +11,7 @@ from gradbus.ids import digest_of
 from gradbus.runs import WorkerPresence
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest, PublishVersionRequest
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
 
 
 @pytest.fixture
@@ -74,3 +74,16 @@ async def test_several_shards_come_with_their_index(client, submitted, publish, 
 async def test_a_run_without_versions_cannot_be_exported(http, submitted):
     answer = http.get(f"/v1/runs/{submitted['id']}/export")
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:gradbus:problem:no-such-version")
+
+
+async def test_an_export_takes_versions_that_are_stored_whole(client, http, submitted, publish, channel, objects, tmp_path):
+    await publish(0, b"base")
+    delta = await objects.put_blob(b"what changed")
+    link = ShardDelta(base_step=0, base_digest=digest_of(b"base"), digest=delta, size_bytes=12)
+    shard = Shard(digest=digest_of(b"more"), size_bytes=4, chain=[link], delta_only=True)
+    manifest = WeightManifest(run_id=submitted["id"], term=1, step=1, digest=digest_of(b"more"), shards=[shard])
+    await WeightStoreServiceStub(channel).PublishVersion(PublishVersionRequest(manifest=manifest))
+    assert [(one["bytes"], one["whole"]) for one in client.versions(submitted["id"])["data"]] == [(4, True), (4, False)]
+    assert client.export(submitted["id"], tmp_path / "out")["version"] == 0
+    refused = http.get(f"/v1/runs/{submitted['id']}/export", params={"version": 1}).json()
+    assert "keeps these versions whole: 0" in refused["detail"]

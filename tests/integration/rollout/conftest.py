@@ -24,6 +24,7 @@ from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
 from gradbus_weight_store.serve import serve
 from gradbus_weight_store.settings import WeightStoreSettings
@@ -104,12 +105,15 @@ class Trainer:
     run_id: str
     published: dict = field(default_factory=dict)
 
-    async def publish(self, step, seed=None, term=1):
+    async def publish(self, step, seed=None, term=1, nudge=0.0, writer=None):
+        """With a writer in its bfloat16; `nudge` is added to a few weights."""
         store = StoreClient(self.stub, self.run_id)
         await store.open_term(term)
-        publisher = Publisher(store, self.objects, EventLog(self.bus, self.run_id), self.run_id, term)
+        publisher = Publisher(store, writer or VersionWriter(self.objects, self.run_id, term), EventLog(self.bus, self.run_id), self.run_id)
         weights = {name: tensor.contiguous() for name, tensor in make_model(step if seed is None else seed).state_dict().items()}
-        task = await publisher.publish(export_version(step, weights, noop=False))
+        weights["model.norm.weight"] = weights["model.norm.weight"] + nudge
+        dtype = torch.float32 if writer is None else torch.bfloat16
+        task = await publisher.publish(export_version(step, weights, False, dtype))
         await publisher.settle()
         self.published[step] = task.result()
         return task.result()

@@ -7,9 +7,11 @@ from gradbus.bus import Buckets, subjects
 from gradbus.errors import AttestationError, VersionGoneError
 from gradbus.objects import ObjectStore
 from gradbus.runs import WorkerPresence
+from gradbus.spec import WeightsSpec
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, WeightManifest
 from gradbus_rollout.versions import Versions
+from gradbus_trainer.version_writer import VersionWriter
 
 from .conftest import until
 
@@ -129,6 +131,26 @@ async def test_weights_that_are_not_the_manifests_are_refused(versions, trainer,
     with pytest.raises(AttestationError, match="it is loaded again"):
         await versions.load(engine, "worker-a", 0)
     assert await versions.load(engine, "worker-a", 0) == manifest.digest, "the store is asked again"
+
+
+@pytest.fixture
+def writer(objects, run_id):
+    return VersionWriter(objects, run_id, 1, WeightsSpec(transport="delta", dtype="bf16", anchor_every=8))
+
+
+async def test_bfloat16_versions_that_travel_as_deltas_are_attested_to_the_bit(versions, trainer, engine, writer):
+    for step in range(3):
+        manifest = await trainer.publish(step, seed=0, nudge=float(step), writer=writer)
+        assert await versions.load(engine, "worker-a", step) == manifest.digest
+        assert manifest.shards[0].delta_only is (step > 0)
+
+
+async def test_a_float32_engine_that_holds_more_than_the_stored_bits_attests_others(trainer, engine, versions, writer):
+    manifest = await trainer.publish(0, writer=writer)
+    assert await versions.load(engine, "worker-a", 0) == manifest.digest
+    weights = engine._model.weights
+    weights.norm[0] += 1e-6
+    assert weights.digest() != manifest.digest
 
 
 @pytest.fixture

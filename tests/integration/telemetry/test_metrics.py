@@ -1,16 +1,22 @@
 """Every wire is measured, and no metric ever names a run, a group or a worker."""
 
 import pytest
+import torch
+from obstore.store import MemoryStore
 
 from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import Buckets, Conflict, EventLog, TaskQueue, subjects
 from gradbus.errors import FencedError, ObjectMissingError
 from gradbus.objects import ObjectStore
 from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
+from gradbus.spec import WeightsSpec
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task
+from gradbus_rollout.shards import Shards
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import export_version
 
 
 class Scorer(RewardServiceServicer):
@@ -96,6 +102,25 @@ async def test_bytes_are_those_of_the_payload(measured, points, object_url):
     before = total(measured, "gradbus.wire.payload", **put)
     await ObjectStore.open(object_url).put_blob(b"y" * 12345)
     assert total(points(), "gradbus.wire.payload", **put) == before + 12345
+
+
+async def test_weights_are_counted_by_the_way_they_took(measured, points, tmp_path):
+    def moved():
+        found, ways = points(), [(way, direction) for way in ("store", "delta") for direction in ("published", "fetched")]
+        name = "gradbus.weights.moved"
+        return [total(found, name, gradbus__weights__way=way, gradbus__weights__direction=direction) for way, direction in ways]
+
+    objects = ObjectStore(MemoryStore(), "memory:///")
+    writer = VersionWriter(objects, "run", 1, WeightsSpec(transport="delta", dtype="bf16"))
+    shards = Shards(objects, tmp_path / "cache")
+    before = moved()
+    for step in range(2):
+        export = export_version(step, {"w": torch.arange(9000.0) + (torch.arange(9000) < step)}, False, torch.bfloat16)
+        manifest = await writer.store(export, whole=False)
+        writer.advance(export, manifest)
+        await shards.files(manifest)
+    delta = manifest.shards[0].chain[0].size_bytes
+    assert [after - once for after, once in zip(moved(), before, strict=True)] == [len(export.content)] * 2 + [delta] * 2
 
 
 async def test_errors_are_told_by_their_kind(measured):

@@ -28,6 +28,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.version_writer import VersionWriter
 
 VOCABULARY = 23
 GROUPS, SAMPLES = 2, 4
@@ -136,7 +137,7 @@ class Trained:
             learner = TorchLearner(self.model_folder, spec)
             state = await restore(store, self.objects, learner, spec.schedule.max_staleness)
             reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
-            publisher = Publisher(store, self.objects, events, run_id, lease.term)
+            publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
             parts = FoldParts(learner, reader, store, self.objects, publisher, events, self.station, lease, self.checkpoint_bytes)
             async with reader.reading():
                 yield Fold(self.record, parts, state)

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from gradbus.errors import ModelError
-from gradbus.spec import AlgorithmSpec
+from gradbus.spec import AlgorithmSpec, WeightsSpec
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit, restore
 from gradbus_trainer.collector import Collected
 from gradbus_trainer.rows import build_batch
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
-from gradbus_trainer.weights_io import export_version, store_version
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import export_version, load_tensors
 
 from .conftest import GROUPS, make_entry
 
@@ -43,7 +44,7 @@ def published(store, objects, run_id):
     """Publishes a learner's weights as version `step` and notes it in the state."""
 
     async def publish(state, learner, step):
-        manifest = await store_version(objects, run_id, 1, export_version(step, learner.weights(), noop=False))
+        manifest = await VersionWriter(objects, run_id, 1).store(export_version(step, learner.weights(), noop=False), whole=True)
         await store.publish(manifest)
         state.versions[step] = manifest
         state.step = step
@@ -71,6 +72,32 @@ async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(stor
     for one in (learner, other):
         train(one, range(2, 4))
     assert weights_digest(learner.weights()) == weights_digest(other.weights())
+
+
+async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects, new_learner, run_id):
+    weights = WeightsSpec(transport="delta", dtype="bf16")
+    learner, state = new_learner(), TrainerState()
+    writer = VersionWriter(objects, run_id, 1, weights)
+    for step in range(3):
+        export = export_version(step, learner.weights(), False, torch.bfloat16)
+        state.versions[step] = await writer.store(export, whole=step == 2)
+        await store.publish(state.versions[step])
+        writer.advance(export, state.versions[step])
+        state.step = step
+        if step < 2:
+            train(learner, [step])
+    assert state.versions[1].shards[0].delta_only
+    await commit(store, objects, Snapshot.of(state, learner, weights), 1, {})
+    other = new_learner()
+    await restore(store, objects, other, lag=1)
+    rounded = await load_tensors(objects, list(state.versions[2].shards))
+    assert {tensor.dtype for tensor in rounded.values()} == {torch.bfloat16}
+    assert any(not torch.equal(rounded[name].float(), tensor) for name, tensor in learner.weights().items())
+    for step in (2, 3):
+        assert weights_digest(learner.weights()) == weights_digest(other.weights())
+        assert weights_digest(learner.optimizer_tensors()) == weights_digest(other.optimizer_tensors())
+        for one in (learner, other):
+            train(one, [step])
 
 
 async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner):

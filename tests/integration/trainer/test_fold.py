@@ -12,6 +12,8 @@ from gradbus_trainer.store_client import StoreClient
 
 from .conftest import until
 
+DELTAS = {"transport": "delta", "dtype": "bf16"}
+
 
 async def version(run, step):
     return (await run.stub.GetVersion(pb.GetVersionRequest(run_id=run.run_id, step=step))).manifest
@@ -50,9 +52,9 @@ async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(n
     assert manifest.weights == await version(run, 6)
 
 
-@pytest.mark.parametrize("mode", ["fixed_lag", "free"])
-async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode):
-    whole, killed = await new_run(make_spec(mode)), await new_run(make_spec(mode))
+@pytest.mark.parametrize(("mode", "weights"), [("fixed_lag", {}), ("free", {}), ("fixed_lag", DELTAS)])
+async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode, weights):
+    whole, killed = [await new_run(make_spec(mode, weights=weights)) for _ in range(2)]
     await whole.write(range(12))
     await whole.train()
     await killed.write(range(7))  # it has to stop in the middle of a step's groups
@@ -88,8 +90,9 @@ async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_
     assert (await checkpoint(run)).frontier.below == 6, "filtered groups are through as well"
 
 
-async def test_log_bytes_force_a_checkpoint_before_its_step(new_run, make_spec):
-    run = await new_run(make_spec(checkpoint={"every": 100, "keep": 1000}), checkpoint_bytes=1)
+@pytest.mark.parametrize("weights", [{}, DELTAS], ids=["store", "delta"])
+async def test_log_bytes_force_a_checkpoint_before_its_step(new_run, make_spec, weights):
+    run = await new_run(make_spec(weights=weights, checkpoint={"every": 100, "keep": 1000}), checkpoint_bytes=1)
     await run.write(range(12))
     await run.train()
     assert await committed_steps(run) == [1, 2, 3, 4, 5, 6]

@@ -14,7 +14,8 @@ from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors, store_version
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors
 
 
 def export(step, value=None, noop=False):
@@ -35,7 +36,7 @@ def client(stub, run_id):
 async def new_publisher(client, objects, events, run_id):
     async def make(term):
         await client.open_term(term)
-        return Publisher(client, objects, events, run_id, term)
+        return Publisher(client, VersionWriter(objects, run_id, term), events, run_id)
 
     return make
 
@@ -114,7 +115,7 @@ class Swept(StoreClient):
 async def test_shards_that_another_runs_retention_deletes_before_they_are_named_are_stored_again(stub, run_id, objects, events):
     client = Swept(stub, run_id, objects)
     await client.open_term(1)
-    publisher = Publisher(client, objects, events, run_id, 1)
+    publisher = Publisher(client, VersionWriter(objects, run_id, 1), events, run_id)
     task = await publisher.publish(export(0))
     await publisher.settle()
     assert torch.equal((await load_tensors(objects, list(task.result().shards)))["w"], torch.zeros(3))
@@ -128,7 +129,7 @@ async def test_shards_that_another_runs_retention_deletes_before_they_are_named_
 async def test_a_store_that_never_has_the_shard_is_told_and_not_asked_for_ever(stub, run_id, objects, events):
     client = Swept(stub, run_id, objects, times=100)
     await client.open_term(1)
-    publisher = Publisher(client, objects, events, run_id, 1)
+    publisher = Publisher(client, VersionWriter(objects, run_id, 1), events, run_id)
     await publisher.publish(export(0))
     with pytest.raises(ObjectMissingError, match="is not in object storage; store it and publish again"):
         await publisher.settle()
@@ -159,6 +160,17 @@ async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_
     assert found[0].level == "warning"
 
 
+async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_learn_from(new_publisher, events):
+    publisher = await new_publisher(1)
+    for step, noop in ((0, False), (1, True), (2, False), (3, False)):
+        await publisher.publish(export(step, value=0 if step < 3 else 1, noop=noop))
+    await publisher.settle()
+    await events.flush()
+    found = [event for event in await events.read() if event.type == "unchanged"]
+    assert [(event.data["version"], event.level) for event in found] == [(2, "warning")]
+    assert "step 1 changed no published weight" in found[0].message
+
+
 async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store):
     publisher = await new_publisher(1)
     await weight_store.stop()
@@ -180,7 +192,7 @@ async def test_the_digest_is_over_tensors_alone_and_ignores_their_order(objects,
     one, other = export_version(0, tensors, False), export_version(9, dict(reversed(tensors.items())), True)
     assert one.digest == other.digest
     assert one.tensors == other.tensors == ("a", "b")
-    manifest = await store_version(objects, run_id, 4, other)
+    manifest = await VersionWriter(objects, run_id, 4).store(other, whole=True)
     assert (manifest.term, manifest.step, manifest.noop, manifest.shards[0].size_bytes) == (4, 9, True, len(other.content))
 
 

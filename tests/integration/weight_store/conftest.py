@@ -20,7 +20,7 @@ from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, ShardDelta, WeightManifest
 
 TOKEN = "of-the-test"
 CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(TOKEN))
@@ -110,6 +110,20 @@ class Trainer:
         weights = content or f"weights {self.run_id} {step}".encode()
         shard = Shard(digest=await self.objects.put_blob(weights), size_bytes=len(weights), tensors=["w"])
         return WeightManifest(run_id=self.run_id, term=self.term, step=step, digest=digest_of(b"tensors " + weights), shards=[shard])
+
+    async def delta(self, step, base, chain=()):
+        """Version `step` as a delta alone, from the file of version `base`, whose chain is given."""
+        manifest = await self.manifest(step)
+        await self.objects.delete_blob(manifest.shards[0].digest)
+        data = f"delta {self.run_id} {base} {step}".encode()
+        base_digest = digest_of(f"weights {self.run_id} {base}".encode())
+        link = ShardDelta(base_step=base, base_digest=base_digest, digest=await self.objects.put_blob(data), size_bytes=len(data))
+        manifest.shards[0].chain.extend([*chain, link])
+        manifest.shards[0].delta_only = True
+        return manifest
+
+    async def publish_manifest(self, manifest):
+        return await self.stub.PublishVersion(pb.PublishVersionRequest(manifest=manifest))
 
     async def publish(self, step, content=None):
         return await self.stub.PublishVersion(pb.PublishVersionRequest(manifest=await self.manifest(step, content)))

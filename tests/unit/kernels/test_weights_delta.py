@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
-from gradbus_kernels import weights_delta
-from gradbus_kernels.weights_delta import WrongBaseError, apply_delta, encode_delta, tensor_digest
+from gradbus_kernels import weights_delta_format
+from gradbus_kernels.weights_delta import apply_delta, encode_delta, tensor_digest
 from gradbus_kernels.weights_delta_bytes import DamagedDeltaError, DeltaError
+from gradbus_kernels.weights_delta_format import WrongBaseError
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FRAME = 21  # magic, version, checksum
@@ -110,7 +111,7 @@ def test_a_scalar_and_a_tensor_without_elements_are_tensors_too():
 
 
 def test_a_tensor_may_be_larger_than_a_chunk(monkeypatch):
-    monkeypatch.setattr(weights_delta, "CHUNK", 1000)
+    monkeypatch.setattr(weights_delta_format, "CHUNK", 1000)
     old, new = stepped(30_003, 0.02)
     delta = encode_delta(old, new)
     assert same(apply_delta(delta, old), new)

@@ -160,3 +160,9 @@ def test_the_sglang_engine_is_not_deterministic_and_says_so_when_asked_to_be():
     fault = faults(body(**sections, deterministic=True))["deterministic"]
     assert "samples beside it" in fault.message
     assert "rollout.engine = torch" in fault.allowed
+
+
+def test_anchors_belong_to_deltas():
+    assert "weights.transport" in faults(body(weights={"anchor_every": 4}))["weights.anchor_every"].allowed
+    assert parse_spec(body(weights={"transport": "delta", "anchor_every": 4})).weights.dtype == "fp32"
+    assert faults(body(weights={"transport": "deltas", "dtype": "fp16"})).keys() == {"weights.transport", "weights.dtype"}

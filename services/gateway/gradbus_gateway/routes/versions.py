@@ -32,20 +32,21 @@ async def list_versions(run_id: str, gateway: Here, after: Annotated[int, Query(
 
 @router.get("/export", summary="A version as a model folder")
 async def export_run(
-    run_id: str, gateway: Here, version: Annotated[int | None, Query(ge=0, description="Default: the newest.")] = None
+    run_id: str, gateway: Here, version: Annotated[int | None, Query(ge=0, description="Default: the newest that is stored whole.")] = None
 ) -> ExportResource:
     """Names and ids of the files of a folder in Hugging Face layout; GET /v1/files/{id} has each."""
     run = await gateway.runs.get(run_id)
-    manifests = _sorted(await _versions(gateway, run_id))
+    listed = _sorted(await _versions(gateway, run_id))
+    manifests = [manifest for manifest in listed if _is_whole(manifest)]
     chosen = [manifest for manifest in manifests if version is None or manifest.step == version]
     if not chosen:
         kept = ", ".join(str(manifest.step) for manifest in manifests) or "none yet"
-        raise ProblemError(409, "no-such-version", f"run {run_id} keeps the versions {kept}; export one of these")
+        raise ProblemError(409, "no-such-version", f"run {run_id} keeps these versions whole: {kept}; export one of them")
     manifest = chosen[-1]
     return ExportResource(
         run_id=run_id,
         version=manifest.step,
-        final=run.is_final and manifest is manifests[-1],
+        final=run.is_final and manifest is listed[-1],
         digest=manifest.digest,
         files=_base_files(run) + await _weight_files(gateway, manifest),
     )
@@ -63,8 +64,18 @@ def _resource(manifest: WeightManifest, answer: ListVersionsResponse) -> Version
     holders = [a.worker for a in answer.attestations if a.step == manifest.step and a.digest == manifest.digest]
     size = sum(shard.size_bytes for shard in manifest.shards)
     return VersionResource(
-        version=manifest.step, term=manifest.term, digest=manifest.digest, noop=manifest.noop, bytes=size, held_by=sorted(set(holders))
+        version=manifest.step,
+        term=manifest.term,
+        digest=manifest.digest,
+        noop=manifest.noop,
+        bytes=size,
+        whole=_is_whole(manifest),
+        held_by=sorted(set(holders)),
     )
+
+
+def _is_whole(manifest: WeightManifest) -> bool:
+    return not any(shard.delta_only for shard in manifest.shards)
 
 
 def _base_files(run: Run) -> list[ExportFile]:

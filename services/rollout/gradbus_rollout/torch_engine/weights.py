@@ -73,6 +73,7 @@ class ModelWeights:
         if not shape.tied:
             self.named["lm_head.weight"] = self.head
         self._shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
+        self._dtypes = {name: view.dtype for name, view in self.named.items()}
 
     def read(self, files: Sequence[Path]) -> dict[str, Tensor]:
         """The tensors of `files`, checked against what this model has; changes nothing. Raises ModelError."""
@@ -90,15 +91,24 @@ class ModelWeights:
         """Overwrite every tensor with what `read` returned."""
         for name, held in self.named.items():
             held.copy_(tensors[name].view(held.shape))
+            self._dtypes[name] = tensors[name].dtype
 
     def digest(self) -> str:
-        """Checksum of the tensors held, not of what was read."""
-        return weights_digest({name: _as_stored(view) for name, view in self.named.items()})
+        """Checksum of the tensors held, not of what was read, in the dtypes that they were stored in."""
+        return weights_digest({name: _narrowed(_as_stored(view), self._dtypes[name]) for name, view in self.named.items()})
 
 
 def _as_stored(view: Tensor) -> Tensor:
     """With the shape that it has in a state dict."""
     return view.flatten(0, 2) if view.dim() > 2 else view
+
+
+def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`, if that loses nothing: else these are not the weights that were stored, and their digest must not be the same."""
+    if tensor.dtype == dtype:
+        return tensor
+    narrowed = tensor.to(dtype)
+    return narrowed if torch.equal(narrowed.to(tensor.dtype), tensor) else tensor
 
 
 def _load(file: Path) -> dict[str, Tensor]:

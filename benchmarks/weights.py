@@ -1,0 +1,265 @@
+"""Bytes and seconds from handing a version to the trainer's publisher until an engine attests it: whole files beside deltas.
+
+    OMP_NUM_THREADS=1 python benchmarks/weights.py [--layers 12] [--rounds 3] [--s3]
+
+A Llama-like model in bf16; masters, step and shares of changed elements as in `weights_delta.py`. One process: the trainer's
+`VersionWriter`, an object store (a folder, and with --s3 a bucket of a moto server, which is a process of its own), the worker's
+`Shards`, the embedded engine with its attestation. Left out is the call of the weight store, a few milliseconds of gRPC and
+NATS. Beside it in the same rounds: safetensors written and read in the folder, two other codecs by themselves, and memcpy.
+Wall seconds, the best of the rounds.
+Writes results/weights.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from compare_trl import HERE, machine
+from curves import chart
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+from weights_delta import adam_direction, codecs, floor_bytes, versions
+
+from gradbus.objects import ObjectStore
+from gradbus.spec import WeightsSpec
+from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_rollout.shards import Shards
+from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import Export, export_version
+
+SHARES = (0.001, 0.01, 0.03, 0.1)
+Times = dict[str, list[float]]
+
+
+def make_model(folder: Path, layers: int) -> dict[str, torch.Size]:
+    """A folder for the engine; names and shapes of its tensors."""
+    sizes = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, max_position_embeddings=64, tie_word_embeddings=True))
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")  # a model folder has one; nothing is tokenised here
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def named(flat: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """The flat weights as the model's tensors."""
+    parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+@contextmanager
+def moto_bucket() -> Iterator[str]:
+    """The url of a bucket on an S3 server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    keys = {
+        "ACCESS_KEY_ID": "someone",
+        "SECRET_ACCESS_KEY": "something",
+        "REGION": "us-east-1",
+        "ENDPOINT_URL": address,
+        "ALLOW_HTTP": "true",
+    }
+    os.environ.update({f"AWS_{name}": value for name, value in keys.items()})
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"{address}/weights", method="PUT"))
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield "s3://weights/benchmark"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[Export, Export], times: Times) -> int:
+    """One version on its way to an engine that holds the one before; the bytes it put into object storage."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        objects = ObjectStore.open(url or f"file://{folder}/objects")
+        writer = VersionWriter(objects, "benchmark", 1, WeightsSpec(transport=transport, dtype="bf16"))
+        shards = Shards(objects, Path(folder) / "cache")
+        old, new = exports
+        first = await writer.store(old, whole=True)
+        writer.advance(old, first)
+        await engine.load(await shards.files(first), 0)
+        begin = time.perf_counter()
+        manifest = await writer.store(new, whole=False)
+        stored = time.perf_counter()
+        files = await shards.files(manifest)
+        here = time.perf_counter()
+        attested = await engine.load(files, 1)
+        end = time.perf_counter()
+        assert attested == new.digest, transport
+        seconds = {"store": stored - begin, "fetch": here - stored, "load": end - here, "all": end - begin}
+        for part, spent in seconds.items():
+            times[f"{'bucket' if url else 'folder'}, {transport}, {part}"].append(spent)
+        moved = moved_bytes(manifest)
+        await forget(objects, first, manifest)
+        return moved
+
+
+def moved_bytes(manifest: WeightManifest) -> int:
+    """What the version put into object storage."""
+    (shard,) = manifest.shards
+    return shard.chain[-1].size_bytes if shard.delta_only else shard.size_bytes
+
+
+async def forget(objects: ObjectStore, *manifests: WeightManifest) -> None:
+    """Or the next round would find the blobs."""
+    for manifest in manifests:
+        for digest in {manifest.shards[0].digest, *(link.digest for link in manifest.shards[0].chain)}:
+            await objects.delete_blob(digest)
+
+
+def timed(times: Times, name: str, work: Callable[[], Any]) -> Any:
+    """What `work` gives."""
+    begin = time.perf_counter()
+    result = work()
+    times[name].append(time.perf_counter() - begin)
+    return result
+
+
+def probes(old: Tensor, new: Tensor, folder: Path, times: Times) -> dict[str, int]:
+    """Memory, a plain file, and the other codecs; bytes of each."""
+    into = torch.zeros_like(old)
+    timed(times, "memcpy", lambda: into.copy_(old))
+    file = folder / "probe.safetensors"
+    timed(times, "safetensors write + read", lambda: (save_file({"w": new}, file), load_file(file)["w"].sum()))
+    sizes = {"safetensors write + read": file.stat().st_size}
+    file.unlink()
+    for name, codec in codecs(old, new, into).items():
+        message = timed(times, f"{name}, encode", codec.encode)
+        timed(times, f"{name}, decode", lambda codec=codec, message=message: codec.decode(message))
+        sizes[name] = len(message)
+    return sizes
+
+
+def measure(shapes: dict[str, torch.Size], flats: tuple[Tensor, Tensor], model: Path, urls: list[str], rounds: int) -> dict[str, Any]:
+    """Bytes and seconds between two versions."""
+    old, new = flats
+    exports = tuple(export_version(step, named(flat, shapes), False, torch.bfloat16) for step, flat in enumerate(flats))
+    bits = [flat.view(torch.int16).numpy().view("u2") for flat in flats]
+    times: Times = defaultdict(list)
+    moved: dict[str, int] = {}
+
+    async def rounds_of() -> None:
+        engine = TorchEngine.from_folder(model, TorchEngineConfig(slots=4, max_new_tokens=4))
+        for _ in range(rounds):
+            for url in urls:
+                for transport in ("store", "delta"):
+                    moved[transport] = await travel(url, engine, transport, exports, times)
+            moved.update(probes(old, new, model, times))
+        await engine.close()
+
+    asyncio.run(rounds_of())
+    seconds = {name: min(values) for name, values in times.items()}
+    return {"changed": float((bits[0] != bits[1]).mean()), "floor": floor_bytes(*bits), "bytes": moved, "seconds": seconds}
+
+
+def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
+    """The tables."""
+    lines = [
+        "# Weights on their way",
+        "",
+        f"{machine()}. {elements:,} bf16 weights, {elements * 2 / 1e6:.0f} MB; the best of {rounds} round(s).",
+        "",
+    ]
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores:
+        lines += [
+            f"Others used the machine (load {load:.1f} on {cores} cores): the seconds are too many, and unlike; the bytes are right.",
+            "",
+        ]
+    lines += ["![bytes](weights.svg)", "", "Bytes, MB:", ""]
+    lines += ["| changed | dense | delta | XOR + zstd | index + value | floor | delta / floor |", "|---:|---:|---:|---:|---:|---:|---:|"]
+    for found in results:
+        sizes = [found["bytes"][name] / 1e6 for name in ("store", "delta", "XOR + zstd", "index + value")]
+        row = " | ".join(f"{value:.2f}" for value in (*sizes, found["floor"] / 1e6, found["bytes"]["delta"] / found["floor"]))
+        lines.append(f"| {found['changed']:.2%} | {row} |")
+    for place in ("folder", "bucket"):
+        if f"{place}, store, all" in results[0]["seconds"]:
+            lines += ["", f"Seconds by a {place}, from publishing to attested (storing + fetching + loading and attesting):", ""]
+            lines += ["| changed | dense | delta |", "|---:|---:|---:|", *(_seconds_row(found, place) for found in results)]
+    names = ("memcpy", "safetensors write + read", "delta", "XOR + zstd", "index + value")
+    lines += [
+        "",
+        "Seconds of the probes; the codecs encode + decode in memory:",
+        "",
+        f"| changed | {' | '.join(names)} |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [_probe_row(found, names) for found in results]
+    return "\n".join([*lines, ""])
+
+
+def _seconds_row(found: dict[str, Any], place: str) -> str:
+    cells = []
+    for transport in ("store", "delta"):
+        parts = [found["seconds"][f"{place}, {transport}, {part}"] for part in ("all", "store", "fetch", "load")]
+        cells.append(f"{parts[0]:.2f} ({' + '.join(f'{part:.2f}' for part in parts[1:])})")
+    return f"| {found['changed']:.2%} | {' | '.join(cells)} |"
+
+
+def _probe_row(found: dict[str, Any], names: tuple[str, ...]) -> str:
+    seconds = found["seconds"]
+    cells = [
+        f"{seconds[name]:.2f}" if name in seconds else f"{seconds[f'{name}, encode']:.2f} + {seconds[f'{name}, decode']:.2f}"
+        for name in names
+    ]
+    return f"| {found['changed']:.2%} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measures, prints the tables, writes three files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--s3", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, moto_bucket() as bucket:
+        shapes = make_model(Path(folder), options.layers)
+        elements = sum(shape.numel() for shape in shapes.values())
+        masters, direction = adam_direction(elements)
+        results = []
+        for share in SHARES:
+            flats = versions(masters, direction, share)
+            results.append(measure(shapes, flats, Path(folder), ["", *([bucket] if options.s3 else [])], options.rounds))
+            print(f"{share:.1%}: {results[-1]['seconds']}", flush=True)
+    text = summary(results, elements, options.rounds)
+    print(f"\n{text}")
+    curves = {
+        name: [(100 * found["changed"], found["bytes"][name] / found["bytes"]["store"]) for found in results]
+        for name in ("delta", "XOR + zstd", "index + value")
+    }
+    curves["floor"] = [(100 * found["changed"], found["floor"] / found["bytes"]["store"]) for found in results]
+    options.out.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine(), "elements": elements, "rounds": options.rounds, "results": results}
+    (options.out / "weights.json").write_text(json.dumps(content, indent=1) + "\n")
+    (options.out / "weights.md").write_text(text)
+    (options.out / "weights.svg").write_text(chart("Bytes of a version, of the whole file's", "% of weights changed", curves, top=0.4))
+
+
+if __name__ == "__main__":
+    main()

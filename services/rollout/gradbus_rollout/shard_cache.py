@@ -1,0 +1,52 @@
+"""Shards kept as files, by digest. Several workers of a machine may share the folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from pathlib import Path
+
+from gradbus.errors import CorruptRecordError
+from gradbus.ids import digest_of
+
+KEPT = 8
+
+
+class ShardCache:
+    """What was written here had its digest; whether it still has, the engine's attestation tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, digest: str) -> Path | None:
+        """The shard's file, if it is here."""
+        path = self._path(digest)
+        return path if path.exists() else None
+
+    async def keep(self, digest: str, content: bytes | bytearray) -> Path:
+        """Writes a shard's file, whole or not at all. Raises CorruptRecordError when the content has another digest."""
+        return await asyncio.to_thread(self._keep, digest, content)
+
+    def discard(self, digest: str) -> None:
+        """Removes a shard that is not what it should be."""
+        self._path(digest).unlink(missing_ok=True)
+
+    def evict(self, kept: int) -> None:
+        """Removes all but the newest `kept` shards."""
+        with contextlib.suppress(FileNotFoundError):  # another worker of this machine evicts as well
+            for old in sorted(self._folder.iterdir(), key=lambda file: -file.stat().st_mtime)[kept:]:
+                old.unlink(missing_ok=True)
+
+    def _keep(self, digest: str, content: bytes | bytearray) -> Path:
+        if (found := digest_of(memoryview(content))) != digest:
+            raise CorruptRecordError(f"the shard {digest} came here with the digest {found}; it is brought in another way")
+        path = self._path(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
+        part.write_bytes(content)
+        part.rename(path)
+        return path
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest.removeprefix("sha256:")

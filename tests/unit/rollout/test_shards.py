@@ -1,0 +1,171 @@
+"""A version's files come here whatever is missing or damaged, as long as something gives them; and never with other bytes."""
+
+import pytest
+import torch
+from obstore.store import MemoryStore
+
+from gradbus.errors import CorruptRecordError, ObjectMissingError, StorageError
+from gradbus.objects import ObjectStore
+from gradbus.objects.paths import blob_path
+from gradbus.spec import WeightsSpec
+from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus_rollout import stored_shards
+from gradbus_rollout.shards import Shards
+from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.weights_io import export_version
+
+DELTAS = WeightsSpec(transport="delta", dtype="bf16", anchor_every=4)
+LAST = 6
+ANCHOR = 4
+
+
+@pytest.fixture(scope="module")
+def exports():
+    random = torch.Generator().manual_seed(0)
+    weights, found = torch.randn(8000, generator=random), []
+    for step in range(LAST + 1):
+        found.append(export_version(step, {"w": weights, "b": torch.ones(3)}, False, torch.bfloat16))
+        weights = weights + 0.3 * (torch.rand(8000, generator=random) < 0.02)
+    return found
+
+
+@pytest.fixture(params=["bucket", "folder"])
+def objects(request, tmp_path):
+    return ObjectStore(MemoryStore(), "memory:///") if request.param == "bucket" else ObjectStore.open(f"file://{tmp_path}/objects")
+
+
+@pytest.fixture
+async def manifests(objects, exports):
+    """Versions 0 to 6; 0 and 4 are whole."""
+    writer = VersionWriter(objects, "run", 1, DELTAS)
+    manifests = []
+    for export in exports:
+        manifests.append(await writer.store(export, whole=False))
+        writer.advance(export, manifests[-1])
+    return manifests
+
+
+@pytest.fixture
+def new_worker(objects, tmp_path):
+    def make(name="one", ways=()):
+        return Shards(objects, tmp_path / name, ways)
+
+    return make
+
+
+async def content(worker, manifest):
+    (file,) = await worker.files(manifest)
+    return file.read_bytes()
+
+
+def chain(manifest):
+    return manifest.shards[0].chain
+
+
+async def damage(objects, digest):
+    data = bytearray(await objects.get_blob(digest))
+    data[-1] ^= 1
+    await objects.put(blob_path(digest), bytes(data))
+
+
+async def test_a_worker_that_follows_gets_every_file_to_the_byte(manifests, exports, new_worker):
+    worker = new_worker()
+    for manifest, export in zip(manifests, exports, strict=True):
+        assert await content(worker, manifest) == export.content
+
+
+async def test_a_worker_that_holds_the_version_before_needs_the_delta_alone(manifests, exports, objects, new_worker):
+    worker = new_worker()
+    await worker.files(manifests[LAST - 1])
+    for digest in (manifests[ANCHOR].shards[0].digest, chain(manifests[LAST])[0].digest):
+        await objects.delete_blob(digest)
+    assert await content(worker, manifests[LAST]) == exports[LAST].content
+
+
+async def test_a_worker_takes_up_the_chain_where_it_stands(manifests, exports, objects, new_worker):
+    worker = new_worker()
+    await worker.files(manifests[1])
+    await objects.delete_blob(manifests[0].shards[0].digest)
+    await objects.delete_blob(chain(manifests[3])[0].digest)
+    assert await content(worker, manifests[3]) == exports[3].content
+
+
+@pytest.mark.parametrize("step", [0, 3, ANCHOR, LAST])
+async def test_a_worker_that_comes_late_catches_up_from_the_store_alone(manifests, exports, new_worker, step):
+    assert await content(new_worker(), manifests[step]) == exports[step].content
+
+
+async def test_a_damaged_delta_is_passed_by_where_the_whole_file_is_stored(manifests, exports, objects, new_worker):
+    worker = new_worker()
+    await worker.files(manifests[3])
+    await damage(objects, chain(manifests[ANCHOR])[-1].digest)
+    assert await content(worker, manifests[ANCHOR]) == exports[ANCHOR].content
+
+
+@pytest.mark.parametrize("rest", [None, slice(0, 0), slice(0, 500), slice(1, None)])
+async def test_a_base_that_is_gone_or_rotten_here_is_replaced_by_the_anchor(manifests, exports, new_worker, rest):
+    worker = new_worker()
+    (base,) = await worker.files(manifests[2])
+    content_before = base.read_bytes()
+    base.unlink()
+    if rest is not None:
+        base.write_bytes(content_before[rest])
+    assert await content(worker, manifests[3]) == exports[3].content
+    assert not base.exists(), "or it would spoil every delta to come"
+
+
+async def test_what_is_damaged_in_the_store_and_nowhere_else_is_told(manifests, objects, new_worker):
+    worker = new_worker()
+    await worker.files(manifests[LAST - 1])
+    await damage(objects, chain(manifests[LAST])[-1].digest)
+    with pytest.raises(CorruptRecordError, match="is damaged"):
+        await worker.files(manifests[LAST])
+
+
+@pytest.mark.parametrize("missing", ["anchor", "delta"])
+async def test_what_nothing_gives_is_missing(manifests, objects, new_worker, missing):
+    link = chain(manifests[LAST])[0]
+    await objects.delete_blob(link.base_digest if missing == "anchor" else link.digest)
+    with pytest.raises(ObjectMissingError, match="ask for a newer version"):
+        await new_worker().files(manifests[LAST])
+
+
+async def test_a_file_that_is_larger_than_a_part_is_read_in_parts(manifests, exports, new_worker, monkeypatch):
+    monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
+    assert await content(new_worker(), manifests[LAST]) == exports[LAST].content
+
+
+async def test_several_shards_come_in_their_order(objects, new_worker):
+    contents = [bytes([number]) * 1000 for number in range(20)]
+    shards = [Shard(digest=await objects.put_blob(data), size_bytes=len(data)) for data in contents]
+    files = await new_worker().files(WeightManifest(shards=shards))
+    assert [file.read_bytes() for file in files] == contents
+
+
+class InFront:
+    """Another way, which has some bytes or fails."""
+
+    name = "in front"
+
+    def __init__(self, data=None, error=None):
+        self.data, self.error, self.asked = data, error, 0
+
+    async def bring(self, manifest, cache):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        await cache.keep(manifest.shards[0].digest, self.data)
+
+
+async def test_a_way_in_front_spares_object_storage(manifests, exports, objects, new_worker):
+    way = InFront(exports[3].content)
+    await objects.delete_blob(chain(manifests[3])[0].digest)
+    worker = new_worker(ways=[way])
+    assert await content(worker, manifests[3]) == exports[3].content
+    await worker.files(manifests[3])
+    assert way.asked == 1, "what is here is not asked for"
+
+
+@pytest.mark.parametrize("way", [InFront(error=StorageError("away")), InFront(error=OSError("reset")), InFront(b"other bytes")])
+async def test_a_way_that_fails_or_lies_falls_back_to_object_storage(manifests, exports, new_worker, way):
+    assert await content(new_worker(ways=[way]), manifests[3]) == exports[3].content
