@@ -19,6 +19,7 @@ from gradbus.spec.sections import (
     StringCheckGrader,
     TextSimilarityGrader,
     TrainerSpec,
+    WeightsSpec,
 )
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "StringCheckGrader",
     "TextSimilarityGrader",
     "TrainerSpec",
+    "WeightsSpec",
     "parse_spec",
 ]

@@ -16,6 +16,7 @@ from gradbus.spec.sections import (
     RolloutSpec,
     ScheduleSpec,
     TrainerSpec,
+    WeightsSpec,
 )
 
 
@@ -34,6 +35,7 @@ class RunSpec(BaseModel):
     algorithm: AlgorithmSpec = AlgorithmSpec()
     schedule: ScheduleSpec
     trainer: TrainerSpec = TrainerSpec()
+    weights: WeightsSpec = WeightsSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
 

@@ -148,6 +148,14 @@ class TrainerSpec(Section):
     threads: int = Field(1, ge=1, le=256)
 
 
+class WeightsSpec(Section):
+    """How versions travel to the rollout workers."""
+
+    transport: Literal["store", "collective"] = Field(
+        "store", description="`collective`: also by broadcast; whoever misses it takes them from object storage."
+    )
+
+
 class CheckpointSpec(Section):
     """Durable points to resume from."""
 
