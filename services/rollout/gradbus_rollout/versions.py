@@ -108,15 +108,16 @@ class Versions:
         return response.manifest
 
     async def _fetch(self, digest: str) -> Path:
-        """The shard as a file: the store's own when it is a folder, a cached copy otherwise."""
+        """The shard as a file: a cached copy, the store's own when it is a folder, else a copy made now."""
+        cached = self._shards / digest.removeprefix("sha256:")
+        if cached.exists():
+            return cached
         if (path := self._objects.local_path(digest)) is not None:
             if not path.exists():
                 raise ObjectMissingError(f"the shard {digest} is not in {self._objects.url}; retention deleted it")
             return path
-        cached = self._shards / digest.removeprefix("sha256:")
-        if not cached.exists():
-            content = await self._objects.get_blob(digest)
-            await asyncio.to_thread(_write_whole, cached, content)
+        content = await self._objects.get_blob(digest)
+        await asyncio.to_thread(_write_whole, cached, content)
         return cached
 
     def _evict(self, kept: int) -> None:

@@ -1,0 +1,73 @@
+"""The cache's files, made from a stream of bytes that somebody sends."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradbus.errors import CorruptRecordError
+from gradbus.ids import is_digest
+from gradbus.v1.weights_pb2 import Shard
+
+
+class ShardFiles:
+    """Takes a stream apart into shards. A file appears in the cache, whole, only if its content has its digest."""
+
+    def __init__(self, shards: Sequence[Shard], cache: Path, drafts: Path) -> None:
+        """`drafts` is this worker's own, on the cache's file system; what an earlier transfer left there is removed.
+
+        Raises CorruptRecordError for a digest that is none: it would become a path.
+        """
+        if unsafe := [shard.digest for shard in shards if not is_digest(shard.digest)]:
+            raise CorruptRecordError(f"{unsafe[0]!r} is not a digest; the version is taken from object storage")
+        shutil.rmtree(drafts, ignore_errors=True)
+        drafts.mkdir(parents=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        self._cache = cache
+        self._drafts = drafts
+        self._left = list(shards)
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._file = (drafts / "shard").open("wb")
+        self.damaged: list[str] = []
+        """Digests of shards that came otherwise than they should."""
+        self._skip_empty()
+
+    def take(self, piece: memoryview) -> None:
+        """The next bytes of the stream; not kept. More than the shards hold is an IndexError."""
+        while len(piece):
+            part = piece[: self._left[0].size_bytes - self._size]
+            self._hash.update(part)
+            self._file.write(part)
+            self._size += len(part)
+            piece = piece[len(part) :]
+            self._skip_empty()
+
+    def close(self) -> None:
+        """Removes what is not whole."""
+        self._file.close()
+        shutil.rmtree(self._drafts, ignore_errors=True)
+
+    def _skip_empty(self) -> None:
+        """Ends every shard that has all its bytes, an empty one at once."""
+        while self._left and self._size == self._left[0].size_bytes:
+            self._end(self._left.pop(0).digest)
+
+    def _end(self, digest: str) -> None:
+        self._file.close()
+        draft = self._drafts / "shard"
+        if f"sha256:{self._hash.hexdigest()}" == digest:
+            draft.rename(self._cache / digest.removeprefix("sha256:"))
+        else:
+            self.damaged.append(digest)
+        self._hash, self._size, self._file = hashlib.sha256(), 0, draft.open("wb")
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Removes all but the newest files of a cache."""
+    with contextlib.suppress(FileNotFoundError):  # another worker of this machine does the same
+        for old in sorted(folder.iterdir(), key=lambda file: -file.stat().st_mtime)[count:]:
+            old.unlink(missing_ok=True)
