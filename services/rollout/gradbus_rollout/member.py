@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -23,15 +24,29 @@ class Member:
         self._device = device
         self._shards = cache_dir / "shards"
         self._drafts = cache_dir / "receiving" / worker
+        shutil.rmtree(self._drafts, ignore_errors=True)  # of a process that was killed
         self._meeting: Meeting | None = None
         self._group: BroadcastGroup | None = None
         self.held_group = ""
         """Name of the group that can be used again."""
 
+    def connect(self, members: Membership, terms: TransferTerms) -> None:
+        """Joins the group if it is a new one. Raises RuntimeError (torch's) when a member does not come."""
+        if self._group is None or self.held_group != members.group:
+            self.abort()
+            device = self._device if terms.backend == "nccl" else "cpu"
+            self._meeting = Meeting.visit(members.address, terms.stall_seconds)
+            rank = 1 + list(members.workers).index(self._worker)
+            place = Place(members.group, rank, 1 + len(members.workers), self._host, device, terms.stall_seconds)
+            self._group = BroadcastGroup(self._meeting, place)
+            self.held_group = members.group
+
     def receive(self, transfer: Transfer, members: Membership) -> None:
-        """Fills the cache, and gives a receipt. Raises CorruptRecordError, or RuntimeError, OSError, TimeoutError as the group does."""
-        terms, deadline = transfer.terms, time.monotonic() + transfer.terms.seconds
-        meeting, group = self._joined(members, terms)
+        """Fills the cache, and gives a receipt. Raises CorruptRecordError, and what the group raises."""
+        meeting, group, terms = self._meeting, self._group, transfer.terms
+        if meeting is None or group is None:
+            raise TimeoutError("the group was given up meanwhile; the version is taken from object storage")
+        deadline = time.monotonic() + terms.seconds
         files = ShardFiles(transfer.shards, self._shards, self._drafts)
 
         def take(piece: memoryview) -> None:
@@ -52,14 +67,3 @@ class Member:
         group, self._group, self.held_group = self._group, None, ""
         if group is not None:
             group.abort()
-
-    def _joined(self, members: Membership, terms: TransferTerms) -> tuple[Meeting, BroadcastGroup]:
-        if self._meeting is None or self._group is None or self.held_group != members.group:
-            self.abort()
-            device = self._device if terms.backend == "nccl" else "cpu"
-            self._meeting = Meeting.visit(members.address, terms.stall_seconds)
-            rank = 1 + list(members.workers).index(self._worker)
-            place = Place(members.group, rank, 1 + len(members.workers), self._host, device, terms.stall_seconds)
-            self._group = BroadcastGroup(self._meeting, place)
-            self.held_group = members.group
-        return self._meeting, self._group

@@ -75,8 +75,11 @@ class Receiver:
             members = await self._join(transfer)
             if members is None:
                 return
+            member = self._member = self._member or self._new_member()
+            async with asyncio.timeout(terms.stall_seconds):
+                await in_own_thread(lambda: member.connect(members, terms), "transfer-connect")
             async with asyncio.timeout(terms.seconds):
-                await in_own_thread(lambda: self._opened().receive(transfer, members), "transfer")
+                await in_own_thread(lambda: member.receive(transfer, members), "transfer-receive")
         except (AioRpcError, CorruptRecordError, RuntimeError, OSError, TimeoutError) as error:
             reason = error.details() if isinstance(error, AioRpcError) else str(error).partition("\n")[0]
             _log.warning("transfer_missed", run_id=self._run_id, step=transfer.step, error=f"{type(error).__name__}: {reason}")
@@ -94,13 +97,10 @@ class Receiver:
         _log.info("transfer_missed", run_id=self._run_id, step=transfer.step, error="its membership was closed")
         return None
 
-    def _opened(self) -> Member:
-        if self._member is None:
-            from gradbus_rollout.member import Member  # noqa: PLC0415 - torch, in the thread that needs it
+    def _new_member(self) -> Member:
+        from gradbus_rollout.member import Member  # noqa: PLC0415 - torch, which a worker without broadcasts may lack
 
-            name = self._wires.station.presence.worker
-            self._member = Member(name, self._settings.host, self._device, self._cache_dir)
-        return self._member
+        return Member(self._wires.station.presence.worker, self._settings.host, self._device, self._cache_dir)
 
     def _let_go(self) -> None:
         """A thread that hangs is left behind with what it holds."""

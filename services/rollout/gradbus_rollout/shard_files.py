@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,24 +18,28 @@ class ShardFiles:
     """Takes a stream apart into shards. A file appears in the cache, whole, only if its content has its digest."""
 
     def __init__(self, shards: Sequence[Shard], cache: Path, drafts: Path) -> None:
-        """`drafts` is this worker's own, on the cache's file system; what an earlier transfer left there is removed.
+        """`drafts` is a folder on the cache's file system.
 
         Raises CorruptRecordError for a digest that is none: it would become a path.
         """
         if unsafe := [shard.digest for shard in shards if not is_digest(shard.digest)]:
             raise CorruptRecordError(f"{unsafe[0]!r} is not a digest; the version is taken from object storage")
-        shutil.rmtree(drafts, ignore_errors=True)
-        drafts.mkdir(parents=True)
-        cache.mkdir(parents=True, exist_ok=True)
+        for folder in (cache, drafts):
+            folder.mkdir(parents=True, exist_ok=True)
         self._cache = cache
-        self._drafts = drafts
+        # A thread that was left behind may still write what is now nobody's.
+        self._drafts = Path(tempfile.mkdtemp(dir=drafts))
         self._left = list(shards)
         self._hash = hashlib.sha256()
         self._size = 0
-        self._file = (drafts / "shard").open("wb")
+        self._file = self._draft.open("wb")
         self.damaged: list[str] = []
         """Digests of shards that came otherwise than they should."""
         self._skip_empty()
+
+    @property
+    def _draft(self) -> Path:
+        return self._drafts / "shard"
 
     def take(self, piece: memoryview) -> None:
         """The next bytes of the stream; not kept. More than the shards hold is an IndexError."""
@@ -58,12 +63,11 @@ class ShardFiles:
 
     def _end(self, digest: str) -> None:
         self._file.close()
-        draft = self._drafts / "shard"
         if f"sha256:{self._hash.hexdigest()}" == digest:
-            draft.rename(self._cache / digest.removeprefix("sha256:"))
+            self._draft.rename(self._cache / digest.removeprefix("sha256:"))
         else:
             self.damaged.append(digest)
-        self._hash, self._size, self._file = hashlib.sha256(), 0, draft.open("wb")
+        self._hash, self._size, self._file = hashlib.sha256(), 0, self._draft.open("wb")
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -23,6 +23,7 @@ from gradbus.telemetry import Attributes, current_traceparent, get_logger, span
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
 from gradbus_rollout.engine import Engine
+from gradbus_rollout.shard_files import keep_newest
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -122,9 +123,7 @@ class Versions:
 
     def _evict(self, kept: int) -> None:
         """Removes all but the newest cached shards."""
-        with contextlib.suppress(FileNotFoundError):  # another worker of this machine evicts as well
-            for old in sorted(self._shards.iterdir(), key=lambda file: -file.stat().st_mtime)[kept:]:
-                old.unlink(missing_ok=True)
+        keep_newest(self._shards, kept)
 
     async def _watch(self, view: View) -> None:
         while True:

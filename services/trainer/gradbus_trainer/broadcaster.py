@@ -31,18 +31,29 @@ class Broadcaster:
         """Where members of a new group meet."""
         return self._meeting.address
 
+    def connect(self, members: Membership) -> None:
+        """Makes the group if it is a new one. Raises RuntimeError (torch's) when a member does not come."""
+        if self._group is None or self.held_group != members.group:
+            self.abort()
+            size = 1 + len(members.workers)
+            place = Place(members.group, 0, size, self._settings.host, self._device, self._settings.stall_seconds)
+            self._group = BroadcastGroup(self._meeting, place)
+            self.held_group = members.group
+
     def send(self, step: int, members: Membership, parts: Sequence[memoryview]) -> list[str]:
         """Names of the workers that have received every byte. What fails on the way is logged, and ends the group."""
-        deadline = time.monotonic() + self._settings.seconds
-        seconds = self._settings.stall_seconds
+        group, seconds = self._group, self._settings.stall_seconds
+        if group is None:
+            return []  # given up meanwhile
         try:
-            group = self._group_of(members)
-            group.send(parts, self._settings.bucket_bytes, deadline)
+            point("mid-transfer")
+            group.send(parts, self._settings.bucket_bytes, time.monotonic() + self._settings.seconds)
         except (RuntimeError, TimeoutError) as error:
-            _log.warning("broadcast_broke", error=_first_line(error), workers=list(members.workers))
-            self.abort()
+            _log.warning("broadcast_broke", error=first_line(error), workers=list(members.workers))
             seconds = 0.0
-        received = self._received(step, members, min(seconds, max(0.0, deadline - time.monotonic())))
+        keys = [f"{members.group}/{step}/{worker}" for worker in members.workers]
+        good = self._meeting.take_receipts(keys, seconds)
+        received = [worker for worker, whole in zip(members.workers, good, strict=True) if whole]
         if len(received) < len(members.workers):
             self.abort()
         return received
@@ -53,22 +64,7 @@ class Broadcaster:
         if group is not None:
             group.abort()
 
-    def _group_of(self, members: Membership) -> BroadcastGroup:
-        if self._group is None or self.held_group != members.group:
-            self.abort()
-            size = 1 + len(members.workers)
-            place = Place(members.group, 0, size, self._settings.host, self._device, self._settings.stall_seconds)
-            self._group = BroadcastGroup(self._meeting, place)
-            self.held_group = members.group
-        point("mid-transfer")
-        return self._group
 
-    def _received(self, step: int, members: Membership, seconds: float) -> list[str]:
-        """Who says so within `seconds`; their own check of the digests is what they say."""
-        keys = [f"{members.group}/{step}/{worker}" for worker in members.workers]
-        good = self._meeting.take_receipts(keys, seconds)
-        return [worker for worker, received in zip(members.workers, good, strict=True) if received]
-
-
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What torch says, without its traces."""
     return str(error).partition("\n")[0]

@@ -26,7 +26,7 @@ from gradbus.transfer_settings import TransferSettings
 from gradbus.v1.transfer_pb2 import Membership, Transfer
 from gradbus.v1.weight_store_service_pb2 import OpenTransferRequest
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_trainer.broadcaster import Broadcaster
+from gradbus_trainer.broadcaster import Broadcaster, first_line
 from gradbus_trainer.weights_io import Export
 
 if TYPE_CHECKING:
@@ -74,13 +74,11 @@ class Collective:
         """Broadcasts a version to whoever joins. Raises nothing, and returns within the transfer's deadlines."""
         if export.noop:
             return  # the same bytes as the version before
-        limit = _CALL_SECONDS + self._settings.join_seconds + self._settings.seconds
         try:
-            async with asyncio.timeout(limit):
-                await self._offer(export)
-        except (AioRpcError, RuntimeError, OSError, TimeoutError) as error:
+            await self._offer(export)
+        except (AioRpcError, OSError, TimeoutError) as error:
             reason = error.details() if isinstance(error, AioRpcError) else str(error)
-            _log.warning("transfer_failed", run_id=self._run_id, step=export.step, error=f"{type(error).__name__}: {reason}")
+            _log.warning("transfer_not_opened", run_id=self._run_id, step=export.step, error=f"{type(error).__name__}: {reason}")
             self.close()
         except asyncio.CancelledError:
             self.close()
@@ -94,7 +92,8 @@ class Collective:
 
     async def _offer(self, export: Export) -> None:
         if self._broadcaster is None:
-            self._broadcaster = await in_own_thread(lambda: Broadcaster(self._settings, self._device), "transfer")
+            async with asyncio.timeout(self._settings.stall_seconds):
+                self._broadcaster = await in_own_thread(lambda: Broadcaster(self._settings, self._device), "transfer-open")
         broadcaster = self._broadcaster
         digest = await asyncio.to_thread(digest_of, export.content)
         shard = Shard(digest=digest, size_bytes=len(export.content))
@@ -108,11 +107,20 @@ class Collective:
             self._tell(Offered(export.step, received, dropped, len(export.content), time.perf_counter() - began))
 
     async def _send(self, broadcaster: Broadcaster, members: Membership, export: Export) -> list[str]:
+        """Who has all of it. Each wait below has a deadline of its own too, but torch keeps not all of them."""
         content = memoryview(export.content)
-        with _BROADCAST.measured(len(content)) as sending:
-            received = await in_own_thread(lambda: broadcaster.send(export.step, members, [content]), "transfer")
-            sending.items = len(received)
-            return received
+        try:
+            with _BROADCAST.measured(len(content)) as sending:
+                async with asyncio.timeout(self._settings.stall_seconds):
+                    await in_own_thread(lambda: broadcaster.connect(members), "transfer-connect")
+                async with asyncio.timeout(self._settings.seconds):
+                    received = await in_own_thread(lambda: broadcaster.send(export.step, members, [content]), "transfer-send")
+                sending.items = len(received)
+                return received
+        except (RuntimeError, TimeoutError) as error:
+            _log.warning("transfer_failed", run_id=self._run_id, step=export.step, error=f"{type(error).__name__}: {first_line(error)}")
+            self.close()
+            return []
 
     def _tell(self, offered: Offered) -> None:
         _transfers().add(1, {"gradbus.outcome": offered.outcome})
