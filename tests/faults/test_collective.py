@@ -33,11 +33,11 @@ async def test_a_run_by_broadcast_ends_in_the_weights_of_one_by_the_store(stack_
 
 
 @pytest.mark.parametrize("name", ["trainer-0", "rollout-0"])
-async def test_two_deaths_in_a_broadcast_change_no_bit(stack_of, broadcast, true_digest, tmp_path, name):
-    fault = {"GRADBUS_FAULT_POINT": "mid-transfer:3,7", "GRADBUS_FAULT_DIR": str(tmp_path)}
+async def test_a_death_in_a_broadcast_changes_no_bit(stack_of, broadcast, true_digest, tmp_path, name):
+    fault = {"GRADBUS_FAULT_POINT": "mid-transfer:3", "GRADBUS_FAULT_DIR": str(tmp_path)}
     async with stack_of(2, environment_overrides={name: fault}) as stack:
         outcome = await train(stack, broadcast, seconds=200)
-        assert {marker.name for marker in tmp_path.glob("mid-transfer-*")} == {"mid-transfer-3", "mid-transfer-7"}
+        assert {marker.name for marker in tmp_path.glob("mid-transfer-*")} == {"mid-transfer-3"}
         assert (outcome.state, outcome.digest) == ("succeeded", true_digest)
         found = await transfers(stack, outcome.run_id)
         assert {one["outcome"] for one in found[-5:]} == {"all"}

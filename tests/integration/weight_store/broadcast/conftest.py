@@ -55,9 +55,10 @@ def processes(tmp_path_factory):
 
     start.log = log
     yield start
-    lab.kill()
     for pid in pids:
         end(pid)
+    lab.kill()
+    lab.wait()
 
 
 def end(pid):

@@ -1,4 +1,7 @@
-"""Workers and trainers as processes: one imports torch, and forks each that is asked for by a line on its standard input."""
+"""Workers and trainers as processes: one imports torch, and forks each that is asked for by a line on its standard input.
+
+None is waited for: the number of one that died is not given to a stranger, who would then be killed in its place.
+"""
 
 import asyncio
 import json
@@ -65,7 +68,6 @@ async def train(order, bus, stub):
 
 def main():
     configure_logging("lab")  # to standard error: standard output tells the processes
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
