@@ -113,6 +113,8 @@ class WorkerPresence(StoredModel):
     """Of a trainer: share of its time by name (wait, train)."""
     staleness: float | None = None
     """Of a trainer: mean staleness of the samples of its newest step, in versions."""
+    receives: bool = False
+    """Of a rollout: it takes part in broadcasts of weights."""
     trouble: str = ""
     """Why it cannot serve, when it cannot."""
     fatal: bool = False

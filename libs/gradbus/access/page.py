@@ -21,6 +21,8 @@ _LIMITS = """\
 - NATS checks the subject of a request and not where its answer goes. A role that was taken over could have the server send an
   answer to a key that it may not write itself. Readers check what they read, so this disturbs, and forges nothing.
 - Whoever may set a key of the buffer may set it twice; the record's digest shows damage, not who wrote it.
+- Who takes part in a broadcast of weights is settled with tokens, but the members' own connections (a TCPStore, gloo or NCCL) ask
+  for none. Whoever reaches them can disturb a broadcast or read weights; bytes that do not match the digest are thrown away.
 - Object storage has one set of credentials for all.
 """
 

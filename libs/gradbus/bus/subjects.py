@@ -54,6 +54,11 @@ def versions(run_id: str) -> str:
     return f"versions.{run_id}"
 
 
+def transfers(run_id: str) -> str:
+    """Announces versions that may be had by broadcast."""
+    return f"transfers.{run_id}"
+
+
 def missing(run_id: str) -> str:
     """The trainer names the groups it lacks."""
     return f"missing.{run_id}"

@@ -12,7 +12,7 @@ from typing import Literal, Self
 from opentelemetry import metrics
 from opentelemetry.metrics import Counter, Histogram
 
-Wire = Literal["nats", "redis", "grpc", "objects"]
+Wire = Literal["nats", "redis", "grpc", "objects", "collective"]
 
 
 class WireOperation:

@@ -1,3 +1,4 @@
+from gradbus.v1 import transfer_pb2 as _transfer_pb2
 from gradbus.v1 import weights_pb2 as _weights_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -128,3 +129,37 @@ class AttestResponse(_message.Message):
     MATCHES_FIELD_NUMBER: _ClassVar[int]
     matches: bool
     def __init__(self, matches: bool = ...) -> None: ...
+
+class OpenTransferRequest(_message.Message):
+    __slots__ = ("transfer", "address", "held_group")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_GROUP_FIELD_NUMBER: _ClassVar[int]
+    transfer: _transfer_pb2.Transfer
+    address: str
+    held_group: str
+    def __init__(self, transfer: _Optional[_Union[_transfer_pb2.Transfer, _Mapping]] = ..., address: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
+
+class OpenTransferResponse(_message.Message):
+    __slots__ = ("membership",)
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    membership: _transfer_pb2.Membership
+    def __init__(self, membership: _Optional[_Union[_transfer_pb2.Membership, _Mapping]] = ...) -> None: ...
+
+class JoinTransferRequest(_message.Message):
+    __slots__ = ("run_id", "transfer_id", "worker", "held_group")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HELD_GROUP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    transfer_id: str
+    worker: str
+    held_group: str
+    def __init__(self, run_id: _Optional[str] = ..., transfer_id: _Optional[str] = ..., worker: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
+
+class JoinTransferResponse(_message.Message):
+    __slots__ = ("membership",)
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    membership: _transfer_pb2.Membership
+    def __init__(self, membership: _Optional[_Union[_transfer_pb2.Membership, _Mapping]] = ...) -> None: ...

@@ -75,6 +75,16 @@ class WeightStoreServiceStub(object):
                 request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestRequest.SerializeToString,
                 response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestResponse.FromString,
                 _registered_method=True)
+        self.OpenTransfer = channel.unary_unary(
+                '/gradbus.v1.WeightStoreService/OpenTransfer',
+                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferResponse.FromString,
+                _registered_method=True)
+        self.JoinTransfer = channel.unary_unary(
+                '/gradbus.v1.WeightStoreService/JoinTransfer',
+                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferResponse.FromString,
+                _registered_method=True)
 
 
 class WeightStoreServiceServicer(object):
@@ -134,6 +144,21 @@ class WeightStoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenTransfer(self, request, context):
+        """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+        FAILED_PRECONDITION if the term is not the newest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinTransfer(self, request, context):
+        """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -176,6 +201,16 @@ def add_WeightStoreServiceServicer_to_server(servicer, server):
                     servicer.Attest,
                     request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestRequest.FromString,
                     response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestResponse.SerializeToString,
+            ),
+            'OpenTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenTransfer,
+                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferResponse.SerializeToString,
+            ),
+            'JoinTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinTransfer,
+                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -395,6 +430,60 @@ class WeightStoreService(object):
             '/gradbus.v1.WeightStoreService/Attest',
             gradbus_dot_v1_dot_weight__store__service__pb2.AttestRequest.SerializeToString,
             gradbus_dot_v1_dot_weight__store__service__pb2.AttestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradbus.v1.WeightStoreService/OpenTransfer',
+            gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferRequest.SerializeToString,
+            gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradbus.v1.WeightStoreService/JoinTransfer',
+            gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferRequest.SerializeToString,
+            gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,12 @@ class WeightStoreServiceStub:
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetCheckpointRequest, _weight_store_service_pb2.GetCheckpointResponse]
     """NOT_FOUND when the run has no checkpoint."""
     Attest: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.AttestRequest, _weight_store_service_pb2.AttestResponse]
+    OpenTransfer: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenTransferRequest, _weight_store_service_pb2.OpenTransferResponse]
+    """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+    FAILED_PRECONDITION if the term is not the newest.
+    """
+    JoinTransfer: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinTransferRequest, _weight_store_service_pb2.JoinTransferResponse]
+    """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over."""
 
 @_typing.type_check_only
 class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
@@ -65,6 +71,12 @@ class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetCheckpointRequest, _weight_store_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """NOT_FOUND when the run has no checkpoint."""
     Attest: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.AttestRequest, _weight_store_service_pb2.AttestResponse]  # type: ignore[assignment]
+    OpenTransfer: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenTransferRequest, _weight_store_service_pb2.OpenTransferResponse]  # type: ignore[assignment]
+    """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+    FAILED_PRECONDITION if the term is not the newest.
+    """
+    JoinTransfer: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinTransferRequest, _weight_store_service_pb2.JoinTransferResponse]  # type: ignore[assignment]
+    """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over."""
 
 class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage."""
@@ -129,5 +141,23 @@ class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weight_store_service_pb2.AttestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weight_store_service_pb2.AttestResponse, _abc.Awaitable[_weight_store_service_pb2.AttestResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def OpenTransfer(
+        self,
+        request: _weight_store_service_pb2.OpenTransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weight_store_service_pb2.OpenTransferResponse, _abc.Awaitable[_weight_store_service_pb2.OpenTransferResponse]]:
+        """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+        FAILED_PRECONDITION if the term is not the newest.
+        """
+
+    @_abc_1.abstractmethod
+    def JoinTransfer(
+        self,
+        request: _weight_store_service_pb2.JoinTransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weight_store_service_pb2.JoinTransferResponse, _abc.Awaitable[_weight_store_service_pb2.JoinTransferResponse]]:
+        """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over."""
 
 def add_WeightStoreServiceServicer_to_server(servicer: WeightStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from gradbus.buffer import GroupStore
@@ -15,6 +16,7 @@ from gradbus_rollout.engine import Engine
 from gradbus_rollout.probe import check_probe
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
+from gradbus_rollout.receiver import Receiver
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.versions import Versions
 from gradbus_rollout.watched_engine import WatchedEngine
@@ -52,11 +54,17 @@ class RolloutService:
             if record.spec.is_deterministic:
                 await self._probe(engine, folder, training, record)
             groups = GroupStore(self._wires.buffer, record.run_id)
-            async with versions.followed():
+            async with versions.followed(), self._receiving(record):
                 parts = WorkerParts(self._wires.bus, groups, engine, versions, training, evaluation, self._wires.station)
                 await RolloutWorker(record, parts).serve()
         finally:
             await engine.close()
+
+    def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:
+        """Broadcasts need torch, which a worker whose engine is a server does without."""
+        if record.spec.weights.transport != "collective" or record.spec.rollout.engine != "torch":
+            return nullcontext()
+        return Receiver(self._wires, record.run_id, self._settings.cache_dir, self._settings.device).receiving()
 
     async def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
         if record.spec.rollout.engine == "sglang":

@@ -32,9 +32,11 @@ class StoredShards:
         self._turns = asyncio.Semaphore(_PARALLEL)
 
     def find(self, digest: str) -> Path | None:
-        """The shard's file if it needs no bringing: the store's own when that is a folder, or the cache's."""
+        """The shard's file if it needs no bringing: the cache's, or the store's own when that is a folder."""
+        if (cached := self._cache.find(digest)) is not None:
+            return cached
         own = self._objects.local_path(digest)
-        return own if own is not None and own.exists() else self._cache.find(digest)
+        return own if own is not None and own.exists() else None
 
     async def bring(self, shard: Shard) -> Path:
         """The shard's file, by the cheapest route that works.

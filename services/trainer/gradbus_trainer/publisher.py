@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
+from gradbus.background import background
 from gradbus.bus import EventLog
 from gradbus.errors import ObjectMissingError
 from gradbus.faults import point
 from gradbus.telemetry import span, weights_trouble
 from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_trainer.collective import Offer
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import Export, until_whole
@@ -17,11 +20,13 @@ from gradbus_trainer.weights_io import Export, until_whole
 class Publisher:
     """One run's versions under one term."""
 
-    def __init__(self, store: StoreClient, writer: VersionWriter, events: EventLog, run_id: str) -> None:
+    def __init__(self, store: StoreClient, writer: VersionWriter, events: EventLog, run_id: str, offer: Offer | None = None) -> None:
+        """`offer`, which keeps its own deadline, goes on beside the upload; a version is published when both are done."""
         self._store = store
         self._writer = writer
         self._events = events
         self._run_id = run_id
+        self._offer = offer
         self._last: asyncio.Task[WeightManifest] | None = None
         self._before = ""
 
@@ -44,7 +49,8 @@ class Publisher:
     async def _publish(self, export: Export, whole: bool) -> WeightManifest:
         with span("publish_version", attributes={"gradbus.run.id": self._run_id, "gradbus.policy.version": export.step}):
             what = f"version {export.step} of {self._run_id}"
-            manifest, diverged = await until_whole(lambda: self._stored_and_named(export, whole), what)
+            async with background(self._offer(export), "offer") if self._offer else nullcontext() as offered:
+                manifest, diverged = await until_whole(lambda: self._stored_and_named(export, whole, offered), what)
             self._writer.advance(export, manifest)
             if diverged:
                 text = f"version {export.step} has other bits than before the restart"
@@ -52,8 +58,10 @@ class Publisher:
             self._compare(export)
         return manifest
 
-    async def _stored_and_named(self, export: Export, whole: bool) -> tuple[WeightManifest, bool]:
+    async def _stored_and_named(self, export: Export, whole: bool, offered: asyncio.Task[None] | None) -> tuple[WeightManifest, bool]:
         manifest = await self._writer.store(export, whole)
+        if offered is not None:
+            await offered
         point("mid-publish")
         try:
             return manifest, await self._store.publish(manifest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from gradbus.buffer import ExperienceLog
 from gradbus.bus import Buckets, EventLog, Lease
@@ -12,6 +14,7 @@ from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord
 from gradbus.telemetry import get_logger
 from gradbus_trainer.checkpoints import restore
+from gradbus_trainer.collective import Collective, Offer
 from gradbus_trainer.collector import collector_for
 from gradbus_trainer.fold import Fold, FoldParts
 from gradbus_trainer.learners import Learners
@@ -56,8 +59,9 @@ class TrainerService:
         log = ExperienceLog(self._wires.buffer, run_id)
         reader = LogReader(self._wires.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)
         events = EventLog(self._wires.bus, run_id)
-        publisher = Publisher(store, VersionWriter(self._wires.objects, run_id, lease.term, spec.weights), events, run_id)
-        async with reader.reading():
+        writer = VersionWriter(self._wires.objects, run_id, lease.term, spec.weights)
+        async with reader.reading(), self._offers(record, events, lease) as offer:
+            publisher = Publisher(store, writer, events, run_id, offer)
             parts = FoldParts(
                 learner=learner,
                 reader=reader,
@@ -72,6 +76,17 @@ class TrainerService:
             await Fold(record, parts, state).run()
         await events.flush()
         _log.info("trained", run_id=run_id, step=state.step)
+
+    @asynccontextmanager
+    async def _offers(self, record: RunRecord, events: EventLog, lease: Lease) -> AsyncIterator[Offer | None]:
+        if record.spec.weights.transport != "collective":
+            yield None
+            return
+        collective = Collective(self._wires.weight_store, events, record.run_id, lease.term, self._settings.device)
+        try:
+            yield collective.offer
+        finally:
+            collective.close()
 
     async def _lease(self, run_id: str) -> Lease:
         leases = await self._wires.bus.bucket(Buckets.LEASES)

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pydantic import ValidationError
-
 from gradbus.bus import Bus, EventLog, View
 from gradbus.runs import WorkerPresence
 from gradbus.telemetry import weights_trouble
 from gradbus.v1.weights_pb2 import Attestation
+from gradbus_weight_store.presence import live_workers
 
 _CHECK_SECONDS = 1.0
 
@@ -60,7 +59,7 @@ class Attestations:
 
     def of(self, run_id: str) -> list[Attestation]:
         """The newest of each live worker that serves the run, in order of names."""
-        live = {worker.worker: worker for worker in self._live() if worker.run_id == run_id and worker.role == "rollout"}
+        live = {worker.worker: worker for worker in live_workers(self.workers) if worker.run_id == run_id and worker.role == "rollout"}
         self._newest = {key: one for key, one in self._newest.items() if key[0] != run_id or key[1] in live}
         return [self._of(live[name]) for name in sorted(live) if live[name].version >= 0 or (run_id, name) in self._newest]
 
@@ -72,7 +71,11 @@ class Attestations:
 
     def check(self, head_step: Callable[[str], int], now: float) -> None:
         """One look at `now`, in seconds of a clock that never goes back."""
-        live = {worker.worker: worker for worker in self._live() if worker.role == "rollout" and worker.run_id and worker.version >= 0}
+        live = {
+            worker.worker: worker
+            for worker in live_workers(self.workers)
+            if worker.role == "rollout" and worker.run_id and worker.version >= 0
+        }
         self._seen = {name: seen for name, seen in self._seen.items() if name in live}
         for name, worker in live.items():
             seen = self._seen.get(name)
@@ -90,15 +93,6 @@ class Attestations:
         if called and called.step >= worker.version:
             return called
         return Attestation(run_id=worker.run_id, worker=worker.worker, step=worker.version, digest=worker.digest)
-
-    def _live(self) -> list[WorkerPresence]:
-        found = []
-        for value in self.workers.entries.values():
-            try:
-                found.append(WorkerPresence.model_validate_json(value))
-            except ValidationError:
-                continue  # a worker of another release; its conductor says so
-        return found
 
     def _alarm(self, run_id: str, message: str, data: dict[str, object]) -> None:
         events = self._events.setdefault(run_id, EventLog(self.bus, run_id))

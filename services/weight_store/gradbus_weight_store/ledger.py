@@ -52,6 +52,13 @@ class Ledger:
         """Shuts out every term below `term`. Raises FencedError if a newer one is open."""
         await self._write(lambda: self._open_term(term))
 
+    async def check_term(self, term: int) -> None:
+        """Raises FencedError if `term` is not the newest, whichever replica opened that."""
+        async with self._lock:
+            if await self._term.refresh():
+                self._loaded = False
+            self._check_term(term)
+
     async def publish(self, manifest: WeightManifest) -> bool:
         """Stores a version and moves the head to it; whether an older term had given this step other weights.
 

@@ -13,6 +13,7 @@ from gradbus_weight_store.attestations import Attestations, Patience
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.service import WeightStoreService
 from gradbus_weight_store.settings import WeightStoreSettings
+from gradbus_weight_store.transfers import Transfers
 
 
 async def serve(settings: WeightStoreSettings, process: Process) -> None:
@@ -22,7 +23,7 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     heads, runs, workers = [await bus.bucket(name) for name in (Buckets.HEADS, Buckets.RUNS, Buckets.WORKERS)]
     async with workers.view() as presence:
         attestations = Attestations(bus, presence, Patience(settings.straggler_versions, settings.straggler_seconds))
-        service = WeightStoreService(bus, heads, runs, manifests, attestations)
+        service = WeightStoreService(bus, heads, runs, manifests, attestations, Transfers(bus, presence))
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()

@@ -31,6 +31,7 @@ from gradbus_weight_store.gate import Gate
 from gradbus_weight_store.ledger import Ledger
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.retention import Retention
+from gradbus_weight_store.transfers import Transfers
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,11 +50,14 @@ _STATUS: dict[type[GradbusError], grpc.StatusCode] = {
 class WeightStoreService(WeightStoreServiceServicer):
     """Versions, checkpoints' heads and attestations; each run has a ledger of its own."""
 
-    def __init__(self, bus: Bus, heads: Bucket, runs: Bucket, manifests: Manifests, attestations: Attestations) -> None:
+    def __init__(
+        self, bus: Bus, heads: Bucket, runs: Bucket, manifests: Manifests, attestations: Attestations, transfers: Transfers
+    ) -> None:
         self._bus = bus
         self._heads = heads
         self._manifests = manifests
         self._attestations = attestations
+        self._transfers = transfers
         self._gate = Gate()
         self._ledgers: dict[str, Ledger] = {}
         self.retention = Retention(manifests, runs, self._gate)
@@ -120,6 +124,21 @@ class WeightStoreService(WeightStoreServiceServicer):
             checked_name(claim.worker, "worker")
             expected = await self._ledger(claim.run_id).digest(claim.step, claim.digest)
             return pb.AttestResponse(matches=self._attestations.note(claim, expected))
+
+    async def OpenTransfer(self, request: pb.OpenTransferRequest, context: Context) -> pb.OpenTransferResponse:  # noqa: N802
+        """See the proto."""
+        async with _answered(context):
+            transfer = request.transfer
+            if not transfer.shards or not all(is_digest(shard.digest) for shard in transfer.shards):
+                raise ManifestError("a transfer needs at least one shard, each with a digest `sha256:<hex>`; fill them in")
+            await self._ledger(transfer.run_id).check_term(transfer.term)
+            return pb.OpenTransferResponse(membership=await self._transfers.open(request))
+
+    async def JoinTransfer(self, request: pb.JoinTransferRequest, context: Context) -> pb.JoinTransferResponse:  # noqa: N802
+        """See the proto."""
+        async with _answered(context):
+            checked_name(request.worker, "worker")
+            return pb.JoinTransferResponse(membership=await self._transfers.join(request))
 
     def _ledger(self, run_id: str) -> Ledger:
         if run_id not in self._ledgers:

@@ -41,7 +41,7 @@ def test_no_allow_list_takes_in_what_is_not_named(role):
     allowed = nats_permissions(role)
     for subject in allowed.publish:
         parts = subject.split(".")
-        known = {"$JS": 4, "$KV": 3, "prompts": 2, "events": 2, "groups": 2, "versions": 2, "missing": 2}
+        known = {"$JS": 4, "$KV": 3, "prompts": 2, "events": 2, "groups": 2, "versions": 2, "transfers": 2, "missing": 2}
         assert len(parts) >= known[parts[0]] or subject == "$JS.API.STREAM.NAMES", subject
         assert not {"*", ">"} & set(parts[: known[parts[0]] - 1]), subject
         assert not {"DELETE", "UPDATE", "RESTORE", "SNAPSHOT", "LEADER"} & set(parts) or parts[2] == "CONSUMER", subject

@@ -1,5 +1,7 @@
 """A version's files come here whatever is missing or damaged, as long as something gives them; and never with other bytes."""
 
+import os
+
 import pytest
 import torch
 from obstore.store import MemoryStore
@@ -10,6 +12,7 @@ from gradbus.objects.paths import blob_path
 from gradbus.spec import WeightsSpec
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_rollout import stored_shards
+from gradbus_rollout.shard_cache import ShardCache
 from gradbus_rollout.shards import Shards
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
@@ -169,3 +172,12 @@ async def test_a_way_in_front_spares_object_storage(manifests, exports, objects,
 @pytest.mark.parametrize("way", [InFront(error=StorageError("away")), InFront(error=OSError("reset")), InFront(b"other bytes")])
 async def test_a_way_that_fails_or_lies_falls_back_to_object_storage(manifests, exports, new_worker, way):
     assert await content(new_worker(ways=[way]), manifests[3]) == exports[3].content
+
+
+def test_only_the_newest_files_are_kept(tmp_path):
+    for number in range(5):
+        (tmp_path / str(number)).touch()
+        os.utime(tmp_path / str(number), (number, number))
+    ShardCache(tmp_path).evict(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+    ShardCache(tmp_path / "missing").evict(2)

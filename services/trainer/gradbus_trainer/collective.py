@@ -1,0 +1,145 @@
+"""Offers each version to the rollout workers by broadcast, beside its upload.
+
+The broadcast only fills the workers' caches. Every version is in object storage before it is published, so nothing that
+happens here decides anything but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpc.aio import AioRpcError
+from opentelemetry import metrics
+from opentelemetry.metrics import Counter
+
+from gradbus.bus import EventLog
+from gradbus.ids import digest_of
+from gradbus.telemetry import WireOperation, get_logger
+from gradbus.threads import in_own_thread
+from gradbus.transfer_settings import TransferSettings
+from gradbus.v1.transfer_pb2 import Membership, Transfer
+from gradbus.v1.weight_store_service_pb2 import OpenTransferRequest
+from gradbus.v1.weights_pb2 import Shard
+from gradbus_trainer.broadcaster import Broadcaster, first_line
+from gradbus_trainer.weights_io import Export
+
+if TYPE_CHECKING:
+    from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
+
+_log = get_logger(__name__)
+_CALL_SECONDS = 2.0
+_BROADCAST = WireOperation("collective", {"gradbus.operation": "broadcast"})
+Offer = Callable[[Export], Coroutine[Any, Any, None]]
+Outcome = Literal["all", "some", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What became of one broadcast."""
+
+    step: int
+    received: list[str]
+    dropped: list[str]
+    """Workers that were waited for and did not get all: they take the version from object storage."""
+    size_bytes: int
+    seconds: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """In a word."""
+        if not self.dropped:
+            return "all"
+        return "some" if self.received else "none"
+
+
+class Collective:
+    """One run's broadcasts under one term, one at a time."""
+
+    def __init__(self, stub: WeightStoreServiceAsyncStub, events: EventLog, run_id: str, term: int, device: str) -> None:
+        self._stub = stub
+        self._events = events
+        self._run_id = run_id
+        self._term = term
+        self._device = device
+        self._settings = TransferSettings()
+        self._broadcaster: Broadcaster | None = None
+
+    async def offer(self, export: Export) -> None:
+        """Broadcasts a version to whoever joins. Raises nothing, and returns within the transfer's deadlines."""
+        if export.noop:
+            return  # the same bytes as the version before
+        try:
+            await self._offer(export)
+        except (AioRpcError, OSError, TimeoutError) as error:
+            reason = error.details() if isinstance(error, AioRpcError) else str(error)
+            _log.warning("transfer_not_opened", run_id=self._run_id, step=export.step, error=f"{type(error).__name__}: {reason}")
+            self.close()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets go of what is under way; a thread that hangs is left behind."""
+        broadcaster, self._broadcaster = self._broadcaster, None
+        if broadcaster is not None:
+            threading.Thread(target=broadcaster.abort, name="transfer-abort", daemon=True).start()
+
+    async def _offer(self, export: Export) -> None:
+        if self._broadcaster is None:
+            async with asyncio.timeout(self._settings.stall_seconds):
+                self._broadcaster = await in_own_thread(lambda: Broadcaster(self._settings, self._device), "transfer-open")
+        broadcaster = self._broadcaster
+        digest = await asyncio.to_thread(digest_of, export.content)
+        shard = Shard(digest=digest, size_bytes=len(export.content))
+        transfer = Transfer(run_id=self._run_id, term=self._term, step=export.step, shards=[shard], terms=self._settings.terms)
+        request = OpenTransferRequest(transfer=transfer, address=broadcaster.address, held_group=broadcaster.held_group)
+        response = await self._stub.OpenTransfer(request, timeout=_CALL_SECONDS + self._settings.join_seconds)
+        members, began = response.membership, time.perf_counter()
+        received = await self._send(broadcaster, members, export) if members.workers else []
+        if members.workers or members.absent:
+            dropped = sorted({*members.workers, *members.absent} - set(received))
+            self._tell(Offered(export.step, received, dropped, len(export.content), time.perf_counter() - began))
+
+    async def _send(self, broadcaster: Broadcaster, members: Membership, export: Export) -> list[str]:
+        """Who has all of it. Each wait below has a deadline of its own too, but torch keeps not all of them."""
+        content = memoryview(export.content)
+        try:
+            with _BROADCAST.measured(len(content)) as sending:
+                async with asyncio.timeout(self._settings.stall_seconds):
+                    await in_own_thread(lambda: broadcaster.connect(members), "transfer-connect")
+                async with asyncio.timeout(self._settings.seconds):
+                    received = await in_own_thread(lambda: broadcaster.send(export.step, members, [content]), "transfer-send")
+                sending.items = len(received)
+                return received
+        except (RuntimeError, TimeoutError) as error:
+            _log.warning("transfer_failed", run_id=self._run_id, step=export.step, error=f"{type(error).__name__}: {first_line(error)}")
+            self.close()
+            return []
+
+    def _tell(self, offered: Offered) -> None:
+        _transfers().add(1, {"gradbus.outcome": offered.outcome})
+        data: dict[str, object] = {
+            "version": offered.step,
+            "outcome": offered.outcome,
+            "received": offered.received,
+            "dropped": offered.dropped,
+        }
+        data |= {"bytes": offered.size_bytes, "seconds": offered.seconds}
+        count = len(offered.received) + len(offered.dropped)
+        text = f"version {offered.step} reached {len(offered.received)} of {count} workers by broadcast"
+        if offered.dropped:
+            _log.warning("transfer_dropped", run_id=self._run_id, **data)
+            text += f"; from object storage: {', '.join(offered.dropped)}"
+        key = f"transfer:{self._term}:{offered.step}"
+        self._events.emit("transfer", text, data, "warning" if offered.dropped else "info", key)
+
+
+@cache
+def _transfers() -> Counter:
+    return metrics.get_meter("gradbus").create_counter("gradbus.transfers", "{transfer}", "Broadcasts of a version, by outcome.")

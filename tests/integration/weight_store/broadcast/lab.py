@@ -1,0 +1,83 @@
+"""Workers and trainers as processes: one imports torch, and forks each that is asked for by a line on its standard input.
+
+None is waited for: the number of one that died is not given to a stranger, who would then be killed in its place.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from gradbus.bus import Bus, BusSettings, EventLog
+from gradbus.objects import ObjectStore
+from gradbus.process import Station, WorkerWires
+from gradbus.rpc import open_channel
+from gradbus.runs import WorkerPresence
+from gradbus.telemetry import configure_logging
+from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus_kernels import weights_broadcast
+from gradbus_rollout import member
+from gradbus_rollout.receiver import Receiver
+from gradbus_trainer.collective import Collective
+from gradbus_trainer.weights_io import export_version
+
+SIGNALS = {"dies": signal.SIGKILL, "hangs": signal.SIGSTOP}
+
+
+def at_pass(count, number):
+    """Sends this process a signal at its `count`-th call."""
+    passes = iter(range(1, 1 << 30))
+    return lambda *_: os.kill(os.getpid(), number) if next(passes) == count else None
+
+
+async def work(order):
+    bus = await Bus.connect(BusSettings(order["nats"]), order["name"])
+    stub = WeightStoreServiceStub(open_channel(order["store"], order["token"]))
+    if order["kind"] == "trainer":
+        await train(order, bus, stub)
+        return
+    presence = WorkerPresence(worker=order["name"], role="rollout", incarnation=order["incarnation"], run_id=order["run"])
+    station = Station(bus, presence)
+    wires = WorkerWires(bus, None, ObjectStore.open("file:///nowhere-at-all"), stub, station)
+    async with station.occupied():
+        if order["kind"] == "deaf":
+            presence.receives = True
+            await asyncio.Event().wait()
+        if order["kind"] in SIGNALS:
+            member.point = at_pass(3, SIGNALS[order["kind"]])
+        async with Receiver(wires, order["run"], Path(order["cache"]), "cpu").receiving():
+            await asyncio.Event().wait()
+
+
+async def train(order, bus, stub):
+    """Offers one version and dies between two of its buckets."""
+    sent, broadcast = at_pass(3, signal.SIGKILL), weights_broadcast.BroadcastGroup._broadcast
+
+    def last(group, bucket):
+        sent()
+        return broadcast(group, bucket)
+
+    weights_broadcast.BroadcastGroup._broadcast = last
+    weights = {"w": torch.ones(order["floats"])}
+    await Collective(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").offer(export_version(0, weights, noop=False))
+
+
+def main():
+    configure_logging("lab")  # to standard error: standard output tells the processes
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if pid := os.fork():
+            print(pid, flush=True)
+            continue
+        os.environ.update(order["environment"])
+        asyncio.run(work(order))
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
