@@ -55,6 +55,9 @@ class TrainerService:
         log = ExperienceLog(self._wires.buffer, run_id)
         reader = LogReader(self._wires.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)
         events = EventLog(self._wires.bus, run_id)
+        trained = {"trained_parameters": learner.trained_parameters}
+        _log.info("learner_opened", run_id=run_id, step=state.step, **trained)
+        events.emit("learner", f"a step moves {learner.trained_parameters:,} numbers", trained, key="learner")
         publisher = Publisher(store, self._wires.objects, events, run_id, lease.term)
         async with reader.reading():
             parts = FoldParts(
