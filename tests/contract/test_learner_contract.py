@@ -193,7 +193,7 @@ def test_the_state_of_another_model_is_refused(make_learner):
 def test_a_checkpoint_of_the_other_kind_is_refused(folder):
     """Adapters cannot be had from merged weights, nor does a run without them know what to do with them."""
     full, lora = TorchLearner(folder, SPEC), TorchLearner(folder, LORA_SPEC)
-    with pytest.raises(ModelError, match="another model.*lora_A"):
+    with pytest.raises(ModelError, match=r"another model.*lora_A"):
         lora.restore(1, full.weights(), {})
     with pytest.raises(ModelError, match="another model"):
         full.restore(1, lora.weights(), lora.optimizer_tensors())

@@ -113,6 +113,24 @@ def test_a_kl_penalty_brings_the_reference_service_and_no_penalty_none(lab, spec
     assert "reference" not in gradbus("status").stdout
 
 
+def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_exported_merged(lab, spec, models, gradbus, tmp_path):
+    adapters = {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+    run_id = lab.submit(spec(algorithm={"kl": 0.01}, schedule={"steps": 20}, trainer={"learning_rate": 0.02, "lora": adapters}))
+    lab.until(run_id, lambda run: run["progress"]["step"] > 2)
+    assert "reference" not in gradbus("status").stdout
+    run = lab.ends(run_id)
+    steps = lab.events(run_id, "metrics")
+    assert lab.learned(run)
+    assert (steps[0]["kl"], steps[-1]["kl"] > 1e-3) == (pytest.approx(0.0, abs=1e-6), True)
+    rewards = [step["reward"] for step in steps]
+    assert sum(rewards[-4:]) > 1.1 * sum(rewards[:4])
+    assert lab.events(run_id, "learner") == [{"trained_parameters": 2 * 4 * (32 + 32 + 32 + 16 + 64 + 32)}]
+    assert gradbus("export", run_id, tmp_path / "out").returncode == 0
+    before, after = (dict(AutoModelForCausalLM.from_pretrained(path).named_parameters()) for path in (models / "llama", tmp_path / "out"))
+    moved = {name.split(".")[-2] for name, tensor in after.items() if not tensor.equal(before[name])}
+    assert moved == set(adapters["target_modules"])
+
+
 def test_an_export_loads_in_transformers_and_generates(lab, spec, models, gradbus, tmp_path):
     run = lab.train(spec(model={"path": str(models / "qwen2")}))
     exported = gradbus("export", run["id"], tmp_path / "out")
