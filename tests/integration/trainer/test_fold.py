@@ -50,9 +50,14 @@ async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(n
     assert manifest.weights == await version(run, 6)
 
 
-@pytest.mark.parametrize("mode", ["fixed_lag", "free"])
-async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode):
-    whole, killed = await new_run(make_spec(mode)), await new_run(make_spec(mode))
+ADAPTERS = {"algorithm": {"kl": 0.1}, "trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "sections"), [("fixed_lag", {}), ("free", {}), ("fixed_lag", ADAPTERS)], ids=["fixed_lag", "free", "adapters"]
+)
+async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode, sections):
+    whole, killed = await new_run(make_spec(mode, **sections)), await new_run(make_spec(mode, **sections))
     await whole.write(range(12))
     await whole.train()
     await killed.write(range(7))  # it has to stop in the middle of a step's groups
@@ -78,8 +83,9 @@ async def test_the_order_of_the_log_does_not_matter_in_fixed_lag(new_run, make_s
     assert (await checkpoint(forward)).weights.digest == (await checkpoint(backward)).weights.digest
 
 
-async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_run, make_spec):
-    run = await new_run(make_spec(steps=3))
+@pytest.mark.parametrize("sections", [{}, ADAPTERS], ids=["whole", "adapters"])
+async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_run, make_spec, sections):
+    run = await new_run(make_spec(steps=3, **sections))
     await run.write(range(6), {2: Verdict.VERDICT_FILTERED, 3: Verdict.VERDICT_FILTERED})
     await run.train()
     before, after, last = [await version(run, step) for step in (1, 2, 3)]
