@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -58,27 +58,34 @@ def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor, fold
 
 
 def export_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A snapshot of the parameters under their Hugging Face names: contiguous float32 on the CPU.
-
-    A tied head is left out: it is the embedding.
-    """
-    return {name: parameter.detach().to("cpu", torch.float32, copy=True).contiguous() for name, parameter in model.named_parameters()}
+    """A snapshot of the parameters under their Hugging Face names. A tied head is left out: it is the embedding."""
+    return snapshot(model.named_parameters())
 
 
-def load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies `tensors` into the model in place. Raises ModelError unless names and shapes are exactly the model's."""
-    parameters = dict(model.named_parameters())
-    if parameters.keys() != tensors.keys():
-        differing = ", ".join(sorted(parameters.keys() ^ tensors.keys())[:5])
+def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Copies: contiguous float32 on the CPU."""
+    return {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors}
+
+
+def load_weights(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies `tensors` into the parameters of their names in place. Raises ModelError unless names and shapes are exactly theirs."""
+    check_shapes({name: parameter.shape for name, parameter in parameters.items()}, tensors)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ModelError unless `tensors` have these names and shapes."""
+    if shapes.keys() != tensors.keys():
+        differing = ", ".join(sorted(shapes.keys() ^ tensors.keys())[:5])
         raise ModelError(
             f"the weights are of another model: tensors that only one of them has: {differing}; start from the run's own model"
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != tensors[name].shape:
-                shapes = f"{tuple(tensors[name].shape)}, the model wants {tuple(parameter.shape)}"
-                raise ModelError(f"tensor {name} has shape {shapes}; start from the run's own model")
-            parameter.copy_(tensors[name])
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            found = f"{tuple(tensors[name].shape)}, the model wants {tuple(shape)}"
+            raise ModelError(f"tensor {name} has shape {found}; start from the run's own model")
 
 
 def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,10 +54,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
         """With p = softmax(z): d logp_t / dz = onehot_t - p and dH / dz = -p (log p + H)."""
         hidden, weight, targets, entropy = ctx.saved_tensors
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # a frozen head needs none
         for rows in _chunks(len(targets), ctx.chunk):
             table = _log_table(hidden[rows], weight, ctx.temperature)
             probabilities = table.exp()
@@ -66,7 +69,8 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_logits.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
             grad_logits.div_(ctx.temperature)
             torch.mm(grad_logits, weight, out=grad_hidden[rows])
-            grad_weight.addmm_(grad_logits.T, hidden[rows])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_logits.T, hidden[rows])
         return grad_hidden, grad_weight, None, None, None
 
 

@@ -1,11 +1,12 @@
 """What the trainer's fold relies on, for every learner. Add one to LEARNERS to hold it to the same."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from learner_lab import SPEC, batch, deepspeed_spec, make_model
+from learner_lab import LORA_SPEC, SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
 
 from gradbus.errors import ModelError, TrainingError
@@ -21,13 +22,13 @@ def ranks():
     return Ranks(Launch(), "cpu", 60.0)
 
 
-def deepspeed_learner(folder, _, **settings):
+def deepspeed_learner(folder, spec, **settings):
     """One rank, in this process."""
     pytest.importorskip("deepspeed")
     from gradbus_trainer.deepspeed_learner.leader import Leader
     from gradbus_trainer.deepspeed_learner.learner import DeepSpeedLearner
 
-    return DeepSpeedLearner(folder, deepspeed_spec(**settings), Leader(ranks(), 60.0))
+    return DeepSpeedLearner(folder, deepspeed_spec(spec, **settings), Leader(ranks(), 60.0))
 
 
 LEARNERS = {"torch": TorchLearner}
@@ -36,6 +37,7 @@ DEEPSPEED["deepspeed-2-offload"] = partial(deepspeed_learner, zero_stage=2, offl
 DEEPSPEED["deepspeed-3-checkpointing"] = partial(deepspeed_learner, zero_stage=3, gradient_checkpointing=True)
 BF16 = {f"deepspeed-{stage}-bf16": partial(deepspeed_learner, zero_stage=stage, dtype="bf16") for stage in (1, 2, 3)}
 ALL = LEARNERS | DEEPSPEED | BF16
+WITH_ADAPTERS = ["torch", "deepspeed-0", "deepspeed-2", "deepspeed-3", "deepspeed-3-checkpointing", "deepspeed-2-bf16", "deepspeed-3-bf16"]
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +46,30 @@ def folder(tmp_path_factory):
 
 
 def marked(names):
-    return [pytest.param(name, marks=[] if name in LEARNERS else pytest.mark.engines) for name in sorted(names)]
+    """Each with its spec: all of them train every weight, some adapters too."""
+
+    def case(name, spec, also=""):
+        return pytest.param((name, spec), marks=[] if name in LEARNERS else pytest.mark.engines, id=name + also)
+
+    return [case(name, SPEC) for name in sorted(names)] + [case(name, LORA_SPEC, "-lora") for name in WITH_ADAPTERS if name in names]
 
 
 @pytest.fixture(params=marked(ALL))
 def make_learner(request, folder):
-    return lambda: ALL[request.param](folder, SPEC)
+    name, spec = request.param
+    return lambda: ALL[name](folder, spec)
 
 
 @pytest.fixture(params=marked(DEEPSPEED))
-def make_other(request, folder):
-    """Learners that compute what the torch learner does, up to rounding."""
-    return lambda: DEEPSPEED[request.param](folder, SPEC)
+def pair(request, folder):
+    """Two makers: of a learner that computes what the torch learner does, up to rounding, and of that one."""
+    name, spec = request.param
+    return lambda: DEEPSPEED[name](folder, spec), lambda: TorchLearner(folder, spec)
+
+
+def adapters(learner):
+    """Names of the trained adapters; none where every weight is trained."""
+    return {name for name in learner.optimizer_tensors() if name.endswith(".weight")}
 
 
 def bits(tensors):
@@ -92,7 +106,9 @@ def test_a_step_moves_every_weight_and_reports_itself(make_learner):
     before = learner.weights()
     metrics = learner.train(batch(0))
     after = learner.weights()
-    assert all(not torch.equal(before[name], after[name]) for name in before)
+    trained = {name.replace(".lora_B", "") for name in adapters(learner) if "lora_B" in name} or set(before)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == trained
+    assert len(trained) in {14, len(before)}
     assert (metrics.noop, metrics.tokens) == (False, sum(batch(0).trainable_counts))
     assert metrics.grad_norm > 0.0
     assert metrics.learning_rate == pytest.approx(1e-2 / 3)
@@ -120,10 +136,14 @@ def test_weights_are_float32_snapshots_under_the_folders_names(make_learner, fol
 
 def test_optimiser_state_is_named_by_parameter(make_learner):
     learner = make_learner()
-    assert learner.optimizer_tensors() == {}
+    beside = adapters(learner)
+    assert learner.optimizer_tensors().keys() == beside
     learner.train(batch(0))
-    expected = {f"{name}.{moment}" for name in learner.weights() for moment in ("exp_avg", "exp_avg_sq", "step")}
-    assert learner.optimizer_tensors().keys() == expected
+    trained = beside or learner.weights().keys()
+    expected = {f"{name}.{moment}" for name in trained for moment in ("exp_avg", "exp_avg_sq", "step")}
+    assert learner.optimizer_tensors().keys() == expected | beside
+    sizes = [tensor.numel() for name, tensor in learner.optimizer_tensors().items() if name.endswith(".exp_avg")]
+    assert learner.trained_parameters == sum(sizes)
 
 
 def test_learning_makes_rewarded_tokens_likelier(make_learner):
@@ -153,7 +173,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_learner):
 
 def test_a_step_behind_the_restored_one_is_refused(make_learner):
     learner = make_learner()
-    learner.restore(5, learner.weights(), {})
+    learner.restore(5, learner.weights(), learner.optimizer_tensors())
     with pytest.raises(TrainingError, match="step 4 is behind"):
         learner.train(batch(4))
 
@@ -168,6 +188,32 @@ def test_the_state_of_another_model_is_refused(make_learner):
         learner.restore(1, weights, {})
     with pytest.raises(ModelError, match=f"{name}.*start from the run's own model"):
         learner.restore(1, weights | {name: torch.zeros(*tensor.shape, 2)}, {})
+
+
+def test_a_checkpoint_of_the_other_kind_is_refused(folder):
+    """Adapters cannot be had from merged weights, nor does a run without them know what to do with them."""
+    full, lora = TorchLearner(folder, SPEC), TorchLearner(folder, LORA_SPEC)
+    with pytest.raises(ModelError, match=r"another model.*lora_A"):
+        lora.restore(1, full.weights(), {})
+    with pytest.raises(ModelError, match="another model"):
+        full.restore(1, lora.weights(), lora.optimizer_tensors())
+
+
+def test_a_reference_without_adapters_gives_the_loss_that_a_reference_service_gives(folder):
+    """A whole model with the merged weights, and log-probabilities as the service computes them."""
+    from gradbus_reference.model import ReferenceModel
+
+    lora = TorchLearner(folder, LORA_SPEC)
+    trained(lora, range(6))
+    whole = TorchLearner(folder, LORA_SPEC.model_copy(update={"trainer": SPEC.trainer}))
+    whole.restore(6, lora.weights(), {})
+    rows = batch(6).samples
+    answers = ReferenceModel(folder).logprobs(rows, SPEC.rollout.temperature)
+    expected = whole.train(Batch(6, [replace(row, reference_logprobs=answer) for row, answer in zip(rows, answers, strict=True)]))
+    found = lora.train(Batch(6, rows))
+    assert expected.loss.kl > 1e-4
+    assert vars_of(found.loss) == pytest.approx(vars_of(expected.loss), rel=1e-6, abs=1e-6)
+    assert vars_of(found.ratio) == pytest.approx(vars_of(expected.ratio), rel=1e-5)
 
 
 def assert_alike(tensors, others):
@@ -189,9 +235,9 @@ def vars_of(part):
     return [getattr(part, name) for name in part.__slots__]
 
 
-def test_loss_gradients_and_weights_are_the_torch_learners(make_other, folder):
+def test_loss_gradients_and_weights_are_the_torch_learners(pair):
     """The moments are the gradients' means, so these tell them apart too."""
-    other, plain = make_other(), TorchLearner(folder, SPEC)
+    other, plain = (make() for make in pair)
     metrics, expected = ([learner.train(batch(step)) for step in range(5)] for learner in (other, plain))
     assert_same_steps(metrics, expected)
     assert_alike(other.weights(), plain.weights())
@@ -199,8 +245,8 @@ def test_loss_gradients_and_weights_are_the_torch_learners(make_other, folder):
 
 
 @pytest.mark.parametrize("forth", [True, False], ids=["from torch", "to torch"])
-def test_a_checkpoint_goes_from_one_learner_to_another(make_other, folder, forth):
-    source, target = (TorchLearner(folder, SPEC), make_other()) if forth else (make_other(), TorchLearner(folder, SPEC))
+def test_a_checkpoint_goes_from_one_learner_to_another(pair, forth):
+    target, source = (make() for make in (pair if forth else pair[::-1]))
     trained(source, range(3))
     target.restore(3, source.weights(), source.optimizer_tensors())
     assert state(target) == state(source), "the same bits"

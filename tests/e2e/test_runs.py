@@ -113,6 +113,39 @@ def test_a_kl_penalty_brings_the_reference_service_and_no_penalty_none(lab, spec
     assert "reference" not in gradbus("status").stdout
 
 
+def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_exported_merged(
+    lab, spec, models, tokenizer, gradbus, tmp_path
+):
+    before = AutoModelForCausalLM.from_pretrained(models / "llama")
+    for tensor in before.parameters():
+        tensor.data *= 10.0 if tensor.dim() > 1 else 1.0  # as they are, so small that no adapter moves the logits far
+    for part in (before, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    adapters = {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+    trainer = {"learning_rate": 0.02, "lora": adapters}
+    long = spec(
+        model={"path": str(tmp_path / "base")},
+        algorithm={"kl": 0.01},
+        schedule={"groups_per_step": 8, "steps": 30},
+        trainer=trainer,
+        reward={"grader": LETTERS},
+    )
+    run_id = lab.submit(long)
+    lab.until(run_id, lambda run: run["progress"]["step"] > 2)
+    assert "reference" not in gradbus("status").stdout
+    run = lab.ends(run_id)
+    steps = lab.events(run_id, "metrics")
+    assert lab.learned(run)
+    assert (steps[0]["kl"], steps[-1]["kl"] > 1e-3) == (pytest.approx(0.0, abs=1e-6), True)
+    rewards = [step["reward"] for step in steps]
+    assert sum(rewards[-4:]) > 1.3 * sum(rewards[:4])
+    assert lab.events(run_id, "learner") == [{"trained_parameters": 2 * 4 * (32 + 32 + 32 + 16 + 64 + 32)}]
+    assert gradbus("export", run_id, tmp_path / "out").returncode == 0
+    after = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out").named_parameters())
+    moved = {name.split(".")[-2] for name, tensor in before.named_parameters() if not tensor.equal(after[name])}
+    assert moved == set(adapters["target_modules"])
+
+
 def test_an_export_loads_in_transformers_and_generates(lab, spec, models, gradbus, tmp_path):
     run = lab.train(spec(model={"path": str(models / "qwen2")}))
     exported = gradbus("export", run["id"], tmp_path / "out")

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradbus.spec import DeepSpeedSpec, RunSpec
+from gradbus.spec import DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.batch import Batch, TrainSample
 
 VOCAB = 19
@@ -31,6 +31,13 @@ SPEC = RunSpec.model_validate(
         "trainer": {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "lr_schedule": "cosine", "micro_batch_tokens": 40},
     }
 )
+LORA_SPEC = SPEC.model_copy(
+    update={
+        "algorithm": SPEC.algorithm.model_copy(update={"kl": 0.1}),
+        "trainer": SPEC.trainer.model_copy(update={"lora": LoraSpec(rank=3, alpha=6.0)}),
+    }
+)
+"""Adapters, and a KL to what the model is without them."""
 
 
 def make_model(path: Path) -> Path:
@@ -52,11 +59,11 @@ def batch(step: int) -> Batch:
     return Batch(step, samples)
 
 
-def deepspeed_spec(**settings) -> RunSpec:
-    """The spec with DeepSpeed as its backend; `trainer` settings beside DeepSpeed's own."""
+def deepspeed_spec(spec: RunSpec = SPEC, **settings) -> RunSpec:
+    """`spec` with DeepSpeed as its backend; `trainer` settings beside DeepSpeed's own."""
     chosen = {name: settings.pop(name) for name in tuple(settings) if name in DeepSpeedSpec.model_fields}
-    trainer = SPEC.trainer.model_copy(update={"backend": "deepspeed", "deepspeed": DeepSpeedSpec(**chosen)} | settings)
-    return SPEC.model_copy(update={"trainer": trainer})
+    trainer = spec.trainer.model_copy(update={"backend": "deepspeed", "deepspeed": DeepSpeedSpec(**chosen)} | settings)
+    return spec.model_copy(update={"trainer": trainer})
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Plan:
     first: int = 0
     last: int = 4
     rows: int = 8
+    lora: bool = False
     settings: dict = field(default_factory=dict)
 
 
@@ -95,7 +103,7 @@ def _lead(plan, settings, launch):
     from gradbus_trainer.learners import Learners
 
     out, learners = Path(plan.out), Learners(settings, launch)
-    learner = learners.open(Path(plan.model), deepspeed_spec(**plan.settings))
+    learner = learners.open(Path(plan.model), deepspeed_spec(LORA_SPEC if plan.lora else SPEC, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))
     for step in range(plan.first, plan.last):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_lab import SPEC, Plan, batch, checkpoint, make_model
+from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_model
 
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.torch_learner import TorchLearner
@@ -98,6 +98,25 @@ def test_two_ranks_compute_what_the_torch_learner_computes(run, model, stage):
     weights, optimizer = checkpoint(folder, 4)
     assert_alike(weights, plain.weights())
     assert_alike(optimizer, plain.optimizer_tensors())
+
+
+@pytest.mark.parametrize("settings", [{"zero_stage": 2}, {"zero_stage": 3}], ids=str)
+def test_two_ranks_train_the_adapters_that_the_torch_learner_trains(run, model, settings):
+    """At 12 tokens a micro-batch the ranks have unlike many rows, and go through the base for each piece together."""
+    settings = settings | {"micro_batch_tokens": 12}
+    folder, done = run(2, lora=True, settings=settings)
+    assert done.returncode == 0, done.stderr
+    plain = TorchLearner(model, LORA_SPEC)
+    for step in range(4):
+        expected = asdict(plain.train(batch(step)))
+        assert flat(metrics(folder, step + 1)) == pytest.approx(flat(expected), rel=2e-5, abs=2e-6)
+    weights, optimizer = checkpoint(folder, 4)
+    assert_alike(weights, plain.weights())
+    assert_alike(optimizer, plain.optimizer_tensors())
+    _, again = run(2, first=2, lora=True, settings=settings, out="out")
+    assert again.returncode == 0, again.stderr
+    for one, other in zip(checkpoint(folder, 4), (weights, optimizer), strict=True):
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_a_rank_without_rows_takes_part(run, model):

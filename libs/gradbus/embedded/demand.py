@@ -19,9 +19,9 @@ _RETRY_SECONDS = 2.0
 
 
 def reference_needed(entries: Mapping[str, bytes]) -> bool:
-    """Whether a run in the bucket `runs` is live and has a KL penalty."""
+    """Whether a run in the bucket `runs` is live and asks it."""
     specs = (key for key in entries if key.endswith(".spec"))
-    return any(_has_penalty(entries[key]) and not _is_over(entries.get(key.removesuffix("spec") + "status")) for key in specs)
+    return any(_asks(entries[key]) and not _is_over(entries.get(key.removesuffix("spec") + "status")) for key in specs)
 
 
 async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitable[None]]) -> None:
@@ -43,9 +43,9 @@ async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitabl
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _has_penalty(record: bytes) -> bool:
+def _asks(record: bytes) -> bool:
     try:
-        return RunRecord.model_validate_json(record).spec.algorithm.kl > 0
+        return RunRecord.model_validate_json(record).spec.needs_reference
     except ValidationError as error:
         _log.warning("run_not_read", faults=error.error_count())
         return False

@@ -98,6 +98,8 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
 def _trainer_faults(trainer: Any) -> Iterator[Fault]:
     if not all(0.0 <= beta < 1.0 for beta in trainer.betas):
         yield Fault("trainer.betas", "AdamW's decay rates lie in [0, 1)", _shown(trainer.betas), "two numbers in [0, 1)")
+    if trainer.lora is not None and len(set(trainer.lora.target_modules)) < len(trainer.lora.target_modules):
+        yield Fault("trainer.lora.target_modules", "a layer has one adapter", _shown(trainer.lora.target_modules), "each name once")
     chosen, path = trainer.deepspeed, "trainer.deepspeed"
     if trainer.backend != "deepspeed" and chosen != DeepSpeedSpec():
         yield Fault(path, "the torch backend has no such settings", allowed='none, or trainer.backend = "deepspeed"')

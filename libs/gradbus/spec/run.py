@@ -47,6 +47,16 @@ class RunSpec(BaseModel):
         return self.rollout.engine == "torch" and self.schedule.mode == "fixed_lag"
 
     @property
+    def shares_reference(self) -> bool:
+        """Whether the trainer computes the KL's log-probabilities by itself: its weights without their adapters are the base model."""
+        return self.algorithm.kl > 0.0 and self.trainer.lora is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference service is asked for the KL's log-probabilities."""
+        return self.algorithm.kl > 0.0 and not self.shares_reference
+
+    @property
     def total_groups(self) -> int:
         """Group slots the run trains, filtered ones among them (`fixed_lag`)."""
         return self.schedule.groups_per_step * self.schedule.steps

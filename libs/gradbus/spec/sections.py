@@ -133,11 +133,32 @@ class DeepSpeedSpec(Section):
     gradient_checkpointing: bool = Field(False, description="Computes activations again in the backward pass: less memory, more time.")
 
 
+LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class LoraSpec(Section):
+    """Low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685); without this section every weight is trained."""
+
+    rank: int = Field(16, ge=1, le=1024, description="Rank of each adapter.")
+    alpha: float = Field(32.0, gt=0.0, description="An adapter's product is multiplied by alpha / rank.")
+    target_modules: tuple[LinearLayer, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="Linear layers that get an adapter; default: all of attention and feed-forward.",
+    )
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's product is multiplied by."""
+        return self.alpha / self.rank
+
+
 class TrainerSpec(Section):
     """The optimiser."""
 
     backend: Literal["torch", "deepspeed"] = Field("torch", description="`torch` is one process; `deepspeed` one or more ranks.")
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
+    lora: LoraSpec | None = Field(None, description="Trains adapters alone; the versions that travel are the merged weights.")
     learning_rate: float = Field(1e-6, gt=0.0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0.0)

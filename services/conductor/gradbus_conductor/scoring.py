@@ -182,7 +182,7 @@ class Scoring:
         )
 
     def _is_complete(self, entry: LogEntry) -> bool:
-        needs_reference = self._spec.algorithm.kl > 0 and entry.verdict == VERDICT_TRAIN
+        needs_reference = self._spec.needs_reference and entry.verdict == VERDICT_TRAIN
         return not needs_reference or bool(entry.reference_logprobs)
 
     async def _add_reference(self, batch: Sequence[_Pending]) -> None:

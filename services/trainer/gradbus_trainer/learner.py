@@ -53,7 +53,16 @@ class StepMetrics:
 
 
 class Learner(Protocol):
-    """Holds weights and optimiser state, and moves them one step at a time. A function of its restored state and the batches."""
+    """Holds weights and optimiser state, and moves them one step at a time. A function of its restored state and the batches.
+
+    With adapters (`trainer.lora`) these alone are trained. They are then stored with the optimiser state, under their own names,
+    for they cannot be had back from the merged weights.
+    """
+
+    @property
+    def trained_parameters(self) -> int:
+        """How many numbers a step moves."""
+        ...
 
     def train(self, batch: Batch) -> StepMetrics:
         """One optimiser step; a batch without weight changes nothing and is told by `noop`.
@@ -63,11 +72,14 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """A snapshot under Hugging Face names: contiguous float32 on the CPU, without a tied head."""
+        """A snapshot under Hugging Face names: contiguous float32 on the CPU, without a tied head; adapters are merged."""
         ...
 
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
-        """A snapshot by parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; empty before the first step."""
+        """A snapshot by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step.
+
+        With adapters also these, at any time.
+        """
         ...
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:

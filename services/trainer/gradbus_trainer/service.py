@@ -59,6 +59,9 @@ class TrainerService:
         log = ExperienceLog(self._wires.buffer, run_id)
         reader = LogReader(self._wires.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)
         events = EventLog(self._wires.bus, run_id)
+        trained = {"trained_parameters": learner.trained_parameters}
+        _log.info("learner_opened", run_id=run_id, step=state.step, **trained)
+        events.emit("learner", f"a step moves {learner.trained_parameters:,} numbers", trained, key="learner")
         writer = VersionWriter(self._wires.objects, run_id, lease.term, spec.weights)
         async with reader.reading(), self._offers(record, events, lease) as offer:
             publisher = Publisher(store, writer, events, run_id, offer)

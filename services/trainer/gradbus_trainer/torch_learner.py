@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from gradbus.errors import TrainingError
 from gradbus.spec import RunSpec
-from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs, snapshot
 from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
+from gradbus_kernels.lora import add_adapters, merged_weights
 from gradbus_trainer.adamw import AdamW
+from gradbus_trainer.adapters import trained_part, with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.policy_tokens import policy_tokens
@@ -31,8 +34,19 @@ class TorchLearner:
         self._spec = spec
         self._step = 0
         self._model = load_causal_lm(model_folder, device=device)
-        self._named = dict(self._model.named_parameters())
+        base = dict(self._model.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in base.items()}
+        self._lora = spec.trainer.lora
+        if self._lora is not None:
+            add_adapters(self._model, self._lora, spec.seed)
+        self._base = {name: parameter for name, parameter in base.items() if not parameter.requires_grad}
+        self._named = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         self._optimizer = AdamW(self._named, spec.trainer)
+
+    @property
+    def trained_parameters(self) -> int:
+        """See `Learner`."""
+        return sum(parameter.numel() for parameter in self._named.values())
 
     def train(self, batch: Batch) -> StepMetrics:
         """See `Learner`. The loss is divided by the whole step's counts, so micro-batches only bound memory."""
@@ -50,23 +64,27 @@ class TorchLearner:
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Learner`."""
-        return export_weights(self._model)
+        if self._lora is None:
+            return export_weights(self._model)
+        return snapshot(merged_weights(self._base.items(), self._named, self._lora.scale))
 
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
         """See `Learner`."""
-        return self._optimizer.tensors()
+        adapters = {} if self._lora is None else snapshot(self._named.items())
+        return self._optimizer.tensors() | adapters
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
-        self._optimizer.check(optimizer_tensors)
-        load_weights(self._model, weights)
-        self._optimizer.restore(optimizer_tensors)
+        trained, moments = trained_part(self._lora, self._shapes, weights, optimizer_tensors)
+        self._optimizer.check(moments)
+        load_weights(self._named, trained)
+        self._optimizer.restore(moments)
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
         tally = Tally(self._spec.algorithm.clip)
         for samples, tokens in self._micro_batches(batch):
-            logprobs, entropy = packed_logprobs(self._model, samples, self._spec.rollout.temperature)
+            logprobs, entropy = self._forward(samples)
             loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
             loss.total.backward()  # type: ignore[no-untyped-call]
             tally.add(loss, tokens)
@@ -84,4 +102,10 @@ class TorchLearner:
         counts = batch.trainable_counts
         weights = iter(token_weights(counts, self._spec.algorithm.aggregate))
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
-            yield samples, policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
+            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
+            if self._spec.shares_reference:
+                tokens = with_base_reference(tokens, self._model, partial(self._forward, samples))
+            yield samples, tokens
+
+    def _forward(self, samples: Sequence[TrainSample]) -> tuple[torch.Tensor, torch.Tensor]:
+        return packed_logprobs(self._model, samples, self._spec.rollout.temperature)

@@ -124,6 +124,13 @@ async def test_without_a_kl_term_the_reference_is_left_alone(judged, reference, 
     assert reference.asked == []
 
 
+async def test_a_run_with_adapters_is_judged_without_the_reference(judged, reference, group):
+    found = await judged(group(0), algorithm={"kl": 0.1}, trainer={"lora": {"rank": 2}})
+    assert found[0].verdict == Verdict.VERDICT_TRAIN
+    assert list(found[0].reference_logprobs) == []
+    assert reference.asked == []
+
+
 async def test_log_probs_that_are_too_few_are_asked_for_again(judged, reference, group):
     reference.short = 1
     found = await judged(group(0), algorithm={"kl": 0.1})

@@ -27,9 +27,9 @@ def train(learner, steps):
         learner.train(build_batch(step, items, AlgorithmSpec())[0])
 
 
-@pytest.fixture
-def new_learner(model_folder, make_spec):
-    return lambda: TorchLearner(model_folder, make_spec())
+@pytest.fixture(params=[{}, {"trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}], ids=["whole", "adapters"])
+def new_learner(request, model_folder, make_spec):
+    return lambda: TorchLearner(model_folder, make_spec(**request.param))
 
 
 @pytest.fixture

@@ -52,9 +52,19 @@ async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(n
     assert manifest.weights == await version(run, 6)
 
 
-@pytest.mark.parametrize(("mode", "weights"), [("fixed_lag", {}), ("free", {}), ("fixed_lag", DELTAS)])
-async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode, weights):
-    whole, killed = [await new_run(make_spec(mode, weights=weights)) for _ in range(2)]
+ADAPTERS = {"algorithm": {"kl": 0.1}, "trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}
+CASES = {
+    "fixed_lag": ("fixed_lag", {}),
+    "free": ("free", {}),
+    "deltas": ("fixed_lag", {"weights": DELTAS}),
+    "adapters": ("fixed_lag", ADAPTERS),
+    "adapters-deltas": ("fixed_lag", {**ADAPTERS, "weights": DELTAS}),
+}
+
+
+@pytest.mark.parametrize(("mode", "sections"), CASES.values(), ids=CASES)
+async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode, sections):
+    whole, killed = [await new_run(make_spec(mode, **sections)) for _ in range(2)]
     await whole.write(range(12))
     await whole.train()
     await killed.write(range(7))  # it has to stop in the middle of a step's groups
@@ -80,8 +90,9 @@ async def test_the_order_of_the_log_does_not_matter_in_fixed_lag(new_run, make_s
     assert (await checkpoint(forward)).weights.digest == (await checkpoint(backward)).weights.digest
 
 
-async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_run, make_spec):
-    run = await new_run(make_spec(steps=3))
+@pytest.mark.parametrize("sections", [{}, ADAPTERS], ids=["whole", "adapters"])
+async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_run, make_spec, sections):
+    run = await new_run(make_spec(steps=3, **sections))
     await run.write(range(6), {2: Verdict.VERDICT_FILTERED, 3: Verdict.VERDICT_FILTERED})
     await run.train()
     before, after, last = [await version(run, step) for step in (1, 2, 3)]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gradbus.bus import Buckets
+from gradbus.bus import Buckets, EventLog
 from gradbus.errors import RankLostError
 from gradbus.process import Process, WorkerWires
 from gradbus.runs import WorkerPresence
@@ -53,6 +53,8 @@ async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_r
         return heads.checkpoint_step == 6 and (await presence(bus, run)).version == 6
 
     await until(is_trained)
+    told = [event for event in await EventLog(bus, run.run_id).read() if event.type == "learner"]
+    assert [event.data["trained_parameters"] > 0 and event.message.startswith("a step moves ") for event in told] == [True]
     shown = await presence(bus, run)
     assert (shown.role, shown.run_id, shown.trouble) == ("trainer", run.run_id, "")
     assert not task.done(), "the run is ours until the conductor has ended it"

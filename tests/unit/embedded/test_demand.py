@@ -7,7 +7,7 @@ from gradbus.runs import RunRecord, RunStatus
 from gradbus.spec import RunSpec
 
 
-def record(kl: float) -> bytes:
+def record(kl: float, **trainer: object) -> bytes:
     spec = RunSpec.model_validate(
         {
             "name": "run",
@@ -15,6 +15,7 @@ def record(kl: float) -> bytes:
             "data": {"train": "train.jsonl", "eval": "eval.jsonl", "prompt": "prompt"},
             "reward": {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}},
             "algorithm": {"kl": kl},
+            "trainer": trainer,
             "schedule": {"steps": 10},
         }
     )
@@ -42,6 +43,10 @@ def test_the_reference_is_needed_while_a_run_with_a_penalty_is_live(kl, state, n
 def test_one_live_run_among_others_is_enough():
     over = RunStatus(state="succeeded").to_bytes()
     assert reference_needed({"run-1.spec": record(0.1), "run-1.status": over, "run-2.spec": record(0.0), "run-3.spec": record(0.1)})
+
+
+def test_a_run_with_adapters_asks_for_none():
+    assert not reference_needed({"run-1.spec": record(0.1, lora={"rank": 2})})
 
 
 def test_what_cannot_be_read_asks_for_nothing():

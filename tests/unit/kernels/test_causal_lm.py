@@ -59,7 +59,7 @@ def test_exported_weights_carry_the_folders_names_and_are_a_snapshot(any_model_f
 def test_loaded_weights_come_back_bit_for_bit(qwen2_folder):
     model = load_causal_lm(qwen2_folder)
     wanted = {name: torch.randn_like(tensor) for name, tensor in export_weights(model).items()}
-    load_weights(model, wanted)
+    load_weights(dict(model.named_parameters()), wanted)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in export_weights(model).items())
     assert torch.equal(model.head_weight, wanted["model.embed_tokens.weight"])
 
@@ -68,10 +68,10 @@ def test_weights_of_another_model_are_refused(qwen2_folder):
     model = load_causal_lm(qwen2_folder)
     weights = export_weights(model)
     with pytest.raises(ModelError, match="has shape"):
-        load_weights(model, weights | {"model.norm.weight": torch.zeros(3)})
+        load_weights(dict(model.named_parameters()), weights | {"model.norm.weight": torch.zeros(3)})
     del weights["model.norm.weight"]
     with pytest.raises(ModelError, match=r"model\.norm\.weight"):
-        load_weights(model, weights)
+        load_weights(dict(model.named_parameters()), weights)
 
 
 def test_an_exported_model_loads_in_transformers_and_comes_back_bit_for_bit(any_model_folder, tmp_path):

@@ -52,3 +52,12 @@ def test_equal_logits_give_the_logarithm_of_the_vocabulary():
     logprobs, entropy = token_logprobs(torch.zeros(1, 3), torch.randn(8, 3), torch.tensor([5]))
     assert logprobs.item() == pytest.approx(-torch.tensor(8.0).log().item())
     assert entropy.item() == pytest.approx(torch.tensor(8.0).log().item())
+
+
+def test_a_frozen_head_leaves_the_gradient_as_it_is():
+    hidden, weight, targets = inputs(6, 5, 11)
+    hidden.requires_grad_()
+    found = [
+        torch.autograd.grad(token_logprobs(hidden, head, targets)[0].sum(), hidden)[0] for head in (weight, weight.clone().requires_grad_())
+    ]
+    assert torch.equal(*found)

@@ -77,6 +77,8 @@ def test_all_faults_come_at_once_with_the_message_naming_each():
         ({"rollout": {"slot": 64}}, "rollout.slot", "slots"),
         ({"schedule": {"steps": 1, "mode": "fixed-lag"}}, "schedule.mode", "fixed_lag"),
         ({"trainer": {"lr_schedule": "cosin"}}, "trainer.lr_schedule", "cosine"),
+        ({"trainer": {"lora": {"target_modules": ["v_proj", "q_prj"]}}}, "trainer.lora.target_modules.1", "q_proj"),
+        ({"trainer": {"lora": {"lora_alpha": 16}}}, "trainer.lora.lora_alpha", "alpha"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(sections, path, nearest):
@@ -106,6 +108,11 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 0, "offload": "optimizer"}}}, "trainer.deepspeed.offload"),
         ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 2, "offload": "all"}}}, "trainer.deepspeed.offload"),
         ({"trainer": {"backend": "deepspeed", "deepspeed": {"optimizer": "cpu_adam"}}}, "trainer.deepspeed.optimizer"),
+        ({"trainer": {"lora": {"rank": 0}}}, "trainer.lora.rank"),
+        ({"trainer": {"lora": {"alpha": 0.0}}}, "trainer.lora.alpha"),
+        ({"trainer": {"lora": {"target_modules": []}}}, "trainer.lora.target_modules"),
+        ({"trainer": {"lora": {"target_modules": ["q_proj", "q_proj"]}}}, "trainer.lora.target_modules"),
+        ({"trainer": {"lora": {"modules_to_save": ["lm_head"]}}}, "trainer.lora.modules_to_save"),
         ({"algorithm": {"clip": [0.0, 0.2]}}, "algorithm.clip"),
         ({"algorithm": {"clip": [1.0, 0.2]}}, "algorithm.clip"),
     ],
@@ -131,6 +138,19 @@ def test_determinism_is_the_default_where_it_is_possible(mode, given, expected):
     del sections["deterministic"]
     spec = parse_spec(sections | ({} if given is None else {"deterministic": given}))
     assert spec.is_deterministic is expected
+
+
+@pytest.mark.parametrize(
+    ("kl", "trainer", "asked", "shared"),
+    [(0.0, {}, False, False), (0.1, {}, True, False), (0.0, {"lora": {}}, False, False), (0.1, {"lora": {}}, False, True)],
+)
+def test_a_run_with_adapters_is_its_own_reference(kl, trainer, asked, shared):
+    spec = parse_spec(body(algorithm={"kl": kl}, trainer=trainer))
+    assert (spec.needs_reference, spec.shares_reference) == (asked, shared)
+
+
+def test_a_layer_that_has_no_adapter_is_answered_with_those_that_can():
+    assert "'down_proj'" in str(faults(body(trainer={"lora": {"target_modules": ["lm_head"]}}))["trainer.lora.target_modules.0"])
 
 
 def test_the_oldest_version_of_a_step():

@@ -154,12 +154,13 @@ sample = TrainSample(ids, ids, -ones, ones > 0, 1.0, -ones)
 learner = TorchLearner(Path(sys.argv[1]), RunSpec.model_validate_json(sys.argv[2]))
 assert learner.train(Batch(0, [sample])).tokens == 2
 ReferenceModel(Path(sys.argv[1])).logprobs([sample], 1.0)
-print(*sorted({"transformers", "torch._dynamo"} & set(sys.modules)))
+print(*sorted({"transformers", "peft", "torch._dynamo"} & set(sys.modules)))
 """
 
 
-def test_neither_a_step_nor_a_score_imports_transformers_or_torchs_compiler(model_folder, make_spec):
-    command = [sys.executable, "-c", STEP, str(model_folder), make_spec().model_dump_json()]
+@pytest.mark.parametrize("sections", [{}, {"algorithm": {"kl": 0.1}, "trainer": {"lora": {}}}], ids=["whole", "adapters"])
+def test_neither_a_step_nor_a_score_imports_transformers_or_torchs_compiler(model_folder, make_spec, sections):
+    command = [sys.executable, "-c", STEP, str(model_folder), make_spec(**sections).model_dump_json()]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip() == ""

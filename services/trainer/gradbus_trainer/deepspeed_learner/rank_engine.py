@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import deepspeed
@@ -20,6 +21,8 @@ from gradbus.spec import RunSpec, TrainerSpec
 from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
+from gradbus_kernels.lora import add_adapters
+from gradbus_trainer.adapters import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
 from gradbus_trainer.deepspeed_learner.parameter_state import ParameterState
@@ -44,9 +47,13 @@ class RankEngine:
         self._spec = spec
         self._ranks = ranks
         model = self._load(folder)
-        self._named: dict[str, Parameter] = dict(model.named_parameters())
-        self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
+        self.base_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         """Of the whole weights, under their Hugging Face names."""
+        if spec.trainer.lora is not None:
+            add_adapters(model, spec.trainer.lora, spec.seed)
+        self._named: dict[str, Parameter] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
+        """Of what is trained: the whole weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
         lossy = spec.trainer.deepspeed.dtype == "bf16" and ranks.rank == 0
         exact = {name: parameter.detach().clone() for name, parameter in self._named.items() if lossy}
@@ -76,7 +83,7 @@ class RankEngine:
         return norm, tally
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each weight in turn, float32; none is held whole once the next is asked for."""
+        """Each trained weight in turn, float32; none is held whole once the next is asked for."""
         for name, parameter in self._named.items():
             yield name, self._state.weight(parameter)
 
@@ -117,8 +124,11 @@ class RankEngine:
         tally = Tally(algorithm.clip)
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
-            logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
+            if self._spec.shares_reference:
+                base = partial(self._engine.module, piece.samples, temperature, self._ranks.device)
+                tokens = with_base_reference(tokens, self._engine.module, base)
+            logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
             loss = grpo_loss(logprobs, entropy, tokens, algorithm)
             # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
             self._engine.backward(loss.total * self._ranks.size)
