@@ -24,7 +24,7 @@ def plant(fault, module):
 async def is_whole(stack, spec, kills, true_digest):
     """Whether a run of the hash test passes."""
     try:
-        outcome = await train(stack, spec, kills, seconds=45.0, after_step=12)
+        outcome = await train(stack, spec, kills, seconds=30.0, after_step=12)
     except TimeoutError:
         return False
     schedule = spec["schedule"]

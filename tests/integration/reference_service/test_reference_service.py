@@ -26,19 +26,29 @@ from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 TOKEN = "of-the-test"
 
 
-@pytest.fixture
-def model(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reference")
+
+
+@pytest.fixture(scope="module")
+def object_url(folder):
+    return f"file://{folder}/objects"
+
+
+@pytest.fixture(scope="module")
+def model(folder):
     torch.manual_seed(0)
     sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.3))
-    model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(folder / "model")
     return model
 
 
 @pytest.fixture
-async def run_id(nats_url, object_url, model, tmp_path):
+async def run_id(nats_url, object_url, model, folder):
     objects = ObjectStore.open(object_url)
-    files = {path.name: await objects.put_blob(path.read_bytes()) for path in (tmp_path / "model").iterdir()}
+    files = {path.name: await objects.put_blob(path.read_bytes()) for path in (folder / "model").iterdir()}
     spec = RunSpec.model_validate(
         {
             "name": "test",
@@ -55,8 +65,8 @@ async def run_id(nats_url, object_url, model, tmp_path):
     return run
 
 
-@pytest.fixture
-def address(nats_url, object_url, tmp_path):
+@pytest.fixture(scope="module")
+def address(nats_url, object_url, folder):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -66,9 +76,9 @@ def address(nats_url, object_url, tmp_path):
         "GRADBUS_RPC_CALLERS": json.dumps({"conductor": token_hash(TOKEN)}),
         "GRADBUS_NATS_URL": nats_url,
         "GRADBUS_OBJECTS_URL": object_url,
-        "GRADBUS_CACHE_DIR": str(tmp_path / "cache"),
+        "GRADBUS_CACHE_DIR": str(folder / "cache"),
     }
-    with (tmp_path / "log").open("wb") as log:
+    with (folder / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "gradbus_reference"], env=environment, stderr=log)
     yield f"127.0.0.1:{port}"
     process.send_signal(signal.SIGTERM)
