@@ -6,14 +6,14 @@ from smoke import train
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-PROCESSES = ["weight_store", "reward", "conductor", "gateway", "trainer-0", "rollout-0", "nats", "buffer"]
-POINTS = {
-    "after-append": "conductor",
-    "between-manifest-and-head": "weight_store",
-    "between-version-and-head": "weight_store",
-    "mid-publish": "trainer-0",
-    "mid-decode": "rollout-0",
-}
+# Two a run: what is killed in between finds the other one starting.
+PAIRS = [("weight_store", "reward"), ("conductor", "gateway"), ("trainer-0", "nats"), ("rollout-0", "buffer")]
+PROCESSES = [name for pair in PAIRS for name in pair]
+POINTS = [
+    {"after-append": "conductor", "between-manifest-and-head": "weight_store"},
+    {"between-version-and-head": "weight_store", "mid-decode": "rollout-0"},
+    {"mid-publish": "trainer-0"},
+]
 
 
 def faults_of(stack, outcome, spec):
@@ -33,27 +33,29 @@ async def test_the_number_of_rollouts_changes_no_bit(stack_of, spec, true_digest
 
 async def test_every_process_killed_twice_at_random_changes_no_bit(stack_of, spec, true_digest):
     async with stack_of(2) as stack:
-        for seed, name in enumerate(PROCESSES):
-            outcome = await train(stack, spec, [name, name], seed)
-            assert outcome.killed == [name, name], f"the run ended before {name} was killed twice"
-            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), name
-            assert faults_of(stack, outcome, spec) == [], name
+        for seed, pair in enumerate(PAIRS):
+            outcome = await train(stack, spec, pair * 2, seed)
+            assert tuple(outcome.killed) == pair * 2, f"the run ended before {pair} were killed twice"
+            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), pair
+            assert faults_of(stack, outcome, spec) == [], pair
 
 
 async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_digest, tmp_path):
     async with stack_of(1) as stack:
-        for point, name in POINTS.items():
-            markers = tmp_path / point
-            markers.mkdir()
-            fault = {"GRADBUS_FAULT_POINT": f"{point}:2,5", "GRADBUS_FAULT_DIR": str(markers)}
-            stack.config.environment_overrides[name] = fault
-            await stack.kill(name)
-            await stack.until_ready([name], 30.0)
+        for points in POINTS:
+            for point, name in points.items():
+                (tmp_path / point).mkdir()
+                fault = {"GRADBUS_FAULT_POINT": f"{point}:2,5", "GRADBUS_FAULT_DIR": str(tmp_path / point)}
+                stack.config.environment_overrides[name] = fault
+                await stack.kill(name)
+            await stack.until_ready(list(points.values()), 30.0)
             outcome = await train(stack, spec)
-            assert {marker.name for marker in markers.iterdir()} == {f"{point}-2", f"{point}-5"}, f"{name} did not die twice at {point}"
-            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), point
-            assert faults_of(stack, outcome, spec) == [], point
-            del stack.config.environment_overrides[name]
+            for point, name in points.items():
+                died = {marker.name for marker in (tmp_path / point).iterdir()}
+                assert died == {f"{point}-2", f"{point}-5"}, f"{name} did not die twice at {point}"
+                del stack.config.environment_overrides[name]
+            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), points
+            assert faults_of(stack, outcome, spec) == [], points
 
 
 async def test_everything_killed_in_one_run_changes_no_bit(stack_of, spec, true_digest):
