@@ -4,7 +4,7 @@ import pytest
 from ledger import check, read_ledger
 from smoke import train
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 
 # Two a run: what is killed in between finds the other one starting.
 PAIRS = [("weight_store", "reward"), ("conductor", "gateway"), ("trainer-0", "nats"), ("rollout-0", "buffer")]

@@ -13,7 +13,7 @@ from zombie import ZombieTrainer
 
 from gradbus.client import Client
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 PLANTED = str(Path(__file__).with_name("planted.py"))
 
 
