@@ -23,8 +23,7 @@ _WORTH = 0.9
 class _Base:
     """The version published last, which the next one's delta starts from."""
 
-    step: int
-    content: bytes
+    export: Export
     shard: Shard
 
 
@@ -51,7 +50,7 @@ class VersionWriter:
     def advance(self, export: Export, manifest: WeightManifest) -> None:
         """The next delta starts from this version, which is published now."""
         if self._spec.transport == "delta":
-            self._base = _Base(export.step, export.content, manifest.shards[0])
+            self._base = _Base(export, manifest.shards[0])
 
     def forget(self) -> None:
         """The next version is stored whole: a part of the chain is gone."""
@@ -59,29 +58,30 @@ class VersionWriter:
 
     async def _shard(self, export: Export, whole: bool) -> Shard:
         what = f"version {export.step} of {self._run_id}"
-        digest = await asyncio.to_thread(digest_of, export.content)
-        chain = await self._chain(export, digest, what)
+        chain = await self._chain(export, what)
         # The step decides, so that a replay stores the same blobs.
         delta_only = bool(chain) and not whole and export.step % self._spec.anchor_every != 0
-        if not delta_only:
-            await until_stored(lambda: self._objects.put_blob(export.content), what)
+        if delta_only:
+            digest = await asyncio.to_thread(digest_of, export.content)
+        else:
+            digest = await until_stored(lambda: self._objects.put_blob(export.content), what)
             weights_moved("store", "published", len(export.content))
         return Shard(digest=digest, size_bytes=len(export.content), tensors=export.tensors, chain=chain, delta_only=delta_only)
 
-    async def _chain(self, export: Export, digest: str, what: str) -> list[ShardDelta]:
+    async def _chain(self, export: Export, what: str) -> list[ShardDelta]:
         """Stores the delta; the chain it ends. None without a base, or where the whole file is no larger."""
         base = self._base
         if base is None:
             return []
         so_far = list(base.shard.chain) if base.shard.delta_only else []
-        if digest == base.shard.digest:
+        if export.digest == base.export.digest:
             return so_far
-        delta = await asyncio.to_thread(_delta, base.content, export.content)
+        delta = await asyncio.to_thread(_delta, base.export.content, export.content)
         if not delta:
             return []
         stored = await until_stored(lambda: self._objects.put_blob(delta), what)
         weights_moved("delta", "published", len(delta))
-        return [*so_far, ShardDelta(base_step=base.step, base_digest=base.shard.digest, digest=stored, size_bytes=len(delta))]
+        return [*so_far, ShardDelta(base_step=base.export.step, base_digest=base.shard.digest, digest=stored, size_bytes=len(delta))]
 
 
 def _delta(old: bytes, new: bytes) -> bytes:
