@@ -171,3 +171,8 @@ class ApiError(GradbusError):
 
 class StackError(GradbusError):
     """The embedded stack cannot start, or is not there."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the traces that some libraries write into it."""
+    return str(error).partition("\n")[0]

@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Backend
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError
+from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
 from gradbus.ids import digest_of
 from gradbus.objects.durable import sync_files
 from gradbus.objects.paths import blob_path, checked_path
@@ -53,7 +53,7 @@ class ObjectStore:
         try:
             return cls(from_url(url), url)
         except (BaseError, ValueError) as error:
-            raise SettingsError(f"cannot use object storage {url}: {_first_line(error)}; check the url and the credentials") from None
+            raise SettingsError(f"cannot use object storage {url}: {first_line(error)}; check the url and the credentials") from None
 
     async def put_blob(self, data: bytes | memoryview) -> str:
         """Stores `data` under its digest, which it returns; writes nothing if it is there already."""
@@ -170,7 +170,7 @@ class ObjectStore:
             raise ObjectMissingError(f"{what} is not in {self.url}{name}; it must be stored again") from None
         except (BaseError, OSError) as error:
             raise StorageError(
-                f"object storage {self.url} failed on {what}: {_first_line(error)}; see that it is up and try again"
+                f"object storage {self.url} failed on {what}: {first_line(error)}; see that it is up and try again"
             ) from error
 
 
@@ -178,8 +178,4 @@ def _folder(root: Path) -> LocalStore:
     try:
         return LocalStore(prefix=root, mkdir=True)
     except (BaseError, OSError) as error:
-        raise SettingsError(f"cannot use the folder {root}: {_first_line(error)}; set GRADBUS_OBJECTS_URL to a writable one") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+        raise SettingsError(f"cannot use the folder {root}: {first_line(error)}; set GRADBUS_OBJECTS_URL to a writable one") from None

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError
 
 from gradbus.background import background
 from gradbus.bus import subjects
-from gradbus.errors import CorruptRecordError
+from gradbus.errors import CorruptRecordError, first_line
 from gradbus.process import WorkerWires
 from gradbus.telemetry import get_logger
 from gradbus.threads import in_own_thread
@@ -81,7 +81,7 @@ class Receiver:
             async with asyncio.timeout(terms.seconds):
                 await in_own_thread(lambda: member.receive(transfer, members), "transfer-receive")
         except (AioRpcError, CorruptRecordError, RuntimeError, OSError, TimeoutError) as error:
-            reason = error.details() if isinstance(error, AioRpcError) else str(error).partition("\n")[0]
+            reason = error.details() if isinstance(error, AioRpcError) else first_line(error)
             _log.warning("transfer_missed", run_id=self._run_id, step=transfer.step, error=f"{type(error).__name__}: {reason}")
             self._let_go()
 

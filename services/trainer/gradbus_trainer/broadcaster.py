@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from gradbus.errors import first_line
 from gradbus.faults import point
 from gradbus.telemetry import get_logger
 from gradbus.transfer_settings import TransferSettings
@@ -63,8 +64,3 @@ class Broadcaster:
         group, self._group, self.held_group = self._group, None, ""
         if group is not None:
             group.abort()
-
-
-def first_line(error: BaseException) -> str:
-    """What torch says, without its traces."""
-    return str(error).partition("\n")[0]

@@ -19,6 +19,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import Counter
 
 from gradbus.bus import EventLog
+from gradbus.errors import first_line
 from gradbus.ids import digest_of
 from gradbus.telemetry import WireOperation, get_logger
 from gradbus.threads import in_own_thread
@@ -26,7 +27,7 @@ from gradbus.transfer_settings import TransferSettings
 from gradbus.v1.transfer_pb2 import Membership, Transfer
 from gradbus.v1.weight_store_service_pb2 import OpenTransferRequest
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_trainer.broadcaster import Broadcaster, first_line
+from gradbus_trainer.broadcaster import Broadcaster
 from gradbus_trainer.weights_io import Export
 
 if TYPE_CHECKING:
