@@ -16,7 +16,7 @@ def free_spec(example):
 @pytest.mark.parametrize(
     "kills",
     [
-        (),
+        pytest.param((), marks=pytest.mark.slow),
         pytest.param(("rollout-0", "rollout-1", "conductor", "conductor"), marks=pytest.mark.slow),
         pytest.param(("trainer-0", "weight_store", "reward", "trainer-0"), marks=pytest.mark.slow),
         ("nats", "buffer", "rollout-0", "weight_store", "reward", "nats", "conductor", "trainer-0"),

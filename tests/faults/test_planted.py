@@ -39,7 +39,11 @@ async def is_whole(stack, spec, kills, true_digest):
 
 
 @pytest.mark.parametrize(
-    ("fault", "name", "module"), [("ack_early", "conductor", "gradbus_conductor"), ("cursor", "trainer-0", "gradbus_trainer")]
+    ("fault", "name", "module"),
+    [
+        ("ack_early", "conductor", "gradbus_conductor"),
+        pytest.param("cursor", "trainer-0", "gradbus_trainer", marks=pytest.mark.slow),
+    ],
 )
 async def test_the_hash_test_sees(stack_of, spec, true_digest, fault, name, module):
     async with stack_of(1, command_overrides={name: plant(fault, module)}) as stack:
