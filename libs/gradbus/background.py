@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 _INSIST_SECONDS = 0.5
+_Result = TypeVar("_Result")
 
 
 @asynccontextmanager
@@ -20,6 +21,15 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
         await cancelled(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
+
+
+async def gathered(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Results in order; when one fails the others are cancelled, and have ended, before it is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await asyncio.gather(*(cancelled(task) for task in tasks))
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

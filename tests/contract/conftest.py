@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import sglang_lab
+from s3_servers import moto_server, rclone_server  # noqa: F401 - fixtures
 from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixtures, and what the tests import from here
 
 from gradbus_rollout.engine import Engine

@@ -1,10 +1,8 @@
-"""What every object store promises, asked of a folder and of S3."""
+"""What every object store promises, asked of a folder and of two S3 servers."""
 
 import asyncio
-import socket
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError
 from gradbus.ids import digest_of
@@ -14,42 +12,11 @@ from gradbus.objects.paths import blob_path
 ABSENT = digest_of(b"never stored")
 
 
-@pytest.fixture(scope="session")
-def s3_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
-
-
-async def make_bucket(address, name):
-    host, port = address.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"PUT /{name} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
-    assert b" 200 " in await reader.readline()
-    writer.close()
-
-
-@pytest.fixture(params=["folder", "s3"])
-async def store(request, tmp_path, monkeypatch):
+@pytest.fixture(params=["folder", "moto", "rclone"])
+def store(request, tmp_path, monkeypatch):
     if request.param == "folder":
         return ObjectStore.open(f"file://{tmp_path}/objects")
-    address = request.getfixturevalue("s3_address")
-    environment = {
-        "AWS_ENDPOINT_URL": address,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "something",
-        "AWS_REGION": "us-east-1",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    bucket = f"bucket-{abs(hash(tmp_path))}"
-    await make_bucket(address, bucket)
-    return ObjectStore.open(f"s3://{bucket}/inner")
+    return request.getfixturevalue(f"{request.param}_server").store(monkeypatch)
 
 
 async def test_a_blob_comes_back_under_its_digest(store):
@@ -83,6 +50,14 @@ async def test_a_blob_whose_bytes_changed_is_refused(store):
         await store.get_blob(digest)
 
 
+async def test_a_server_that_answers_ranges_wrongly_gives_no_part(rclone_server, monkeypatch):
+    store = rclone_server.store(monkeypatch)
+    digest = await store.put_blob(b"weights")
+    with pytest.raises(StorageError, match="non-partial response"):
+        await store.get_blob_part(digest, 2, 5)
+
+
+@pytest.mark.parametrize("store", ["folder", "moto"], indirect=True)
 async def test_a_blob_is_read_in_parts(store):
     digest = await store.put_blob(b"weights")
     assert await store.get_blob_part(digest, 2, 5) == b"igh"

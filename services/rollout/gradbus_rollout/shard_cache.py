@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from gradbus.errors import CorruptRecordError
-from gradbus.ids import digest_of
 
 KEPT = 8
 
@@ -28,6 +29,25 @@ class ShardCache:
         """Writes a shard's file, whole or not at all. Raises CorruptRecordError when the content has another digest."""
         return await asyncio.to_thread(self._keep, digest, content)
 
+    @contextlib.contextmanager
+    def draft(self, digest: str) -> Iterator[Path]:
+        """A file to write a shard into; inside the block `adopt` makes it the shard's, else it is removed."""
+        path = self._path(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{secrets.token_hex(4)}.part")
+        try:
+            yield draft
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def adopt(self, digest: str, draft: Path) -> Path:
+        """Keeps what was written. Raises CorruptRecordError when it has another digest."""
+        with draft.open("rb") as file:
+            found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        if found != digest:
+            raise CorruptRecordError(f"the shard {digest} came here with the digest {found}; it is brought in another way")
+        return draft.rename(self._path(digest))
+
     def discard(self, digest: str) -> None:
         """Removes a shard that is not what it should be."""
         self._path(digest).unlink(missing_ok=True)
@@ -39,14 +59,9 @@ class ShardCache:
                 old.unlink(missing_ok=True)
 
     def _keep(self, digest: str, content: bytes | bytearray) -> Path:
-        if (found := digest_of(memoryview(content))) != digest:
-            raise CorruptRecordError(f"the shard {digest} came here with the digest {found}; it is brought in another way")
-        path = self._path(digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        part.write_bytes(content)
-        part.rename(path)
-        return path
+        with self.draft(digest) as draft:
+            draft.write_bytes(content)
+            return self.adopt(digest, draft)
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest.removeprefix("sha256:")

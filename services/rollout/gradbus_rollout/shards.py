@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from gradbus.background import gathered
 from gradbus.errors import GradbusError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger, way_failed
@@ -54,12 +54,7 @@ class Shards:
             except (GradbusError, OSError) as error:
                 way_failed(way.name)
                 _log.warning("way_failed", way=way.name, version=manifest.step, error=str(error))
-        tasks = [asyncio.create_task(self._stored.bring(shard)) for shard in manifest.shards]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await gathered([self._stored.bring(shard) for shard in manifest.shards])
 
     def loaded(self, files: Sequence[Path]) -> None:
         """Frees what is older than these, which are in the engine."""

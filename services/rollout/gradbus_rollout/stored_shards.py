@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError
+from gradbus.background import gathered
+from gradbus.errors import CorruptRecordError, ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger, way_failed, weights_moved
 from gradbus.v1.weights_pb2 import Shard, ShardDelta
@@ -65,7 +67,7 @@ class StoredShards:
         if shard.delta_only:
             yield "anchor", lambda: self._from_anchor(shard)
         else:
-            yield "store", lambda: self._whole(shard)
+            yield "store", lambda: self._fetched(shard.digest, shard.size_bytes)
 
     async def _from_held(self, shard: Shard, chain: Sequence[ShardDelta]) -> Path:
         base = chain[0].base_digest
@@ -80,32 +82,42 @@ class StoredShards:
             raise
 
     async def _from_anchor(self, shard: Shard) -> Path:
-        """Files that differ by deltas are of one size."""
-        content, deltas = await asyncio.gather(self._content(shard.chain[0].base_digest, shard.size_bytes), self._deltas(shard.chain))
-        return await self._cache.keep(shard.digest, await asyncio.to_thread(_applied, memoryview(content), deltas))
+        await self._fetched(shard.chain[0].base_digest, shard.size_bytes)  # files that differ by deltas are of one size
+        return await self._from_held(shard, shard.chain)
 
-    async def _whole(self, shard: Shard) -> Path:
-        return await self._cache.keep(shard.digest, await self._content(shard.digest, shard.size_bytes))
+    async def _fetched(self, digest: str, size: int) -> Path:
+        """The blob's file, never whole in memory where it is large."""
+        if size <= PART_BYTES:
+            return await self._at_once(digest, size)
+        try:
+            return await self._in_parts(digest, size)
+        except StorageError as error:  # there are S3 servers that answer ranges wrongly
+            _log.warning("parts_refused", shard=digest, error=str(error))
+            return await self._at_once(digest, size)
 
-    async def _content(self, digest: str, size: int) -> bytearray:
-        """The blob, not checked: whoever keeps what comes of it checks that."""
-        content = bytearray(size)
-
-        async def read(begin: int) -> None:
-            end = min(begin + PART_BYTES, size)
-            async with self._turns:
-                content[begin:end] = await self._objects.get_blob_part(digest, begin, end)
-
-        await asyncio.gather(*(read(begin) for begin in range(0, size, PART_BYTES)))
+    async def _at_once(self, digest: str, size: int) -> Path:
+        content = await self._blob(digest)
         weights_moved("store", "fetched", size)
-        return content
+        return await self._cache.keep(digest, content)
+
+    async def _in_parts(self, digest: str, size: int) -> Path:
+        with self._cache.draft(digest) as draft, draft.open("wb", buffering=0) as file:
+
+            async def read(begin: int) -> None:
+                async with self._turns:
+                    part = await self._objects.get_blob_part(digest, begin, min(begin + PART_BYTES, size))
+                    await asyncio.to_thread(os.pwrite, file.fileno(), part, begin)
+
+            await gathered([read(begin) for begin in range(0, size, PART_BYTES)])
+            weights_moved("store", "fetched", size)
+            return await asyncio.to_thread(self._cache.adopt, digest, draft)
+
+    async def _blob(self, digest: str) -> bytes:
+        async with self._turns:
+            return await self._objects.get_blob(digest)
 
     async def _deltas(self, chain: Sequence[ShardDelta]) -> list[bytes]:
-        async def read(delta: ShardDelta) -> bytes:
-            async with self._turns:
-                return await self._objects.get_blob(delta.digest)
-
-        found = await asyncio.gather(*map(read, chain))
+        found = await gathered([self._blob(delta.digest) for delta in chain])
         weights_moved("delta", "fetched", sum(map(len, found)))
         return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from s3_servers import rclone_server  # noqa: F401 - a fixture
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split

@@ -138,6 +138,14 @@ async def test_a_file_that_is_larger_than_a_part_is_read_in_parts(manifests, exp
     assert await content(new_worker(), manifests[LAST]) == exports[LAST].content
 
 
+async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rclone_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
+    objects = rclone_server.store(monkeypatch)
+    manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
+    assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].content
+    assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
+
+
 async def test_several_shards_come_in_their_order(objects, new_worker):
     contents = [bytes([number]) * 1000 for number in range(20)]
     shards = [Shard(digest=await objects.put_blob(data), size_bytes=len(data)) for data in contents]
