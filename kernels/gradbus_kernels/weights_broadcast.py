@@ -2,19 +2,23 @@
 
 No default process group: a process may be in several groups, and leaves one that broke without a trace. Nothing is pickled;
 every wait has a deadline.
+
+Run as a program it is a member that another process, perhaps without torch, gives orders to: it needs nothing but torch.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import torch
 
@@ -211,3 +215,39 @@ def _nccl(store: Store, place: Place, timeout: timedelta) -> Backend:
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     return ProcessGroupNCCL(store, place.rank, place.size, options)
+
+
+def obey(orders: Iterable[str], out: BinaryIO) -> None:
+    """Carries out one order a line, a JSON object, and answers on `out`: a line feed, or the bytes received.
+
+    `connect` (`address` of the meeting, `place`), `receive` (`total`, `bucket_bytes`, `seconds`), `receipt` (`key`, `good`). The first
+    line feed says that it listens. Raises what the group raises.
+    """
+    meeting: Meeting | None = None
+    group: BroadcastGroup | None = None
+
+    def answer(content: memoryview | bytes) -> None:
+        out.write(content)
+        out.flush()
+
+    answer(b"\n")
+    for line in orders:
+        order = json.loads(line)
+        if order["do"] == "connect":
+            if group is not None:
+                group.abort()
+            place = Place(**order["place"])
+            meeting = Meeting.visit(order["address"], place.stall_seconds)
+            group = BroadcastGroup(meeting, place)
+            answer(b"\n")
+        elif group is not None and order["do"] == "receive":
+            group.receive(answer, order["total"], order["bucket_bytes"], time.monotonic() + order["seconds"])
+        elif meeting is not None and order["do"] == "receipt":
+            meeting.leave_receipt(order["key"], order["good"])
+            answer(b"\n")
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries that print must not print into the answers
+    obey(sys.stdin, answers)

@@ -151,6 +151,10 @@ class AttestationError(GradbusError):
     """The weights a worker holds are not the ones its manifest names."""
 
 
+class TransferError(GradbusError):
+    """This worker takes no part in a broadcast of weights; it takes the version from object storage."""
+
+
 class EngineError(GradbusError):
     """The server that an engine samples with failed."""
 

@@ -1,68 +1,127 @@
-"""A member of a broadcast group: blocking, in a thread of its own. The one module of the worker's broadcasts with torch."""
+"""A member of a broadcast group: a process that has torch and nothing else of ours, and is killed when it hangs.
+
+So a worker whose engine is a server takes part by the server's Python, and no thread is ever left behind in torch.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-import time
+import subprocess
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, Final, cast
 
-from gradbus.errors import CorruptRecordError
+from gradbus.errors import CorruptRecordError, TransferError
 from gradbus.faults import point
 from gradbus.v1.transfer_pb2 import Membership, Transfer, TransferTerms
-from gradbus_kernels.weights_broadcast import BroadcastGroup, Meeting, Place
+from gradbus_kernels import __file__ as _kernels
 from gradbus_rollout.shard_cache import KEPT, ShardCache
 from gradbus_rollout.shard_files import ShardFiles
 
+_PROGRAM: Final = str(Path(_kernels).with_name("weights_broadcast.py"))
+_PIECE_BYTES: Final = 1 << 20
+_SHOWN = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Who takes part, and where."""
+
+    worker: str
+    host: str
+    """Address of this machine that the other members reach."""
+    device: str
+    python: str
+    """A Python that has torch."""
+    cache_dir: Path
+
 
 class Member:
-    """Holds the newest group as long as it does well."""
+    """Holds the newest group as long as it does well. Blocking, for a thread; `abort` from any other ends what blocks.
 
-    def __init__(self, worker: str, host: str, device: str, cache_dir: Path) -> None:
-        self._worker = worker
-        self._host = host
-        self._device = device
-        self._shards = cache_dir / "shards"
-        self._drafts = cache_dir / "receiving" / worker
+    All methods raise TransferError once the process has ended.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._shards = seat.cache_dir / "shards"
+        self._drafts = seat.cache_dir / "receiving" / seat.worker
         shutil.rmtree(self._drafts, ignore_errors=True)  # of a process that was killed
-        self._meeting: Meeting | None = None
-        self._group: BroadcastGroup | None = None
         self.held_group = ""
         """Name of the group that can be used again."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        try:
+            # Isolated: nothing of ours but this one file may meet the packages of another environment.
+            command = [seat.python, "-I", _PROGRAM]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
+        except OSError as error:
+            raise TransferError(f"cannot run {seat.python} ({error}); it must be a Python that has torch") from error
+        self._orders, self._answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+
+    def wait_until_ready(self) -> None:
+        """Torch is imported. Raises TransferError where it cannot be."""
+        self._answered()
 
     def connect(self, members: Membership, terms: TransferTerms) -> None:
-        """Joins the group if it is a new one. Raises RuntimeError (torch's) when a member does not come."""
-        if self._group is None or self.held_group != members.group:
-            self.abort()
-            device = self._device if terms.backend == "nccl" else "cpu"
-            self._meeting = Meeting.visit(members.address, terms.stall_seconds)
-            rank = 1 + list(members.workers).index(self._worker)
-            place = Place(members.group, rank, 1 + len(members.workers), self._host, device, terms.stall_seconds)
-            self._group = BroadcastGroup(self._meeting, place)
-            self.held_group = members.group
+        """Joins the group if it is a new one."""
+        if self.held_group == members.group:
+            return
+        place = {
+            "group": members.group,
+            "rank": 1 + list(members.workers).index(self._seat.worker),
+            "size": 1 + len(members.workers),
+            "host": self._seat.host,
+            "device": self._seat.device if terms.backend == "nccl" else "cpu",
+            "stall_seconds": terms.stall_seconds,
+        }
+        self._order("connect", address=members.address, place=place)
+        self._answered()
+        self.held_group = members.group
 
     def receive(self, transfer: Transfer, members: Membership) -> None:
-        """Fills the cache, and gives a receipt. Raises CorruptRecordError, and what the group raises."""
-        meeting, group, terms = self._meeting, self._group, transfer.terms
-        if meeting is None or group is None:
-            raise TimeoutError("the group was given up meanwhile; the version is taken from object storage")
-        deadline = time.monotonic() + terms.seconds
+        """Fills the cache, and gives a receipt. Raises CorruptRecordError for bytes that are not what they should be."""
+        terms, total = transfer.terms, sum(shard.size_bytes for shard in transfer.shards)
+        self._order("receive", total=total, bucket_bytes=terms.bucket_bytes, seconds=terms.seconds)
         files = ShardFiles(transfer.shards, self._shards, self._drafts)
-
-        def take(piece: memoryview) -> None:
-            point("mid-transfer")
-            files.take(piece)
-
         try:
-            group.receive(take, sum(shard.size_bytes for shard in transfer.shards), terms.bucket_bytes, deadline)
+            while total:
+                piece = self._read(min(total, _PIECE_BYTES))
+                point("mid-transfer")
+                files.take(memoryview(piece))
+                total -= len(piece)
         finally:
             files.close()
         ShardCache(self._shards).evict(max(KEPT, len(transfer.shards)))
-        meeting.leave_receipt(f"{members.group}/{transfer.step}/{self._worker}", good=not files.damaged)
+        self._order("receipt", key=f"{members.group}/{transfer.step}/{self._seat.worker}", good=not files.damaged)
+        self._answered()
         if files.damaged:
             raise CorruptRecordError(f"shards {', '.join(files.damaged)} came damaged; they are taken from object storage")
 
     def abort(self) -> None:
-        """Gives the group up, from any thread."""
-        group, self._group, self.held_group = self._group, None, ""
-        if group is not None:
-            group.abort()
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _order(self, do: str, **details: Any) -> None:
+        try:
+            self._orders.write(json.dumps({"do": do, **details}).encode() + b"\n")
+            self._orders.flush()
+        except (OSError, ValueError) as error:
+            raise self._over() from error
+
+    def _answered(self) -> None:
+        if self._read(1) != b"\n":
+            raise self._over()
+
+    def _read(self, most: int) -> bytes:
+        if found := self._answers.read(most):
+            return found
+        raise self._over()
+
+    def _over(self) -> TransferError:
+        self.abort()
+        self._errors.seek(0)
+        said = self._errors.read()[-_SHOWN:].decode(errors="replace").strip().splitlines() or ["it was killed"]
+        return TransferError(f"the process that takes part in broadcasts ended: {said[-1]}; versions come from object storage")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from gradbus.errors import DatasetError, ModelError
 from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord, RunStatus
+from gradbus.transfer_settings import TransferSettings
 from gradbus_rollout.engine import Engine
+from gradbus_rollout.member import Seat
 from gradbus_rollout.probe import check_probe
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
 from gradbus_rollout.receiver import Receiver
 from gradbus_rollout.settings import Settings
+from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
 from gradbus_rollout.versions import Versions
 from gradbus_rollout.watched_engine import WatchedEngine
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
@@ -61,10 +65,12 @@ class RolloutService:
             await engine.close()
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:
-        """Broadcasts need torch, which a worker whose engine is a server does without."""
-        if record.spec.weights.transport != "collective" or record.spec.rollout.engine != "torch":
+        if record.spec.weights.transport != "collective":
             return nullcontext()
-        return Receiver(self._wires, record.run_id, self._settings.cache_dir, self._settings.device).receiving()
+        python = SGLangSettings().python if record.spec.rollout.engine == "sglang" else sys.executable
+        host = TransferSettings().host
+        seat = Seat(self._wires.station.presence.worker, host, self._settings.device, python, self._settings.cache_dir)
+        return Receiver(self._wires, record.run_id, seat).receiving()
 
     async def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
         if record.spec.rollout.engine == "sglang":
@@ -87,8 +93,6 @@ class RolloutService:
         return TorchEngine.from_folder(folder, config)
 
     async def _sglang(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
-        from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings  # noqa: PLC0415
-
         rollout = record.spec.rollout
         config = SGLangConfig(
             slots=rollout.slots,

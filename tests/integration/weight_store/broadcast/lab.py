@@ -49,7 +49,8 @@ async def work(order):
             await asyncio.Event().wait()
         if order["kind"] in SIGNALS:
             member.point = at_pass(3, SIGNALS[order["kind"]])
-        async with Receiver(wires, order["run"], Path(order["cache"]), "cpu").receiving():
+        seat = member.Seat(order["name"], "127.0.0.1", "cpu", sys.executable, Path(order["cache"]))
+        async with Receiver(wires, order["run"], seat).receiving():
             await asyncio.Event().wait()
 
 
