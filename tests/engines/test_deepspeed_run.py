@@ -11,9 +11,9 @@ from importlib.util import find_spec
 import psutil
 import pytest
 from ledger import check, read_ledger
+from run_lab import rewards
 from smoke import make_example, smoke_spec, train
 
-from gradbus.client import Client
 from gradbus.embedded import Stack, StackConfig
 
 pytestmark = [
@@ -36,13 +36,6 @@ def spec_of(example, steps=STEPS, **trainer):
 
 def stack_of(folder, **overrides):
     return Stack(StackConfig(state=folder / "state", port=0, ready_seconds=300.0, **overrides))
-
-
-async def rewards(stack, run_id):
-    """Mean reward of each step."""
-    with Client(stack.url, stack.api_key) as client:
-        events = (await asyncio.to_thread(client.events, run_id, limit=1000))["data"]
-    return [event["data"]["reward"] for event in events if event["type"] == "metrics"]
 
 
 async def test_one_rank_without_zero_ends_in_the_torch_learners_weights_bit_for_bit(tmp_path, example):

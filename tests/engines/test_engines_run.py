@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import pytest_asyncio
 import sglang_lab
@@ -80,8 +83,13 @@ async def trained_by(stack, command):
     stack.config.command_overrides.pop("trainer-0", None)
     if command:
         stack.config.command_overrides["trainer-0"] = command
-    await stack.kill("trainer-0")
-    await stack.until_ready(["trainer-0"], 300.0)
+    await again(stack, "trainer-0")
+
+
+async def again(stack, name):
+    """Starts a process anew, with what the stack's overrides now say."""
+    await stack.kill(name)
+    await stack.until_ready([name], 300.0)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -94,3 +102,42 @@ async def test_versions_arrive_by_every_transport(stack, example, transport, dty
     # Of the others no file is left, but of a delta's bases: a delta is stored for every version.
     assert versions == list(range(SHORT - 1)) if transport == "delta" else {0, 4, 5} <= set(versions), versions
     assert not await events(stack, outcome.run_id, "unchanged")
+
+
+# A gather takes 26 tensors: the seventh version's is cut off in the middle, behind the checkpoint of step 5.
+POINTS = {"trainer-0": "mid-gather-1:170", "weight_store": "between-version-and-head:7", "rollout-0": "mid-load:5"}
+
+
+@pytest.mark.parametrize("name", POINTS)
+async def test_a_death_in_a_sync_loses_and_doubles_nothing(stack, example, tmp_path, name):
+    """The rollout dies with the weights overwritten in a server that lives on."""
+    before = stack.config.environment_overrides.get(name, {})
+    # Longer than the run may take: it ends in time only if no rank waits for one that is dead.
+    fault = {"GRADBUS_FAULT_POINT": POINTS[name], "GRADBUS_FAULT_DIR": str(tmp_path), "GRADBUS_COLLECTIVE_SECONDS": "900"}
+    stack.config.environment_overrides[name] = before | fault
+    await again(stack, name)
+    restarts = stack.processes[name].restarts
+    spec = spec_of(example, **BOTH, stage=3)
+    outcome = await train(stack, spec, seconds=600)
+    assert {marker.name for marker in tmp_path.iterdir()} == {POINTS[name].replace(":", "-")}
+    assert stack.processes[name].restarts == restarts + 1
+    assert len(await proven(stack, example, spec, outcome)) > 2
+    assert not await events(stack, outcome.run_id, "diverged")
+    stack.config.environment_overrides[name] = before
+    await again(stack, name)
+
+
+async def test_a_server_killed_in_a_load_is_started_anew_and_nothing_is_lost_or_doubled(stack, example, tmp_path):
+    attached = stack.config.environment_overrides["rollout-0"]
+    stack.config.environment_overrides["rollout-0"] = sglang_lab.variables() | {"GRADBUS_FAULT_DIR": str(tmp_path)}
+    stack.config.command_overrides["rollout-0"] = [sys.executable, str(Path(__file__).with_name("planted_worker.py"))]
+    await again(stack, "rollout-0")
+    restarts = stack.processes["rollout-0"].restarts
+    spec = spec_of(example, **BOTH, stage=3)
+    outcome = await train(stack, spec, seconds=900)
+    assert [marker.name for marker in tmp_path.iterdir()] == ["server-killed"]
+    assert stack.processes["rollout-0"].restarts == restarts, "the worker lives on and starts another server"
+    assert len(await proven(stack, example, spec, outcome)) > 2
+    del stack.config.command_overrides["rollout-0"]
+    stack.config.environment_overrides["rollout-0"] = attached
+    await again(stack, "rollout-0")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import AttestationError, EngineError
+from gradbus.faults import point
 from gradbus_rollout.sglang_engine.api import ServerApi
 
 _UNPROVEN: Final = "gradbus-unproven"
@@ -44,6 +45,7 @@ async def install(api: ServerApi, held: Held) -> None:
     await api.update_from_disk(folder, _UNPROVEN)
     await api.check_weights("snapshot")
     await api.check_weights("reset_tensors")
+    point("mid-load")
     await api.update_from_disk(folder)
     try:
         await api.check_weights("compare")
