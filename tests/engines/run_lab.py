@@ -46,8 +46,11 @@ async def events(stack, run_id, kind) -> list[dict]:
     return [event["data"] for event in found if event["type"] == kind]
 
 
-def off(root: Path, model: Path, ledger: Ledger) -> tuple[float, list[int]]:
-    """Largest |log-prob recorded - log-prob of transformers| of some samples of each published version, nats; the versions."""
+def off(root: Path, model: Path, ledger: Ledger, shift: int = 0) -> tuple[float, list[int]]:
+    """Largest |log-prob recorded - log-prob of transformers| of some samples of each published version, nats; the versions.
+
+    `shift`: with the weights of a version so much later, which must show.
+    """
     drawn = defaultdict(list)
     for entry in ledger.entries.values():
         group = Group.FromString(entry.group)
@@ -57,7 +60,7 @@ def off(root: Path, model: Path, ledger: Ledger) -> tuple[float, list[int]]:
             if len(drawn[span.version]) < _SAMPLES_A_VERSION:
                 drawn[span.version].append((group, sample, span.end))
     network = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
-    files = published(root, ledger)
+    files = {step - shift: content for step, content in published(root, ledger).items()}
     worst, seen = 0.0, sorted(files.keys() & drawn.keys())
     for version in seen:
         network.load_state_dict(safetensors.torch.load(files[version]), strict=False)

@@ -67,6 +67,7 @@ async def proven(stack, example, spec, outcome):
     worst, versions = off(stack.state.root, example / "model", ledger)
     print(f"{outcome.run_id}: at most {worst:.1e} from transformers at versions {versions}")
     assert worst < 1e-5
+    assert off(stack.state.root, example / "model", ledger, shift=1)[0] > 1e-4, "the comparison would not see another version's weights"
     return versions
 
 
