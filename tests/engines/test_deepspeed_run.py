@@ -60,7 +60,7 @@ async def test_two_ranks_reach_the_torch_learners_reward(tmp_path, example):
         assert (outcome.state, outcome.steps) == ("succeeded", STEPS)
         shown = learned(await rewards(stack, outcome.run_id))
         assert check(read_ledger(stack.state.root, outcome.run_id), 16, STEPS, 1, fixed_lag=True) == []
-    assert abs(shown - expected) < 0.25 * expected
+    assert shown > 0.75 * expected
 
 
 async def test_a_rank_that_is_killed_brings_all_back_and_the_run_ends_in_the_same_weights(tmp_path, example):

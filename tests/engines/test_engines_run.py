@@ -81,7 +81,7 @@ async def test_both_reach_the_embedded_engines_and_plain_torchs_reward(stack, ex
     reached = learned(await rewards(stack, outcome.run_id))
     assert await proven(stack, example, spec, outcome) == list(range(STEPS - 1))
     print(f"mean reward of the last ten steps: {reached}, of the embedded engine's run {expected}")
-    assert abs(reached - expected) < 0.25 * expected
+    assert reached > 0.75 * expected
 
 
 @asynccontextmanager

@@ -59,7 +59,7 @@ async def test_a_run_reaches_the_embedded_engines_reward_with_log_probabilities_
         assert worst < 1e-5
         assert versions == list(range(STEPS - 1))
     print(f"mean reward of the last ten steps: {found}")
-    assert abs(found["sglang"] - found["torch"]) < 0.25 * found["torch"]
+    assert found["sglang"] > 0.75 * found["torch"]
 
 
 async def test_a_server_killed_in_a_run_is_started_again_and_nothing_is_lost(stack, example):
