@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -50,14 +51,27 @@ async def fails(folder, **changes):
 
 async def test_a_python_that_is_not_there_is_a_failed_start(folder):
     error = await fails(folder, python="/nowhere/python")
-    assert error.state == "start_failed"
+    assert str(error) == "start_failed: there is no program /nowhere/python; set GRADBUS_SGLANG_PYTHON to a Python that has SGLang"
 
 
 async def test_a_python_without_sglang_is_a_failed_start_with_the_end_of_the_log(folder):
     error = await fails(folder, python=sys.executable)
     assert error.state == "start_failed"
-    assert "sglang" in str(error)
+    assert "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" in str(error)
     assert "server.log" in str(error)
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["listens", "has ended"])
+async def test_a_port_that_somebody_listens_at_is_a_failed_start_that_says_so(folder, listens):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            other.accept()[0].close()  # ended by this side, the connection lingers
+        if not listens:
+            other.close()
+        error = await fails(folder, python=sys.executable, port=port)
+    assert (f"cannot have port {port} of 127.0.0.1 (Address already in use)" in str(error)) == listens
+    assert ("GRADBUS_SGLANG_PORT" in str(error)) == listens
 
 
 async def test_a_start_that_takes_too_long_is_ended(folder, tmp_path):
@@ -77,6 +91,15 @@ async def test_a_start_that_lacks_memory_says_so(folder, tmp_path, words):
     error = await fails(folder, python=str(poor))
     assert error.state == "out_of_memory"
     assert "rollout.slots" in str(error)
+
+
+async def test_the_log_of_the_life_before_is_kept(folder, tmp_path):
+    for words in ("first", "second"):
+        (tmp_path / words).write_text(f"#!/bin/sh\necho {words}\nexit 1\n")
+        (tmp_path / words).chmod(0o755)
+        assert words in str(await fails(folder, python=str(tmp_path / words)))
+    assert (folder / "server.log").read_text() == "second\n"
+    assert (folder / "server.log.before").read_text() == "first\n"
 
 
 async def test_a_url_where_nobody_answers_is_waited_for_and_given_up(folder):

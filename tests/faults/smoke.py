@@ -59,7 +59,7 @@ def smoke_spec(example: Path, **changes: Any) -> dict[str, Any]:
     spec["checkpoint"] = {"every": 10, "keep": 1000}
     spec["evaluation"] = {"every": 30, "samples": 16, "metric": "exact"}
     for section, values in changes.items():
-        spec[section] = spec[section] | values if isinstance(values, dict) else values
+        spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
     return spec
 
 

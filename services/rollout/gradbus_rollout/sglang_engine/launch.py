@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from gradbus_rollout.sglang_engine.config import SGLangSettings
 _TAIL_BYTES: Final = 6000
 _GONE_SECONDS: Final = 10.0
 _GONE_POLL_SECONDS: Final = 0.05
+_NO_SGLANG: Final = "No module named 'sglang'"
 _OURS: Final = "GRADBUS_"
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
 """Exit statuses of a server that was killed, most often by the kernel for want of memory."""
@@ -51,13 +53,14 @@ class LaunchedServer:
     @classmethod
     async def start(cls, launch: Launch) -> LaunchedServer:
         """Begins a start; whether the server comes up shows later. Raises EngineError when the command cannot run at all."""
+        _check(launch.settings)
         port = launch.settings.port or _free_port(launch.settings.host)
         # Short: the server puts Unix sockets in there, whose paths are bounded. Its own folder, so that none is left behind.
         scratch = tempfile.TemporaryDirectory(prefix="gradbus-sglang-", ignore_cleanup_errors=True)
         secret = Path(scratch.name) / "server.yaml"
         secret.touch(mode=0o600)
         secret.write_text(json.dumps({"api-key": launch.key, "admin-api-key": launch.key}))
-        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        _set_aside(launch.log)
         try:
             with launch.log.open("wb") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -70,7 +73,7 @@ class LaunchedServer:
                 )
         except OSError as error:
             scratch.cleanup()
-            raise EngineError("start_failed", f"cannot run {launch.settings.python} ({error}); set GRADBUS_SGLANG_PYTHON") from error
+            raise EngineError("start_failed", f"cannot run {sys.executable} as the server's guard: {error}; mend what it names") from error
         return cls(process, port, scratch, launch)
 
     @property
@@ -87,10 +90,11 @@ class LaunchedServer:
         """Why it ended or did not come up, as its log and exit status tell; `state`, unless it lacked memory."""
         tail = f"its log ({self._launch.log}) ends so:\n{self._log_tail()}"
         if out_of_memory(tail) or self._process.returncode in _KILLED:
-            advice = "give it more memory, or lower rollout.slots or --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS"
+            advice = "give it more memory, lower rollout.slots, or set --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS as its log says"
             return EngineError("out_of_memory", f"the SGLang server was killed or found no memory; {advice}; {tail}")
         status = "is running still" if self.running else f"ended with status {self._process.returncode}"
-        return EngineError(state, f"the SGLang server {status}; mend what it names; {tail}")
+        advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in tail else "mend what it names"
+        return EngineError(state, f"the SGLang server {status}; {advice}; {tail}")
 
     async def kill(self) -> None:
         """Ends all its processes; returns when they are gone."""
@@ -108,6 +112,13 @@ class LaunchedServer:
         with contextlib.suppress(OSError):
             return self._launch.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
         return ""
+
+
+def _set_aside(log: Path) -> None:
+    """Keeps the log of the life before: why it ended may stand nowhere else."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{log.name}.before"))
 
 
 def _command(launch: Launch, port: int, secret: Path) -> list[str]:
@@ -135,6 +146,22 @@ def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
     """The worker's own, without what is Gradbus's business."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return inherited | {"TMPDIR": scratch} | settings.environment
+
+
+def _check(settings: SGLangSettings) -> None:
+    """What would else show late, in the server's log alone or not at all: another server may answer at the port."""
+    if shutil.which(settings.python) is None:
+        raise EngineError("start_failed", f"there is no program {settings.python}; set GRADBUS_SGLANG_PYTHON to a Python that has SGLang")
+    if not settings.port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: connections that have ended do not count
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            advice = "end what has it, set GRADBUS_SGLANG_PORT to another, or to 0 for a free one"
+            message = f"the server cannot have port {settings.port} of {settings.host} ({error.strerror}); {advice}"
+            raise EngineError("start_failed", message) from None
 
 
 def _free_port(host: str) -> int:

@@ -85,6 +85,7 @@ class RankEngine:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each trained weight in turn, float32; none is held whole once the next is asked for."""
         for name, parameter in self._named.items():
+            point(f"mid-gather-{self._ranks.rank}")
             yield name, self._state.weight(parameter)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor]]:
