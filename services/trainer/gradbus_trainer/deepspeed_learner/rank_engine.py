@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
 from gradbus_kernels.lora import add_adapters
+from gradbus_kernels.model_files import stored_tensors
 from gradbus_trainer.adapters import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
@@ -56,7 +57,8 @@ class RankEngine:
         """Of what is trained: the whole weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
         lossy = spec.trainer.deepspeed.dtype == "bf16" and ranks.rank == 0
-        exact = {name: parameter.detach().clone() for name, parameter in self._named.items() if lossy}
+        stored = dict(stored_tensors(folder)) if lossy else {}
+        exact = {name: stored.get(name, parameter.detach().clone()) for name, parameter in self._named.items() if lossy}
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=_optimizer(spec.trainer, list(self._named.values())),
@@ -82,16 +84,13 @@ class RankEngine:
         self._ranks.total(tally.sums, tally.largest_ratio)
         return norm, tally
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each trained weight in turn, float32; none is held whole once the next is asked for."""
-        for name, parameter in self._named.items():
-            yield name, self._state.weight(parameter)
+    def weight(self, name: str) -> torch.Tensor:
+        """A trained weight, whole, float32."""
+        return self._state.weight(self._named[name])
 
-    def moments(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each moment in turn, float32. There are none before the first step."""
-        for name, parameter in self._named.items():
-            for moment in MOMENTS:
-                yield f"{name}.{moment}", self._state.moment(parameter, moment)
+    def moment(self, name: str, moment: str) -> torch.Tensor:
+        """A moment of a trained weight, whole, float32. There are none before the first step."""
+        return self._state.moment(self._named[name], moment)
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
