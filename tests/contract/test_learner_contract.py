@@ -1,5 +1,6 @@
 """What the trainer's fold relies on, for every learner. Add one to LEARNERS to hold it to the same."""
 
+import shutil
 from dataclasses import replace
 from functools import cache, partial
 
@@ -25,6 +26,8 @@ def ranks():
 def deepspeed_learner(folder, spec, **settings):
     """One rank, in this process."""
     pytest.importorskip("deepspeed")
+    if settings.get("optimizer") == "cpu_adam" and not (shutil.which("g++") and shutil.which("ninja")):
+        pytest.skip("DeepSpeed compiles cpu_adam: needs g++ and ninja")
     from gradbus_trainer.deepspeed_learner.leader import Leader
     from gradbus_trainer.deepspeed_learner.learner import DeepSpeedLearner
 
@@ -34,8 +37,12 @@ def deepspeed_learner(folder, spec, **settings):
 LEARNERS = {"torch": TorchLearner}
 DEEPSPEED = {f"deepspeed-{stage}": partial(deepspeed_learner, zero_stage=stage) for stage in range(4)}
 DEEPSPEED["deepspeed-2-offload"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer")
+DEEPSPEED["deepspeed-2-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer", optimizer="cpu_adam")
+DEEPSPEED["deepspeed-3-cpu_adam"] = partial(deepspeed_learner, zero_stage=3, offload="all", optimizer="cpu_adam")
 DEEPSPEED["deepspeed-3-checkpointing"] = partial(deepspeed_learner, zero_stage=3, gradient_checkpointing=True)
 BF16 = {f"deepspeed-{stage}-bf16": partial(deepspeed_learner, zero_stage=stage, dtype="bf16") for stage in (1, 2, 3)}
+BF16["deepspeed-2-bf16-offload"] = partial(deepspeed_learner, zero_stage=2, dtype="bf16", offload="optimizer")
+BF16["deepspeed-2-bf16-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, dtype="bf16", offload="optimizer", optimizer="cpu_adam")
 ALL = LEARNERS | DEEPSPEED | BF16
 WITH_ADAPTERS = ["torch", "deepspeed-0", "deepspeed-2", "deepspeed-3", "deepspeed-3-checkpointing", "deepspeed-2-bf16", "deepspeed-3-bf16"]
 

@@ -6,8 +6,10 @@ import shutil
 import grpc
 import pytest
 import torch
+from obstore.store import MemoryStore
 
 from gradbus.errors import ModelError
+from gradbus.objects import ObjectStore
 from gradbus.spec import AlgorithmSpec, WeightsSpec
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit, restore
@@ -16,7 +18,7 @@ from gradbus_trainer.rows import build_batch
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
 from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version, load_tensors
+from gradbus_trainer.weights_io import export_version, load_tensors, store_files
 
 from .conftest import GROUPS, make_entry
 
@@ -99,6 +101,23 @@ async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects
         assert weights_digest(learner.optimizer_tensors()) == weights_digest(other.optimizer_tensors())
         for one in (learner, other):
             train(one, [step])
+
+
+@pytest.fixture
+def bucket():
+    return ObjectStore(MemoryStore(), "memory:///")
+
+
+async def test_a_resume_reads_mapped_files_and_leaves_none(bucket, new_learner, scratch, tmp_path):
+    """From a bucket: a folder's own files are mapped where they lie."""
+    learner = new_learner()
+    train(learner, range(1))
+    export = export_version(1, learner.weights(), False, scratch)
+    shards = await store_files(bucket, [export.file])
+    found = await load_tensors(bucket, shards, scratch)
+    assert list((tmp_path / "scratch").iterdir()) == [export.file.path]
+    assert weights_digest(found) == export.digest
+    assert await load_tensors(bucket, [], scratch) == {}
 
 
 async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner, scratch):

@@ -69,8 +69,8 @@ class DeepSpeedLearner:
         if not self._updates:
             return adapters
         moments = LazyTensors({f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}, self._moment)
-        updates = torch.tensor(float(self._updates))
-        return adapters | moments | LazyTensors.of({f"{name}.step": updates for name in shapes})
+        steps = LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
+        return adapters | moments | steps
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""

@@ -147,9 +147,16 @@ class RankEngine:
             self._engine.step()
         else:
             self._engine.step()
-            norm = float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
+            norm = float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else self._forget_gradients()
         self._has_moments = self._has_moments or math.isfinite(norm)
         return norm
+
+    def _forget_gradients(self) -> float:
+        """With an offload in bf16 DeepSpeed 0.19.8 would add the next step's to the ones that are not finite."""
+        if self._spec.trainer.deepspeed.zero_stage < 3:
+            sums = self._engine.optimizer.averaged_gradients
+            sums.update(dict.fromkeys(sums))
+        return math.inf
 
     def _make_moments(self) -> None:
         """ZeRO makes them in its first step: one with no gradient and a rate of 0 changes nothing else."""
