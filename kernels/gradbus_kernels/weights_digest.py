@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -17,19 +17,43 @@ SAFETENSORS_DTYPES: Final[Mapping[torch.dtype, str]] = {
 }
 
 
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """`sha256:<hex>` over names, dtypes, shapes and bytes, in order of name.
+class WeightsDigest:
+    """The checksum while it is taken, tensor by tensor, in order of name.
 
     Each tensor adds its name (UTF-8), its dtype as safetensors spells it, its number of dimensions and its
-    shape (little-endian int64 each), then its elements in row-major order. Raises KeyError for a dtype that
-    weights never have.
+    shape (little-endian int64 each), then its elements in row-major order.
     """
-    digest = hashlib.sha256()
+
+    def __init__(self) -> None:
+        self._sum = hashlib.sha256()
+
+    def begin(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """The next tensor; its elements follow. Raises KeyError for a dtype that weights never have."""
+        self._sum.update(name.encode())
+        self._sum.update(SAFETENSORS_DTYPES[dtype].encode())
+        for number in (len(shape), *shape):
+            self._sum.update(number.to_bytes(8, "little"))
+
+    def add(self, elements: Tensor) -> None:
+        """The tensor's next elements: contiguous, on the CPU, of its dtype."""
+        self._sum.update(bytes_of(elements))
+
+    @property
+    def text(self) -> str:
+        """`sha256:<hex>`."""
+        return f"sha256:{self._sum.hexdigest()}"
+
+
+def bytes_of(elements: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, where they lie."""
+    return elements.reshape(-1).view(torch.uint8).numpy().data
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The checksum of all `tensors`. Raises KeyError for a dtype that weights never have."""
+    digest = WeightsDigest()
     for name in sorted(tensors):
         tensor = tensors[name].detach()
-        digest.update(name.encode())
-        digest.update(SAFETENSORS_DTYPES[tensor.dtype].encode())
-        for number in (tensor.dim(), *tensor.shape):
-            digest.update(number.to_bytes(8, "little"))
-        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()}"
+        digest.begin(name, tensor.dtype, tensor.shape)
+        digest.add(tensor.cpu().contiguous())
+    return digest.text

@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 import time
+from pathlib import Path
 
 from gradbus.errors import SettingsError
 
@@ -28,6 +29,12 @@ def is_digest(value: str) -> bool:
 def digest_of(data: bytes | memoryview) -> str:
     """`sha256:<hex>` of `data`: the name of a blob."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """The same of a file's bytes, which are read piece by piece. Raises OSError."""
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def new_run_id() -> str:

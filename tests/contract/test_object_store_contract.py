@@ -1,12 +1,15 @@
 """What every object store promises, asked of a folder and of two S3 servers."""
 
 import asyncio
+import errno
+import os
 
 import pytest
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
+from gradbus.objects import store as objects_store
 from gradbus.objects.paths import blob_path
 
 ABSENT = digest_of(b"never stored")
@@ -81,6 +84,71 @@ async def test_a_deleted_blob_is_written_again(store):
     await store.delete_blob(digest)
     await store.put_blob(b"weights")
     assert await store.get_blob(digest) == b"weights"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(range(256)) * 50_000)  # more than one part
+    return path
+
+
+async def test_a_file_is_stored_as_its_bytes_are(store, file, monkeypatch):
+    monkeypatch.setattr(objects_store, "_PART_BYTES", 5 << 20)
+    digest = await store.put_file(file)
+    assert digest == digest_of(file.read_bytes())
+    assert await store.get_blob(digest) == file.read_bytes()
+    assert await store.put_file(file) == digest
+    assert await store.list("blobs") == [blob_path(digest)]
+    await store.make_durable([digest])
+
+
+async def test_a_stored_file_outlives_the_one_it_came_from(store, file):
+    content = file.read_bytes()
+    digest = await store.put_file(file)
+    file.unlink()
+    assert await store.get_blob(digest) == content
+
+
+async def test_a_torn_blob_is_written_again_from_a_file(store, file):
+    digest = await store.put_file(file)
+    await store.put(blob_path(digest), b"")
+    await store.put_file(file)
+    assert await store.get_blob(digest) == file.read_bytes()
+    assert await store.list("blobs") == [blob_path(digest)]
+
+
+async def test_a_blob_is_read_as_a_file(store, file, tmp_path):
+    digest = await store.put_file(file)
+    spare = tmp_path / "spare"
+    found = await store.blob_file(digest, spare)
+    assert found.read_bytes() == file.read_bytes()
+    assert found in {spare, store.local_path(digest)}
+    with pytest.raises(ObjectMissingError, match=ABSENT):
+        await store.blob_file(ABSENT, spare)
+    await store.put(blob_path(digest), b"weights")
+    with pytest.raises(CorruptRecordError, match=digest):
+        await store.blob_file(digest, spare)
+
+
+async def test_a_file_that_is_not_there_cannot_be_stored(store, tmp_path):
+    with pytest.raises(ObjectMissingError, match="absent"):
+        await store.put_file(tmp_path / "absent")
+
+
+def on_another_disk(source, target):
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+
+
+@pytest.mark.parametrize("same_disk", [True, False])
+async def test_a_folder_takes_a_file_without_a_copy_where_it_can(tmp_path, file, monkeypatch, same_disk):
+    if not same_disk:
+        monkeypatch.setattr(os, "link", on_another_disk)
+    store = ObjectStore.open(f"file://{tmp_path}/objects")
+    digest = await store.put_file(file)
+    assert store.local_path(digest).samefile(file) is same_disk
+    assert await store.get_blob(digest) == file.read_bytes()
+    assert [path.name for path in store.local_path(digest).parent.iterdir()] == [store.local_path(digest).name]
 
 
 async def test_durable_blobs_must_exist(store):

@@ -1,8 +1,9 @@
-"""What a folder needs so that its files outlive a power cut."""
+"""Files of a folder store: put there without a copy, and made to outlive a power cut."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,21 @@ def sync_files(root: Path, paths: Iterable[str]) -> None:
         folders.update(parent for parent in file.parents if parent.is_relative_to(root))
     for folder in sorted(folders, key=lambda item: len(item.parts), reverse=True):
         _sync(folder)
+
+
+def link_file(source: Path, target: Path) -> bool:
+    """Makes `target` another name of `source`, or replaces it; False where the two cannot share a file, e.g. on two disks."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.name}#{secrets.randbelow(1 << 32)}")  # a name that the store does not list
+    try:
+        os.link(source, draft)
+    except OSError:
+        return False
+    try:
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
 
 
 def _sync(path: Path) -> None:

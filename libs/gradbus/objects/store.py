@@ -14,13 +14,17 @@ from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Backend
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
-from gradbus.ids import digest_of
-from gradbus.objects.durable import sync_files
+from gradbus.ids import digest_of, digest_of_file
+from gradbus.objects.durable import link_file, sync_files
 from gradbus.objects.paths import blob_path, checked_path
 from gradbus.telemetry import WireOperation
 
 _HASH_IN_THREAD_BYTES = 1 << 22
 _PARALLEL = 16
+_PART_BYTES = 1 << 24
+_PARTS_AT_ONCE = 4
+_MOST_PARTS = 10_000
+"""What S3 takes of one object."""
 _PUT = WireOperation("objects", {"gradbus.operation": "put"})
 _GET = WireOperation("objects", {"gradbus.operation": "get"})
 
@@ -65,6 +69,17 @@ class ObjectStore:
             await self.put(path, data)
         return digest
 
+    async def put_file(self, path: Path) -> str:
+        """`put_blob` of a file's bytes, which never stand in memory together. Nobody may write to the file any more."""
+        with self._errors(str(path)):
+            digest, size = await asyncio.to_thread(lambda: (digest_of_file(path), path.stat().st_size))
+        target = blob_path(digest)
+        if await self._size(target) != size:
+            with self._errors(target), _PUT.measured(size):
+                if self._root is None or not await asyncio.to_thread(link_file, path, self._root / target):
+                    await obstore.put_async(self._backend, target, path, chunk_size=_part_bytes(size), max_concurrency=_PARTS_AT_ONCE)
+        return digest
+
     async def get_blob(self, digest: str) -> bytes:
         """The bytes, checked. Raises ObjectMissingError, or CorruptRecordError when they do not match."""
         data = await self._read(blob_path(digest), f"blob {digest}")
@@ -73,6 +88,20 @@ class ObjectStore:
         if found != digest:
             raise CorruptRecordError(f"blob {digest} in {self.url} has the digest {found}; remove it and store it again")
         return data
+
+    async def blob_file(self, digest: str, spare: Path) -> Path:
+        """A file with the blob's bytes, checked, for reading alone: the store's own if it is a folder, else `spare`, written in pieces.
+
+        Raises ObjectMissingError, or CorruptRecordError when they do not match.
+        """
+        path = self.local_path(digest)
+        with self._errors(f"blob {digest}"):
+            if path is None:
+                path = await self._downloaded(digest, spare)
+            found = await asyncio.to_thread(digest_of_file, path)
+        if found != digest:
+            raise CorruptRecordError(f"blob {digest} in {self.url} has the digest {found}; remove it and store it again")
+        return path
 
     async def get_blob_part(self, digest: str, begin: int, end: int) -> bytes:
         """Bytes `begin` to `end` (exclusive) of the blob, for which a digest cannot be checked. Raises ObjectMissingError."""
@@ -140,6 +169,13 @@ class ObjectStore:
             reading.payload_bytes = len(content)
             return content
 
+    async def _downloaded(self, digest: str, path: Path) -> Path:
+        with _GET.measured() as reading, path.open("wb") as file:
+            answer = await obstore.get_async(self._backend, blob_path(digest))
+            async for piece in answer.stream(min_chunk_size=_PART_BYTES):
+                reading.payload_bytes += await asyncio.to_thread(file.write, piece)
+        return path
+
     async def _size(self, path: str) -> int | None:
         try:
             with self._errors(path):
@@ -170,8 +206,12 @@ class ObjectStore:
             raise ObjectMissingError(f"{what} is not in {self.url}{name}; it must be stored again") from None
         except (BaseError, OSError) as error:
             raise StorageError(
-                f"object storage {self.url} failed on {what}: {first_line(error)}; see that it is up and try again"
+                f"object storage {self.url} failed on {what}: {first_line(error)}; see that it is up and has room, and try again"
             ) from error
+
+
+def _part_bytes(size: int) -> int:
+    return max(_PART_BYTES, -(-size // _MOST_PARTS))
 
 
 def _folder(root: Path) -> LocalStore:

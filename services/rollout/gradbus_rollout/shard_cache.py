@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from gradbus.errors import CorruptRecordError
+from gradbus.ids import digest_of_file
 
 KEPT = 8
 
@@ -42,9 +42,7 @@ class ShardCache:
 
     def adopt(self, digest: str, draft: Path) -> Path:
         """Keeps what was written. Raises CorruptRecordError when it has another digest."""
-        with draft.open("rb") as file:
-            found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        if found != digest:
+        if (found := digest_of_file(draft)) != digest:
             raise CorruptRecordError(f"the shard {digest} came here with the digest {found}; it is brought in another way")
         return draft.rename(self._path(digest))
 

@@ -14,6 +14,7 @@ from torch.optim.adamw import adamw
 
 from gradbus.errors import ModelError
 from gradbus.spec import TrainerSpec
+from gradbus_trainer.tensors import LazyTensors
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -30,11 +31,7 @@ class AdamW:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """One update of the parameters that have a gradient."""
-        if not self._state:
-            self._state = {
-                name: parameter.new_zeros(()) if name.endswith(".step") else torch.zeros_like(parameter)
-                for name, parameter in self._owners.items()
-            }
+        self._make_state()
         gradients = {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
         exp_avgs, exp_avg_sqs, steps = ([self._state[f"{name}.{moment}"] for name in gradients] for moment in _MOMENTS)
         beta1, beta2 = self._trainer.betas
@@ -55,9 +52,9 @@ class AdamW:
             maximize=False,
         )
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """A snapshot of the state: float32 on the CPU."""
-        return {name: tensor.to("cpu", torch.float32, copy=True) for name, tensor in self._state.items()}
+    def tensors(self) -> LazyTensors:
+        """The state, float32."""
+        return LazyTensors.of(self._state)
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises ModelError if `tensors` is neither empty nor a snapshot over parameters of these names."""
@@ -65,6 +62,18 @@ class AdamW:
             raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes a snapshot; an empty one is the state before the first step."""
+        """Copies a snapshot; an empty one is the state before the first step."""
         self.check(tensors)
-        self._state = {name: tensor.to(self._owners[name].device, torch.float32, copy=True) for name, tensor in tensors.items()}
+        if not tensors:
+            self._state = {}
+            return
+        self._make_state()
+        for name, tensor in self._state.items():
+            tensor.copy_(tensors[name])
+
+    def _make_state(self) -> None:
+        if not self._state:
+            self._state = {
+                name: parameter.new_zeros(()) if name.endswith(".step") else torch.zeros_like(parameter)
+                for name, parameter in self._owners.items()
+            }

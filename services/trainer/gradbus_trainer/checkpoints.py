@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import torch
 
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
@@ -14,8 +12,10 @@ from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 from gradbus_trainer.frontier import Frontier
 from gradbus_trainer.learner import Learner
+from gradbus_trainer.scratch import Scratch, TensorFile
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import load_tensors, store_tensors, until_stored, until_whole
+from gradbus_trainer.tensors import LazyTensors
+from gradbus_trainer.weights_io import load_tensors, store_files, until_stored, until_whole
 
 _log = get_logger(__name__)
 _MASTER = ".master"
@@ -35,16 +35,16 @@ class TrainerState:
     """Published versions that a resume may have to sample with."""
 
 
-async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, lag: int) -> TrainerState:
+async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, lag: int) -> TrainerState:
     """Brings the learner to the newest checkpoint, or leaves it at the base model."""
     response = await store.checkpoint()
     if response is None:
         return TrainerState()
     manifest = response.manifest
-    stored = await load_tensors(objects, list(manifest.optimizer))
+    stored = await load_tensors(objects, manifest.optimizer, scratch)
     masters = {name.removesuffix(_MASTER): tensor for name, tensor in stored.items() if name.endswith(_MASTER)}
     optimizer = {name: tensor for name, tensor in stored.items() if not name.endswith(_MASTER)}
-    weights = masters or await load_tensors(objects, list(manifest.weights.shards))
+    weights = masters or await load_tensors(objects, manifest.weights.shards, scratch)
     learner.restore(manifest.step, weights, optimizer)
     kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - lag}
     _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
@@ -56,18 +56,25 @@ class Snapshot:
     """What a checkpoint is made of, taken between two steps."""
 
     state: TrainerState
-    optimizer: Mapping[str, torch.Tensor]
-    """Its state by parameter; `<name>.master` among it where the published version is a rounded one."""
+    optimizer: Sequence[TensorFile]
+    """Its state by parameter, and `<name>.master` where the published version is a rounded one."""
 
     @classmethod
-    def of(cls, state: TrainerState, learner: Learner, weights: WeightsSpec | None = None) -> Snapshot:
-        """Copies what the next step would change, and starts a new list of trained groups."""
+    def of(cls, state: TrainerState, learner: Learner, scratch: Scratch, weights: WeightsSpec | None = None) -> Snapshot:
+        """Writes what the next step would change, and starts a new list of trained groups. Raises StorageError, with all unchanged."""
+        parts = [learner.optimizer_tensors()]
+        if weights is not None and weights.dtype != "fp32":
+            parts.append(_masters(learner.weights()))
+        files = [scratch.write(part) for part in parts if part]
         frontier = Frontier.from_message(state.frontier.to_message())
         frozen = TrainerState(state.step, frontier, state.previous, state.trained, dict(state.versions))
         state.trained = {}
-        rounded = weights is not None and weights.dtype != "fp32"
-        masters = {f"{name}{_MASTER}": tensor for name, tensor in learner.weights().items()} if rounded else {}
-        return cls(frozen, {**learner.optimizer_tensors(), **masters})
+        return cls(frozen, files)
+
+
+def _masters(weights: LazyTensors) -> LazyTensors:
+    shapes = {f"{name}{_MASTER}": shape for name, shape in weights.shapes.items()}
+    return LazyTensors(shapes, lambda name: weights[name.removesuffix(_MASTER)])
 
 
 async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, term: int, fingerprint: Mapping[str, str]) -> str:
@@ -94,7 +101,7 @@ async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, t
 
     async def stored_and_committed() -> str:
         del manifest.optimizer[:]
-        manifest.optimizer.extend(await until_stored(lambda: store_tensors(objects, snapshot.optimizer), what))
+        manifest.optimizer.extend(await until_stored(lambda: store_files(objects, snapshot.optimizer), what))
         return await store.commit(manifest)
 
     return await until_whole(stored_and_committed, what)

@@ -20,7 +20,7 @@ from opentelemetry.metrics import Counter
 
 from gradbus.bus import EventLog
 from gradbus.errors import first_line
-from gradbus.ids import digest_of
+from gradbus.ids import digest_of_file
 from gradbus.telemetry import WireOperation, get_logger
 from gradbus.threads import in_own_thread
 from gradbus.transfer_settings import TransferSettings
@@ -96,8 +96,8 @@ class Collective:
             async with asyncio.timeout(self._settings.stall_seconds):
                 self._broadcaster = await in_own_thread(lambda: Broadcaster(self._settings, self._device), "transfer-open")
         broadcaster = self._broadcaster
-        digest = await asyncio.to_thread(digest_of, export.content)
-        shard = Shard(digest=digest, size_bytes=len(export.content))
+        digest = await asyncio.to_thread(digest_of_file, export.file.path)
+        shard = Shard(digest=digest, size_bytes=export.file.size_bytes)
         transfer = Transfer(run_id=self._run_id, term=self._term, step=export.step, shards=[shard], terms=self._settings.terms)
         request = OpenTransferRequest(transfer=transfer, address=broadcaster.address, held_group=broadcaster.held_group)
         response = await self._stub.OpenTransfer(request, timeout=_CALL_SECONDS + self._settings.join_seconds)
@@ -105,11 +105,11 @@ class Collective:
         received = await self._send(broadcaster, members, export) if members.workers else []
         if members.workers or members.absent:
             dropped = sorted({*members.workers, *members.absent} - set(received))
-            self._tell(Offered(export.step, received, dropped, len(export.content), time.perf_counter() - began))
+            self._tell(Offered(export.step, received, dropped, export.file.size_bytes, time.perf_counter() - began))
 
     async def _send(self, broadcaster: Broadcaster, members: Membership, export: Export) -> list[str]:
         """Who has all of it. Each wait below has a deadline of its own too, but torch keeps not all of them."""
-        content = memoryview(export.content)
+        content = export.file.mapped()
         try:
             with _BROADCAST.measured(len(content)) as sending:
                 async with asyncio.timeout(self._settings.stall_seconds):

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gradbus.bus import EventLog, Lease
-from gradbus.errors import FencedError
+from gradbus.errors import FencedError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process import Station
 from gradbus.runs import RunRecord
 from gradbus.telemetry import get_logger, linked_span
-from gradbus_trainer.batch import Batch
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
 from gradbus_trainer.learner import Learner, StepMetrics
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.rows import BatchFacts, build_batch
+from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.weights_io import VERSION_DTYPES, Export, export_version, fingerprint
+from gradbus_trainer.weights_io import VERSION_DTYPES, Export, export_version, fingerprint, until_stored
 
 _log = get_logger(__name__)
 _GATE_SECONDS = 0.1
@@ -43,6 +43,7 @@ class FoldParts:
     reader: LogReader
     store: StoreClient
     objects: ObjectStore
+    scratch: Scratch
     publisher: Publisher
     events: EventLog
     station: Station
@@ -68,8 +69,7 @@ class Fold:
         """Trains to the last step and commits it. Raises FencedError when another trainer has the run."""
         state, steps = self._state, self._spec.schedule.steps
         try:
-            export = await self._in_thread(lambda: self._export(state.step, noop=False))
-            await self._publish(export)
+            await self._publish(await self._export(state.step, noop=False))
             while state.step < steps:
                 await self._gate()
                 await self._step()
@@ -89,7 +89,8 @@ class Fold:
         batch, facts = build_batch(state.step, items, self._spec.algorithm)
         arrived = time.perf_counter()
         with linked_span("train_step", facts.parents, {"gradbus.run.id": self._run_id, "gradbus.step": state.step}):
-            metrics, export = await self._in_thread(lambda: self._train(batch))
+            metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
+            export = await self._export(batch.step + 1, metrics.noop)
         trained = time.perf_counter()
         state.frontier.add(state.step, [(item.entry.index, item.digest) for item in items])
         state.trained.update((item.entry.index, item.digest) for item in items)
@@ -101,12 +102,9 @@ class Fold:
         self._warn(state.step - 1, facts)
         self._show(seconds, facts)
 
-    def _train(self, batch: Batch) -> tuple[StepMetrics, Export]:
-        metrics = self._parts.learner.train(batch)
-        return metrics, self._export(batch.step + 1, metrics.noop)
-
-    def _export(self, step: int, noop: bool) -> Export:
-        return export_version(step, self._parts.learner.weights(), noop, VERSION_DTYPES[self._spec.weights.dtype])
+    async def _export(self, step: int, noop: bool) -> Export:
+        learner, scratch, dtype = self._parts.learner, self._parts.scratch, VERSION_DTYPES[self._spec.weights.dtype]
+        return await self._written(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
 
     async def _publish(self, export: Export) -> None:
         """Versions from (step - max_staleness) on stay named: a resume from here may have to sample with them."""
@@ -130,7 +128,8 @@ class Fold:
         """Commits in the background; the step after goes on meanwhile."""
         await self._settle()
         self._unsaved_bytes = 0
-        snapshot = await self._in_thread(lambda: Snapshot.of(self._state, self._parts.learner, self._spec.weights))
+        state, learner, scratch = self._state, self._parts.learner, self._parts.scratch
+        snapshot = await self._written(lambda: Snapshot.of(state, learner, scratch, self._spec.weights), f"checkpoint {state.step}")
         self._commit = asyncio.create_task(self._commit_snapshot(snapshot), name=f"checkpoint {snapshot.state.step}")
 
     async def _commit_snapshot(self, snapshot: Snapshot) -> None:
@@ -178,6 +177,18 @@ class Fold:
         presence = self._parts.station.presence
         presence.shares = {name: spent / total for name, spent in self._spent.items()}
         presence.staleness = facts.mean_staleness
+
+    async def _written(self, write: Callable[[], _Result], what: str) -> _Result:
+        """What `write` gives. While the disk has no room it is tried again and the run's history says so; the learner loses nothing."""
+
+        async def attempt() -> _Result:
+            try:
+                return await self._in_thread(write)
+            except StorageError as error:
+                self._parts.events.emit("alarm", f"{what} waits: {error}", {"step": self._state.step}, "error", key=f"disk:{what}")
+                raise
+
+        return await until_stored(attempt, f"{what} of {self._run_id}")
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from gradbus_trainer.batch import Batch
+from gradbus_trainer.tensors import LazyTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,12 @@ class Learner(Protocol):
         """
         ...
 
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        """A snapshot under Hugging Face names: contiguous float32 on the CPU, without a tied head; adapters are merged."""
+    def weights(self) -> LazyTensors:
+        """Under Hugging Face names, as they are when each is asked for: float32, without a tied head; adapters are merged."""
         ...
 
-    def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
-        """A snapshot by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step.
+    def optimizer_tensors(self) -> LazyTensors:
+        """The same by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step.
 
         With adapters also these, at any time.
         """

@@ -20,6 +20,7 @@ from gradbus_trainer.fold import Fold, FoldParts
 from gradbus_trainer.learners import Learners
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
+from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.version_writer import VersionWriter
@@ -35,6 +36,7 @@ class TrainerService:
         self._settings = settings
         self._wires = wires
         self._learners = learners
+        self._scratch = Scratch(settings.cache_dir / "trainer" / settings.worker_id)
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
@@ -55,7 +57,7 @@ class TrainerService:
         await store.open_term(lease.term)
         folder = await materialise(self._wires.objects, spec.model.files or {}, self._settings.cache_dir / "models")
         learner = await asyncio.to_thread(self._learners.open, folder, spec)
-        state = await restore(store, self._wires.objects, learner, spec.schedule.max_staleness)
+        state = await restore(store, self._wires.objects, learner, self._scratch, spec.schedule.max_staleness)
         log = ExperienceLog(self._wires.buffer, run_id)
         reader = LogReader(self._wires.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)
         events = EventLog(self._wires.bus, run_id)
@@ -70,6 +72,7 @@ class TrainerService:
                 reader=reader,
                 store=store,
                 objects=self._wires.objects,
+                scratch=self._scratch,
                 publisher=publisher,
                 events=events,
                 station=self._wires.station,

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from gradbus.errors import TrainingError
 from gradbus.spec import RunSpec
-from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs, snapshot
+from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs, snapshot
 from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
 from gradbus_kernels.lora import add_adapters, merged_weights
 from gradbus_trainer.adamw import AdamW
@@ -23,6 +23,7 @@ from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
+from gradbus_trainer.tensors import LazyTensors
 
 
 class TorchLearner:
@@ -62,16 +63,15 @@ class TorchLearner:
         self._step = batch.step + 1
         return metrics
 
-    def weights(self) -> Mapping[str, torch.Tensor]:
+    def weights(self) -> LazyTensors:
         """See `Learner`."""
         if self._lora is None:
-            return export_weights(self._model)
-        return snapshot(merged_weights(self._base.items(), self._named, self._lora.scale))
+            return LazyTensors.of(self._named)
+        return LazyTensors.of(snapshot(merged_weights(self._base.items(), self._named, self._lora.scale)))
 
-    def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
+    def optimizer_tensors(self) -> LazyTensors:
         """See `Learner`."""
-        adapters = {} if self._lora is None else snapshot(self._named.items())
-        return self._optimizer.tensors() | adapters
+        return self._optimizer.tensors() | LazyTensors.of({} if self._lora is None else self._named)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""

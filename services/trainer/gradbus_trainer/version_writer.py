@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gradbus.ids import digest_of
+from gradbus.ids import digest_of_file
 from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
 from gradbus.telemetry import get_logger, weights_moved
 from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
 from gradbus_kernels.weights_delta_bytes import DeltaError
 from gradbus_kernels.weights_delta_file import encode_file_delta
+from gradbus_trainer.scratch import TensorFile
 from gradbus_trainer.weights_io import Export, until_stored
 
 _log = get_logger(__name__)
@@ -62,11 +63,11 @@ class VersionWriter:
         # The step decides, so that a replay stores the same blobs.
         delta_only = bool(chain) and not whole and export.step % self._spec.anchor_every != 0
         if delta_only:
-            digest = await asyncio.to_thread(digest_of, export.content)
+            digest = await asyncio.to_thread(digest_of_file, export.file.path)
         else:
-            digest = await until_stored(lambda: self._objects.put_blob(export.content), what)
-            weights_moved("store", "published", len(export.content))
-        return Shard(digest=digest, size_bytes=len(export.content), tensors=export.tensors, chain=chain, delta_only=delta_only)
+            digest = await until_stored(lambda: self._objects.put_file(export.file.path), what)
+            weights_moved("store", "published", export.file.size_bytes)
+        return Shard(digest=digest, size_bytes=export.file.size_bytes, tensors=export.file.names, chain=chain, delta_only=delta_only)
 
     async def _chain(self, export: Export, what: str) -> list[ShardDelta]:
         """Stores the delta; the chain it ends. None without a base, or where the whole file is no larger."""
@@ -76,7 +77,7 @@ class VersionWriter:
         so_far = list(base.shard.chain) if base.shard.delta_only else []
         if export.digest == base.export.digest:
             return so_far
-        delta = await asyncio.to_thread(_delta, base.export.content, export.content)
+        delta = await asyncio.to_thread(_delta, base.export.file, export.file)
         if not delta:
             return []
         stored = await until_stored(lambda: self._objects.put_blob(delta), what)
@@ -84,11 +85,11 @@ class VersionWriter:
         return [*so_far, ShardDelta(base_step=base.export.step, base_digest=base.shard.digest, digest=stored, size_bytes=len(delta))]
 
 
-def _delta(old: bytes, new: bytes) -> bytes:
+def _delta(old: TensorFile, new: TensorFile) -> bytes:
     """Empty where there is none that saves anything."""
     try:
-        delta = encode_file_delta(memoryview(old), memoryview(new))
+        delta = encode_file_delta(old.mapped(), new.mapped())
     except DeltaError as error:
         _log.warning("delta_not_made", error=str(error))
         return b""
-    return delta if len(delta) < _WORTH * len(new) else b""
+    return delta if len(delta) < _WORTH * new.size_bytes else b""

@@ -1,22 +1,24 @@
-"""Tensors as safetensors bytes and back, and the manifests that name them. Never a pickle."""
+"""Tensors as safetensors files and back, and the manifests that name them. Never a pickle."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import safetensors.torch
 import torch
+from safetensors.torch import load_file
 
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_kernels.weights_digest import weights_digest
+from gradbus_kernels.weights_digest import WeightsDigest
+from gradbus_trainer.scratch import Scratch, TensorFile
+from gradbus_trainer.tensors import LazyTensors
 
 _log = get_logger(__name__)
 _RETRY_SECONDS = 0.5
@@ -28,36 +30,39 @@ VERSION_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A policy version, serialised."""
+    """A policy version as a file."""
 
     step: int
     digest: str
     """Over the tensors alone; what engines attest."""
-    content: bytes
-    tensors: tuple[str, ...]
+    file: TensorFile
     noop: bool
 
 
-def export_version(step: int, weights: Mapping[str, torch.Tensor], noop: bool, dtype: torch.dtype = torch.float32) -> Export:
-    """Serialises weights as one safetensors file that transformers loads; in a narrower `dtype`, rounded to nearest, ties to even."""
-    tensors = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    return Export(step, weights_digest(tensors), content, tuple(sorted(tensors)), noop)
+def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch, dtype: torch.dtype = torch.float32) -> Export:
+    """Writes weights as one safetensors file that transformers loads; in a narrower `dtype`, rounded to nearest, ties to even.
+
+    Raises StorageError.
+    """
+    digest = WeightsDigest()
+    file = scratch.write(weights, dtype, {"format": "pt"}, digest)
+    return Export(step, digest.text, file, noop)
 
 
-async def store_tensors(objects: ObjectStore, tensors: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Stores optimiser state; nothing for no tensors."""
-    if not tensors:
-        return []
-    content = safetensors.torch.save(dict(tensors))
-    return [Shard(digest=await objects.put_blob(content), size_bytes=len(content), tensors=sorted(tensors))]
+async def store_files(objects: ObjectStore, files: Sequence[TensorFile]) -> list[Shard]:
+    """Stores optimiser state."""
+    return [Shard(digest=await objects.put_file(file.path), size_bytes=file.size_bytes, tensors=file.names) for file in files]
 
 
-async def load_tensors(objects: ObjectStore, shards: list[Shard]) -> dict[str, torch.Tensor]:
-    """Reads shards back, checked against their digests."""
+async def load_tensors(objects: ObjectStore, shards: Sequence[Shard], scratch: Scratch) -> dict[str, torch.Tensor]:
+    """The tensors of shards, checked against their digests and mapped: each is read when it is used. Not to be written to."""
     tensors: dict[str, torch.Tensor] = {}
     for shard in shards:
-        tensors |= safetensors.torch.load(await objects.get_blob(shard.digest))
+        spare = scratch.new()
+        try:
+            tensors |= load_file(await objects.blob_file(shard.digest, spare))
+        finally:
+            spare.unlink(missing_ok=True)  # what is mapped stays
     return tensors
 
 

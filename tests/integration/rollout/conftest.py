@@ -23,7 +23,9 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
 from gradbus_trainer.publisher import Publisher
+from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
 from gradbus_weight_store.serve import serve
@@ -103,6 +105,7 @@ class Trainer:
     objects: ObjectStore
     stub: WeightStoreServiceStub
     run_id: str
+    scratch: Scratch
     published: dict = field(default_factory=dict)
 
     async def publish(self, step, seed=None, term=1, nudge=0.0, writer=None):
@@ -113,7 +116,7 @@ class Trainer:
         weights = {name: tensor.contiguous() for name, tensor in make_model(step if seed is None else seed).state_dict().items()}
         weights["model.norm.weight"] = weights["model.norm.weight"] + nudge
         dtype = torch.float32 if writer is None else torch.bfloat16
-        task = await publisher.publish(export_version(step, weights, False, dtype))
+        task = await publisher.publish(export_version(step, LazyTensors.of(weights), False, self.scratch, dtype))
         await publisher.settle()
         self.published[step] = task.result()
         return task.result()
@@ -125,8 +128,8 @@ def run_id():
 
 
 @pytest.fixture
-def trainer(bus, objects, stub, run_id):
-    return Trainer(bus, objects, stub, run_id)
+def trainer(bus, objects, stub, run_id, tmp_path):
+    return Trainer(bus, objects, stub, run_id, Scratch(tmp_path / "scratch"))
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_rollout.shards import Shards
+from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
 
@@ -112,15 +114,16 @@ async def test_weights_are_counted_by_the_way_they_took(measured, points, tmp_pa
 
     objects = ObjectStore(MemoryStore(), "memory:///")
     writer = VersionWriter(objects, "run", 1, WeightsSpec(transport="delta", dtype="bf16"))
-    shards = Shards(objects, tmp_path / "cache")
+    shards, scratch = Shards(objects, tmp_path / "cache"), Scratch(tmp_path / "scratch")
     before = moved()
     for step in range(2):
-        export = export_version(step, {"w": torch.arange(9000.0) + (torch.arange(9000) < step)}, False, torch.bfloat16)
+        weights = LazyTensors.of({"w": torch.arange(9000.0) + (torch.arange(9000) < step)})
+        export = export_version(step, weights, False, scratch, torch.bfloat16)
         manifest = await writer.store(export, whole=False)
         writer.advance(export, manifest)
         await shards.files(manifest)
     delta = manifest.shards[0].chain[0].size_bytes
-    assert [after - once for after, once in zip(moved(), before, strict=True)] == [len(export.content)] * 2 + [delta] * 2
+    assert [after - once for after, once in zip(moved(), before, strict=True)] == [export.file.size_bytes] * 2 + [delta] * 2
 
 
 async def test_errors_are_told_by_their_kind(measured):

@@ -26,6 +26,7 @@ from gradbus_trainer.collector import collector_for
 from gradbus_trainer.fold import Fold, FoldParts
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
+from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
 from gradbus_trainer.version_writer import VersionWriter
@@ -111,6 +112,7 @@ class Trained:
     objects: ObjectStore
     stub: WeightStoreServiceStub
     model_folder: object
+    scratch: Scratch
     checkpoint_bytes: int = 1 << 30
     station: Station = field(init=False)
 
@@ -135,10 +137,12 @@ class Trained:
             store = StoreClient(self.stub, run_id)
             await store.open_term(lease.term)
             learner = TorchLearner(self.model_folder, spec)
-            state = await restore(store, self.objects, learner, spec.schedule.max_staleness)
+            state = await restore(store, self.objects, learner, self.scratch, spec.schedule.max_staleness)
             reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
             publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
-            parts = FoldParts(learner, reader, store, self.objects, publisher, events, self.station, lease, self.checkpoint_bytes)
+            parts = FoldParts(
+                learner, reader, store, self.objects, self.scratch, publisher, events, self.station, lease, self.checkpoint_bytes
+            )
             async with reader.reading():
                 yield Fold(self.record, parts, state)
         finally:
@@ -151,11 +155,16 @@ class Trained:
 
 
 @pytest.fixture
-def new_run(bus, buffer, objects, stub, model_folder):
+def scratch(tmp_path):
+    return Scratch(tmp_path / "scratch")
+
+
+@pytest.fixture
+def new_run(bus, buffer, objects, stub, model_folder, scratch):
     async def make(spec, suffix="", **fields):
         run_id = f"run-{secrets.token_hex(4)}{suffix}"
         record = RunRecord(run_id=run_id, spec=spec, created_unix_ns=1)
         await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.spec", record.to_bytes())
-        return Trained(record, bus, ExperienceLog(buffer, run_id), objects, stub, model_folder, **fields)
+        return Trained(record, bus, ExperienceLog(buffer, run_id), objects, stub, model_folder, scratch, **fields)
 
     return make

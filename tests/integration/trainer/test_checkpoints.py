@@ -6,8 +6,10 @@ import shutil
 import grpc
 import pytest
 import torch
+from obstore.store import MemoryStore
 
 from gradbus.errors import ModelError
+from gradbus.objects import ObjectStore
 from gradbus.spec import AlgorithmSpec, WeightsSpec
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit, restore
@@ -16,7 +18,7 @@ from gradbus_trainer.rows import build_batch
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
 from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version, load_tensors
+from gradbus_trainer.weights_io import export_version, load_tensors, store_files
 
 from .conftest import GROUPS, make_entry
 
@@ -40,11 +42,12 @@ async def store(stub, run_id):
 
 
 @pytest.fixture
-def published(store, objects, run_id):
+def published(store, objects, run_id, scratch):
     """Publishes a learner's weights as version `step` and notes it in the state."""
 
     async def publish(state, learner, step):
-        manifest = await VersionWriter(objects, run_id, 1).store(export_version(step, learner.weights(), noop=False), whole=True)
+        export = export_version(step, learner.weights(), False, scratch)
+        manifest = await VersionWriter(objects, run_id, 1).store(export, whole=True)
         await store.publish(manifest)
         state.versions[step] = manifest
         state.step = step
@@ -52,16 +55,16 @@ def published(store, objects, run_id):
     return publish
 
 
-async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(store, objects, new_learner, published):
+async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(store, objects, new_learner, published, scratch):
     learner, state = new_learner(), TrainerState(previous="")
     await published(state, learner, 0)
     train(learner, range(2))
     state.frontier.add(0, [(0, "a"), (1, "b"), (3, "d")])
     state.trained = {0: "a", 1: "b", 3: "d"}
     await published(state, learner, 2)
-    digest = await commit(store, objects, Snapshot.of(state, learner), 1, {"torch": "test"})
+    digest = await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {"torch": "test"})
     other = new_learner()
-    restored = await restore(store, objects, other, lag=1)
+    restored = await restore(store, objects, other, scratch, lag=1)
     assert (restored.step, restored.previous, restored.trained) == (2, digest, {})
     assert restored.frontier.to_message() == state.frontier.to_message()
     assert list(restored.versions) == [2], "version 0 is older than the lag"
@@ -74,12 +77,12 @@ async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(stor
     assert weights_digest(learner.weights()) == weights_digest(other.weights())
 
 
-async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects, new_learner, run_id):
+async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects, new_learner, run_id, scratch):
     weights = WeightsSpec(transport="delta", dtype="bf16")
     learner, state = new_learner(), TrainerState()
     writer = VersionWriter(objects, run_id, 1, weights)
     for step in range(3):
-        export = export_version(step, learner.weights(), False, torch.bfloat16)
+        export = export_version(step, learner.weights(), False, scratch, torch.bfloat16)
         state.versions[step] = await writer.store(export, whole=step == 2)
         await store.publish(state.versions[step])
         writer.advance(export, state.versions[step])
@@ -87,10 +90,10 @@ async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects
         if step < 2:
             train(learner, [step])
     assert state.versions[1].shards[0].delta_only
-    await commit(store, objects, Snapshot.of(state, learner, weights), 1, {})
+    await commit(store, objects, Snapshot.of(state, learner, scratch, weights), 1, {})
     other = new_learner()
-    await restore(store, objects, other, lag=1)
-    rounded = await load_tensors(objects, list(state.versions[2].shards))
+    await restore(store, objects, other, scratch, lag=1)
+    rounded = await load_tensors(objects, state.versions[2].shards, scratch)
     assert {tensor.dtype for tensor in rounded.values()} == {torch.bfloat16}
     assert any(not torch.equal(rounded[name].float(), tensor) for name, tensor in learner.weights().items())
     for step in (2, 3):
@@ -100,49 +103,67 @@ async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects
             train(one, [step])
 
 
-async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner):
+@pytest.fixture
+def bucket():
+    return ObjectStore(MemoryStore(), "memory:///")
+
+
+async def test_a_resume_reads_mapped_files_and_leaves_none(bucket, new_learner, scratch, tmp_path):
+    """From a bucket: a folder's own files are mapped where they lie."""
+    learner = new_learner()
+    train(learner, range(1))
+    export = export_version(1, learner.weights(), False, scratch)
+    shards = await store_files(bucket, [export.file])
+    found = await load_tensors(bucket, shards, scratch)
+    assert list((tmp_path / "scratch").iterdir()) == [export.file.path]
+    assert weights_digest(found) == export.digest
+    assert await load_tensors(bucket, [], scratch) == {}
+
+
+async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner, scratch):
     learner = new_learner()
     before = weights_digest(learner.weights())
-    state = await restore(store, objects, learner, lag=1)
+    state = await restore(store, objects, learner, scratch, lag=1)
     assert (state.step, state.previous, state.frontier.below) == (0, "", 0)
     assert weights_digest(learner.weights()) == before
 
 
-async def test_a_commit_needs_its_version_published(store, objects, new_learner):
+async def test_a_commit_needs_its_version_published(store, objects, new_learner, scratch):
     with pytest.raises(ModelError, match="version 3 must be published before its checkpoint"):
-        await commit(store, objects, Snapshot.of(TrainerState(step=3), new_learner()), 1, {})
+        await commit(store, objects, Snapshot.of(TrainerState(step=3), new_learner(), scratch), 1, {})
 
 
-async def test_a_snapshot_is_not_changed_by_the_steps_after_it(store, objects, new_learner, published):
+async def test_a_snapshot_is_not_changed_by_the_steps_after_it(store, objects, new_learner, published, scratch):
     learner, state = new_learner(), TrainerState(trained={0: "a"})
     train(learner, range(1))
     await published(state, learner, 1)
     state.frontier.add(0, [(0, "a")])
-    snapshot = Snapshot.of(state, learner)
-    kept = {name: tensor.clone() for name, tensor in snapshot.optimizer.items()}
+    snapshot = Snapshot.of(state, learner, scratch)
+    (file,) = snapshot.optimizer
+    kept = file.path.read_bytes()
     train(learner, range(1, 2))
     state.frontier.add(1, [(1, "b")])
     state.trained[1] = "b"
     await published(state, learner, 2)
     assert (snapshot.state.step, snapshot.state.trained, list(snapshot.state.versions)) == (1, {0: "a"}, [1])
     assert snapshot.state.frontier.below == 1
-    assert all(torch.equal(snapshot.optimizer[name], kept[name]) for name in kept)
+    assert file.path.read_bytes() == kept
     assert state.trained == {1: "b"}, "a new list since the snapshot"
 
 
-async def test_checkpoints_form_a_chain(store, objects, new_learner, published):
+async def test_checkpoints_form_a_chain(store, objects, new_learner, published, scratch):
     learner, state, digests = new_learner(), TrainerState(), []
     for step in (1, 2):
         train(learner, [step - 1])
         await published(state, learner, step)
-        state.previous = await commit(store, objects, Snapshot.of(state, learner), 1, {})
+        state.previous = await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {})
         digests.append(state.previous)
     newest = await store.checkpoint()
     assert newest.digest == digests[1]
     assert newest.manifest.previous == digests[0]
 
 
-async def test_object_storage_that_refuses_is_waited_for(store, objects, new_learner, published):
+async def test_object_storage_that_refuses_is_waited_for(store, objects, new_learner, published, scratch):
     learner, state = new_learner(), TrainerState()
     train(learner, range(1))
     await published(state, learner, 1)
@@ -150,7 +171,7 @@ async def test_object_storage_that_refuses_is_waited_for(store, objects, new_lea
     aside = blobs.with_name("aside")
     blobs.rename(aside)
     blobs.write_text("a file where a folder should be")
-    task = asyncio.create_task(commit(store, objects, Snapshot.of(state, learner), 1, {}))
+    task = asyncio.create_task(commit(store, objects, Snapshot.of(state, learner, scratch), 1, {}))
     await asyncio.sleep(0.3)
     assert not task.done()
     blobs.unlink()
@@ -158,11 +179,11 @@ async def test_object_storage_that_refuses_is_waited_for(store, objects, new_lea
     assert await asyncio.wait_for(task, 20) == (await store.checkpoint()).digest
 
 
-async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects, new_learner, published):
+async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects, new_learner, published, scratch):
     learner, state = new_learner(), TrainerState()
     train(learner, range(1))
     await published(state, learner, 1)
-    await objects.delete_blob(await commit(store, objects, Snapshot.of(state, learner), 1, {}))
+    await objects.delete_blob(await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {}))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await restore(store, objects, new_learner(), lag=1)
+        await restore(store, objects, new_learner(), scratch, lag=1)
     assert caught.value.code() == grpc.StatusCode.DATA_LOSS

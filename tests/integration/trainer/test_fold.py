@@ -1,6 +1,10 @@
 """The fold over a log as a real buffer holds it, with a real weight store and a tiny model."""
 
 import asyncio
+import errno
+import gc
+import itertools
+import os
 
 import pytest
 
@@ -8,6 +12,8 @@ from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.group_pb2 import Verdict
+from gradbus_trainer import scratch
+from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
 
 from .conftest import until
@@ -123,6 +129,49 @@ async def test_the_history_of_a_step_is_stored_before_its_checkpoint(new_run, ma
     monkeypatch.setattr(events, "_FLUSH_SECONDS", 60.0)
     await run.train()
     assert told == {2: [0, 1]}, "a trainer killed now would not train these steps again"
+
+
+@pytest.mark.parametrize("weights", [{}, DELTAS], ids=["store", "delta"])
+async def test_no_file_outlives_its_use(new_run, make_spec, weights):
+    run = await new_run(make_spec(weights=weights))
+    await run.write(range(12))
+    held = []
+
+    async def look(publisher, export, whole=False):
+        held.append(len(list(export.file.path.parent.iterdir())))
+        return await publish(publisher, export, whole)
+
+    publish = Publisher.publish
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Publisher, "publish", look)
+        await run.train()
+    # This version's, the one's before on its way, and a checkpoint's two; with deltas the base's too.
+    assert max(held) <= 5, held
+    gc.collect()
+    assert list(run.scratch.new().parent.iterdir()) == []
+
+
+async def test_a_full_disk_is_waited_for_and_told_and_costs_no_bit(new_run, make_spec, monkeypatch):
+    full, undisturbed = await new_run(make_spec()), await new_run(make_spec())
+    for run in (full, undisturbed):
+        await run.write(range(12))
+    await undisturbed.train()
+    room = itertools.cycle([False, True])
+
+    def write_or_not(*given):
+        if not next(room):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*given)
+
+    write = scratch.write_safetensors
+    monkeypatch.setattr(scratch, "write_safetensors", write_or_not)
+    await full.train()
+    ends = [await checkpoint(run) for run in (full, undisturbed)]
+    assert ends[0].weights.digest == ends[1].weights.digest
+    assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
+    alarms = [event.message for event in await EventLog(full.bus, full.run_id).read() if event.type == "alarm"]
+    assert any(text.startswith("version 3 waits: cannot write") for text in alarms), alarms
+    assert any(text.startswith("checkpoint 4 waits: cannot write") and "No space left" in text for text in alarms), alarms
 
 
 async def test_a_finished_run_taken_up_again_trains_nothing(new_run, make_spec):

@@ -14,12 +14,17 @@ from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_tensors
+from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_files
 
 
-def export(step, value=None, noop=False):
-    return export_version(step, {"w": torch.full((3,), float(step if value is None else value))}, noop)
+@pytest.fixture
+def export(scratch):
+    def make(step, value=None, noop=False):
+        return export_version(step, LazyTensors.of({"w": torch.full((3,), float(step if value is None else value))}), noop, scratch)
+
+    return make
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ async def new_publisher(client, objects, events, run_id):
     return make
 
 
-async def test_versions_are_announced_in_the_order_they_were_handed_in(new_publisher, bus, run_id):
+async def test_versions_are_announced_in_the_order_they_were_handed_in(new_publisher, bus, run_id, export):
     announced = []
 
     async def note(payload):
@@ -56,7 +61,7 @@ async def test_versions_are_announced_in_the_order_they_were_handed_in(new_publi
     assert [task.result().step for task in tasks] == list(range(5))
 
 
-async def test_a_published_version_is_what_was_exported(new_publisher, stub, run_id, objects):
+async def test_a_published_version_is_what_was_exported(new_publisher, stub, run_id, objects, export, scratch):
     publisher = await new_publisher(1)
     given = export(0)
     task = await publisher.publish(given)
@@ -64,10 +69,10 @@ async def test_a_published_version_is_what_was_exported(new_publisher, stub, run
     manifest = (await stub.GetVersion(pb.GetVersionRequest(run_id=run_id, step=0))).manifest
     assert manifest == task.result()
     assert (manifest.term, manifest.digest, manifest.noop) == (1, given.digest, False)
-    assert torch.equal((await load_tensors(objects, list(manifest.shards)))["w"], torch.zeros(3))
+    assert torch.equal((await load_tensors(objects, manifest.shards, scratch))["w"], torch.zeros(3))
 
 
-async def test_a_weight_store_that_is_away_gets_the_version_later(new_publisher, weight_store, stub, run_id):
+async def test_a_weight_store_that_is_away_gets_the_version_later(new_publisher, weight_store, stub, run_id, export):
     publisher = await new_publisher(1)
     await weight_store.stop()
     task = await publisher.publish(export(0))
@@ -78,7 +83,7 @@ async def test_a_weight_store_that_is_away_gets_the_version_later(new_publisher,
     assert (await stub.GetHeads(pb.GetHeadsRequest(run_id=run_id))).heads.version_step == 0
 
 
-async def test_object_storage_that_refuses_gets_the_version_later(new_publisher, objects, object_url):
+async def test_object_storage_that_refuses_gets_the_version_later(new_publisher, objects, object_url, export):
     publisher = await new_publisher(1)
     blobs = objects.local_path(export(0).digest).parent
     shutil.rmtree(blobs, ignore_errors=True)
@@ -112,21 +117,23 @@ class Swept(StoreClient):
         return await super().commit(manifest)
 
 
-async def test_shards_that_another_runs_retention_deletes_before_they_are_named_are_stored_again(stub, run_id, objects, events):
+async def test_shards_that_another_runs_retention_deletes_before_they_are_named_are_stored_again(
+    stub, run_id, objects, events, export, scratch
+):
     client = Swept(stub, run_id, objects)
     await client.open_term(1)
     publisher = Publisher(client, VersionWriter(objects, run_id, 1), events, run_id)
     task = await publisher.publish(export(0))
     await publisher.settle()
-    assert torch.equal((await load_tensors(objects, list(task.result().shards)))["w"], torch.zeros(3))
+    assert torch.equal((await load_tensors(objects, task.result().shards, scratch))["w"], torch.zeros(3))
     client.times = 1
     state = TrainerState(versions={0: task.result()})
-    await commit(client, objects, Snapshot(state, {"w.exp_avg": torch.ones(3)}), 1, {})
+    await commit(client, objects, Snapshot(state, [scratch.write(LazyTensors.of({"w.exp_avg": torch.ones(3)}))]), 1, {})
     kept = (await client.checkpoint()).manifest.optimizer
-    assert torch.equal((await load_tensors(objects, list(kept)))["w.exp_avg"], torch.ones(3))
+    assert torch.equal((await load_tensors(objects, kept, scratch))["w.exp_avg"], torch.ones(3))
 
 
-async def test_a_store_that_never_has_the_shard_is_told_and_not_asked_for_ever(stub, run_id, objects, events):
+async def test_a_store_that_never_has_the_shard_is_told_and_not_asked_for_ever(stub, run_id, objects, events, export):
     client = Swept(stub, run_id, objects, times=100)
     await client.open_term(1)
     publisher = Publisher(client, VersionWriter(objects, run_id, 1), events, run_id)
@@ -135,7 +142,7 @@ async def test_a_store_that_never_has_the_shard_is_told_and_not_asked_for_ever(s
         await publisher.settle()
 
 
-async def test_a_newer_term_ends_the_publisher(new_publisher, client):
+async def test_a_newer_term_ends_the_publisher(new_publisher, client, export):
     publisher = await new_publisher(1)
     await publisher.publish(export(0))
     await publisher.settle()
@@ -145,7 +152,7 @@ async def test_a_newer_term_ends_the_publisher(new_publisher, client):
         await publisher.publish(export(2))
 
 
-async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_publisher, events):
+async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_publisher, events, export):
     first = await new_publisher(1)
     for step in range(2):
         await first.publish(export(step))
@@ -160,7 +167,7 @@ async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_
     assert found[0].level == "warning"
 
 
-async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_learn_from(new_publisher, events):
+async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_learn_from(new_publisher, events, export):
     publisher = await new_publisher(1)
     for step, noop in ((0, False), (1, True), (2, False), (3, False)):
         await publisher.publish(export(step, value=0 if step < 3 else 1, noop=noop))
@@ -171,7 +178,7 @@ async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_
     assert "step 1 changed no published weight" in found[0].message
 
 
-async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store):
+async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store, export):
     publisher = await new_publisher(1)
     await weight_store.stop()
     task = await publisher.publish(export(0))
@@ -187,22 +194,22 @@ async def test_a_run_without_a_checkpoint_has_none_and_other_refusals_are_raised
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_the_digest_is_over_tensors_alone_and_ignores_their_order(objects, run_id):
+async def test_the_digest_is_over_tensors_alone_and_ignores_their_order(objects, run_id, scratch):
     tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
-    one, other = export_version(0, tensors, False), export_version(9, dict(reversed(tensors.items())), True)
+    turned = dict(reversed(tensors.items()))
+    one, other = (export_version(*given, scratch) for given in ((0, LazyTensors.of(tensors), False), (9, LazyTensors.of(turned), True)))
     assert one.digest == other.digest
-    assert one.tensors == other.tensors == ("a", "b")
+    assert one.file.names == other.file.names == ("a", "b")
     manifest = await VersionWriter(objects, run_id, 4).store(other, whole=True)
-    assert (manifest.term, manifest.step, manifest.noop, manifest.shards[0].size_bytes) == (4, 9, True, len(other.content))
+    assert (manifest.term, manifest.step, manifest.noop, manifest.shards[0].size_bytes) == (4, 9, True, other.file.size_bytes)
 
 
-async def test_tensors_come_back_with_the_same_bits(objects):
+async def test_tensors_come_back_with_the_same_bits(objects, scratch):
     tensors = {"a.exp_avg": torch.randn(5, 3), "a.step": torch.tensor(7.0), "empty": torch.zeros(0)}
-    shards = await store_tensors(objects, tensors)
-    found = await load_tensors(objects, shards)
+    shards = await store_files(objects, [scratch.write(LazyTensors.of(tensors))])
+    found = await load_tensors(objects, shards, scratch)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-    assert await store_tensors(objects, {}) == []
 
 
 def test_the_fingerprint_names_what_decides_bits():

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from gradbus.spec import LoraSpec
-from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights
+from gradbus_kernels.causal_lm import load_causal_lm, load_weights, snapshot
 from gradbus_kernels.lora import adapters_off, add_adapters, merged_weights
 from gradbus_kernels.packing import pack
 
@@ -57,7 +57,7 @@ def test_what_is_exported_computes_what_the_adapters_compute(any_model_folder, b
     model, base, trained = adapted(any_model_folder)
     merged = dict(merged_weights(base.items(), trained, LORA.scale))
     plain = load_causal_lm(any_model_folder)
-    before = export_weights(plain)
+    before = snapshot(plain.named_parameters())
     assert {name: tensor.shape for name, tensor in merged.items()} == {name: tensor.shape for name, tensor in before.items()}
     kept = {name for name, tensor in merged.items() if torch.equal(tensor, before[name])}
     assert kept == {name for name in before if not name.endswith("proj.weight")}

@@ -14,6 +14,8 @@ from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_rollout import stored_shards
 from gradbus_rollout.shard_cache import ShardCache
 from gradbus_rollout.shards import Shards
+from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
 
@@ -23,11 +25,12 @@ ANCHOR = 4
 
 
 @pytest.fixture(scope="module")
-def exports():
+def exports(tmp_path_factory):
+    scratch = Scratch(tmp_path_factory.mktemp("scratch"))
     random = torch.Generator().manual_seed(0)
     weights, found = torch.randn(8000, generator=random), []
     for step in range(LAST + 1):
-        found.append(export_version(step, {"w": weights, "b": torch.ones(3)}, False, torch.bfloat16))
+        found.append(export_version(step, LazyTensors.of({"w": weights, "b": torch.ones(3)}), False, scratch, torch.bfloat16))
         weights = weights + 0.3 * (torch.rand(8000, generator=random) < 0.02)
     return found
 
@@ -74,7 +77,7 @@ async def damage(objects, digest):
 async def test_a_worker_that_follows_gets_every_file_to_the_byte(manifests, exports, new_worker):
     worker = new_worker()
     for manifest, export in zip(manifests, exports, strict=True):
-        assert await content(worker, manifest) == export.content
+        assert await content(worker, manifest) == export.file.path.read_bytes()
 
 
 async def test_a_worker_that_holds_the_version_before_needs_the_delta_alone(manifests, exports, objects, new_worker):
@@ -82,7 +85,7 @@ async def test_a_worker_that_holds_the_version_before_needs_the_delta_alone(mani
     await worker.files(manifests[LAST - 1])
     for digest in (manifests[ANCHOR].shards[0].digest, chain(manifests[LAST])[0].digest):
         await objects.delete_blob(digest)
-    assert await content(worker, manifests[LAST]) == exports[LAST].content
+    assert await content(worker, manifests[LAST]) == exports[LAST].file.path.read_bytes()
 
 
 async def test_a_worker_takes_up_the_chain_where_it_stands(manifests, exports, objects, new_worker):
@@ -90,19 +93,19 @@ async def test_a_worker_takes_up_the_chain_where_it_stands(manifests, exports, o
     await worker.files(manifests[1])
     await objects.delete_blob(manifests[0].shards[0].digest)
     await objects.delete_blob(chain(manifests[3])[0].digest)
-    assert await content(worker, manifests[3]) == exports[3].content
+    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
 
 
 @pytest.mark.parametrize("step", [0, 3, ANCHOR, LAST])
 async def test_a_worker_that_comes_late_catches_up_from_the_store_alone(manifests, exports, new_worker, step):
-    assert await content(new_worker(), manifests[step]) == exports[step].content
+    assert await content(new_worker(), manifests[step]) == exports[step].file.path.read_bytes()
 
 
 async def test_a_damaged_delta_is_passed_by_where_the_whole_file_is_stored(manifests, exports, objects, new_worker):
     worker = new_worker()
     await worker.files(manifests[3])
     await damage(objects, chain(manifests[ANCHOR])[-1].digest)
-    assert await content(worker, manifests[ANCHOR]) == exports[ANCHOR].content
+    assert await content(worker, manifests[ANCHOR]) == exports[ANCHOR].file.path.read_bytes()
 
 
 @pytest.mark.parametrize("rest", [None, slice(0, 0), slice(0, 500), slice(1, None)])
@@ -113,7 +116,7 @@ async def test_a_base_that_is_gone_or_rotten_here_is_replaced_by_the_anchor(mani
     base.unlink()
     if rest is not None:
         base.write_bytes(content_before[rest])
-    assert await content(worker, manifests[3]) == exports[3].content
+    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
     assert not base.exists(), "or it would spoil every delta to come"
 
 
@@ -135,14 +138,14 @@ async def test_what_nothing_gives_is_missing(manifests, objects, new_worker, mis
 
 async def test_a_file_that_is_larger_than_a_part_is_read_in_parts(manifests, exports, new_worker, monkeypatch):
     monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
-    assert await content(new_worker(), manifests[LAST]) == exports[LAST].content
+    assert await content(new_worker(), manifests[LAST]) == exports[LAST].file.path.read_bytes()
 
 
 async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rclone_server, tmp_path, monkeypatch):
     monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
     objects = rclone_server.store(monkeypatch)
     manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
-    assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].content
+    assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
     assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
 
 
@@ -169,17 +172,17 @@ class InFront:
 
 
 async def test_a_way_in_front_spares_object_storage(manifests, exports, objects, new_worker):
-    way = InFront(exports[3].content)
+    way = InFront(exports[3].file.path.read_bytes())
     await objects.delete_blob(chain(manifests[3])[0].digest)
     worker = new_worker(ways=[way])
-    assert await content(worker, manifests[3]) == exports[3].content
+    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
     await worker.files(manifests[3])
     assert way.asked == 1, "what is here is not asked for"
 
 
 @pytest.mark.parametrize("way", [InFront(error=StorageError("away")), InFront(error=OSError("reset")), InFront(b"other bytes")])
 async def test_a_way_that_fails_or_lies_falls_back_to_object_storage(manifests, exports, new_worker, way):
-    assert await content(new_worker(ways=[way]), manifests[3]) == exports[3].content
+    assert await content(new_worker(ways=[way]), manifests[3]) == exports[3].file.path.read_bytes()
 
 
 def test_only_the_newest_files_are_kept(tmp_path):

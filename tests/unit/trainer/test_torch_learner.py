@@ -93,7 +93,7 @@ def test_gradients_are_clipped_to_the_norm_and_the_norm_before_is_shown(model_fo
 def test_weights_move_by_the_steps_learning_rate(model_folder, make_spec, make_batch, step):
     """AdamW's first step moves a weight by rate · sign(gradient) wherever the gradient is well above epsilon."""
     learner = TorchLearner(model_folder, make_spec(trainer={"warmup_steps": 3, "lr_schedule": "linear"}))
-    before = learner.weights()
+    before = {name: tensor.clone() for name, tensor in learner.weights().items()}
     rate = learner.train(make_batch(step)).learning_rate
     moved = max(float((tensor - before[name]).abs().max()) for name, tensor in learner.weights().items())
     assert moved == pytest.approx(rate, rel=1e-2)

@@ -72,11 +72,9 @@ def _take_part(engine: RankEngine, command: Command) -> None:
     match command.name:
         case "train":
             engine.train(batch_of(facts["step"], command.tensors), facts["rate"])
-        case "weights":
-            for _ in engine.weights():
-                pass
-        case "moments":
-            for _ in engine.moments():
-                pass
+        case "weight":
+            engine.weight(facts["name"])
+        case "moment":
+            engine.moment(facts["name"], facts["moment"])
         case "restore":
             engine.restore(facts["updates"], {})

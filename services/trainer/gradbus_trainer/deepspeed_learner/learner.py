@@ -20,6 +20,7 @@ from gradbus_trainer.deepspeed_learner.leader import Leader
 from gradbus_trainer.deepspeed_learner.rank_engine import MOMENTS
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.schedule import learning_rate
+from gradbus_trainer.tensors import LazyTensors
 
 _Result = TypeVar("_Result")
 
@@ -53,21 +54,23 @@ class DeepSpeedLearner:
         self._step = batch.step + 1
         return metrics
 
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        """See `Learner`. The ranks gather one tensor at a time; adapters are merged into the folder's weights on rank 0 alone."""
-        trained = self._trained()
+    def weights(self) -> LazyTensors:
+        """See `Learner`. The ranks gather each that is asked for; adapters are merged into the folder's weights on rank 0 alone."""
+        trained = LazyTensors(self._engine.shapes, self._weight)
         if self._lora is None:
             return trained
         base = ((name, tensor) for name, tensor in stored_tensors(self._folder) if name in self._engine.base_shapes)
-        return snapshot(merged_weights(base, trained, self._lora.scale))
+        return LazyTensors.of(snapshot(merged_weights(base, snapshot(trained.items()), self._lora.scale)))
 
-    def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
-        """See `Learner`. The ranks gather one tensor at a time."""
-        adapters = {} if self._lora is None else self._trained()
+    def optimizer_tensors(self) -> LazyTensors:
+        """See `Learner`. The ranks gather each that is asked for."""
+        shapes = self._engine.shapes
+        adapters = LazyTensors(shapes if self._lora else {}, self._weight)
         if not self._updates:
             return adapters
-        moments = self._lead(Command("moments"), lambda: snapshot(self._engine.moments()))
-        return adapters | moments | {f"{name}.step": torch.tensor(float(self._updates)) for name in self._engine.shapes}
+        moments = LazyTensors({f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}, self._moment)
+        steps = LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
+        return adapters | moments | steps
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
@@ -90,8 +93,12 @@ class DeepSpeedLearner:
             noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
         )
 
-    def _trained(self) -> dict[str, torch.Tensor]:
-        return self._lead(Command("weights"), lambda: snapshot(self._engine.weights()))
+    def _weight(self, name: str) -> torch.Tensor:
+        return self._lead(Command("weight", {"name": name}), lambda: self._engine.weight(name))
+
+    def _moment(self, key: str) -> torch.Tensor:
+        name, _, moment = key.rpartition(".")
+        return self._lead(Command("moment", {"name": name, "moment": moment}), lambda: self._engine.moment(name, moment))
 
     def _lead(self, command: Command, work: Callable[[], _Result]) -> _Result:
         return self._leader.lead(self._engine, command, work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
 from gradbus_kernels.lora import add_adapters
+from gradbus_kernels.model_files import stored_tensors
 from gradbus_trainer.adapters import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
@@ -56,7 +57,8 @@ class RankEngine:
         """Of what is trained: the whole weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
         lossy = spec.trainer.deepspeed.dtype == "bf16" and ranks.rank == 0
-        exact = {name: parameter.detach().clone() for name, parameter in self._named.items() if lossy}
+        stored = dict(stored_tensors(folder)) if lossy else {}
+        exact = {name: stored.get(name, parameter.detach().clone()) for name, parameter in self._named.items() if lossy}
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=_optimizer(spec.trainer, list(self._named.values())),
@@ -82,17 +84,14 @@ class RankEngine:
         self._ranks.total(tally.sums, tally.largest_ratio)
         return norm, tally
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each trained weight in turn, float32; none is held whole once the next is asked for."""
-        for name, parameter in self._named.items():
-            point(f"mid-gather-{self._ranks.rank}")
-            yield name, self._state.weight(parameter)
+    def weight(self, name: str) -> torch.Tensor:
+        """A trained weight, whole, float32."""
+        point(f"mid-gather-{self._ranks.rank}")
+        return self._state.weight(self._named[name])
 
-    def moments(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each moment in turn, float32. There are none before the first step."""
-        for name, parameter in self._named.items():
-            for moment in MOMENTS:
-                yield f"{name}.{moment}", self._state.moment(parameter, moment)
+    def moment(self, name: str, moment: str) -> torch.Tensor:
+        """A moment of a trained weight, whole, float32. There are none before the first step."""
+        return self._state.moment(self._named[name], moment)
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
@@ -149,9 +148,16 @@ class RankEngine:
             self._engine.step()
         else:
             self._engine.step()
-            norm = float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
+            norm = float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else self._forget_gradients()
         self._has_moments = self._has_moments or math.isfinite(norm)
         return norm
+
+    def _forget_gradients(self) -> float:
+        """With an offload in bf16 DeepSpeed 0.19.8 would add the next step's to the ones that are not finite."""
+        if self._spec.trainer.deepspeed.zero_stage < 3:
+            sums = self._engine.optimizer.averaged_gradients
+            sums.update(dict.fromkeys(sums))
+        return math.inf
 
     def _make_moments(self) -> None:
         """ZeRO makes them in its first step: one with no gradient and a rate of 0 changes nothing else."""

@@ -22,7 +22,9 @@ from gradbus_kernels.weights_digest import weights_digest
 from gradbus_rollout.versions import Versions
 from gradbus_trainer.collective import Collective
 from gradbus_trainer.publisher import Publisher
+from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.store_client import StoreClient
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
 
@@ -97,6 +99,7 @@ class Lab:
 
     def __post_init__(self):
         self.events = EventLog(self.bus, self.run_id)
+        self.scratch = Scratch(self.caches / "scratch")
 
     async def worker(self, name, kind="works"):
         """Starts a worker; returns once others see that it takes part."""
@@ -122,9 +125,12 @@ class Lab:
 
     async def publish(self, publisher, step):
         """What the trainer tells of the broadcast."""
-        await publisher.publish(export_version(step, {"w": torch.full((FLOATS,), float(step))}, noop=False))
+        await publisher.publish(self.export(step))
         await publisher.settle()
         return await self.told(step)
+
+    def export(self, step):
+        return export_version(step, LazyTensors.of({"w": torch.full((FLOATS,), float(step))}), False, self.scratch)
 
     async def publish_until(self, publisher, workers):
         """Publishes on from version 1 until all of `workers` get one by broadcast; that version."""

@@ -23,6 +23,8 @@ from gradbus_kernels import weights_broadcast
 from gradbus_rollout import member
 from gradbus_rollout.receiver import Receiver
 from gradbus_trainer.collective import Collective
+from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.weights_io import export_version
 
 SIGNALS = {"dies": signal.SIGKILL, "hangs": signal.SIGSTOP}
@@ -63,8 +65,9 @@ async def train(order, bus, stub):
         return broadcast(group, bucket)
 
     weights_broadcast.BroadcastGroup._broadcast = last
-    weights = {"w": torch.ones(order["floats"])}
-    await Collective(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").offer(export_version(0, weights, noop=False))
+    weights = LazyTensors.of({"w": torch.ones(order["floats"])})
+    export = export_version(0, weights, False, Scratch(Path(order["cache"]) / "scratch"))
+    await Collective(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").offer(export)
 
 
 def main():

@@ -85,7 +85,7 @@ async def test_a_zombie_of_an_older_term_reaches_nobody(lab):
     zombie = await lab.trainer(term=1)
     await lab.worker("a")
     await lab.trainer(term=2)
-    await zombie._offer(collective.Export(0, "", b"of the zombie", (), False))
+    await zombie._offer(lab.export(0))
     assert await lab.told(0) is None
     assert lab.cached("a") == []
     transfer = Transfer(run_id=lab.run_id, term=1, shards=[Shard(digest="sha256:" + 64 * "0", size_bytes=1)], terms=TransferTerms())
@@ -97,7 +97,7 @@ async def test_bytes_that_do_not_match_their_digest_are_thrown_away(lab, monkeyp
     publisher = await lab.trainer()
     await lab.worker("a")
     with monkeypatch.context() as damaged:
-        damaged.setattr(collective, "digest_of", lambda data: "sha256:" + 64 * "0")
+        damaged.setattr(collective, "digest_of_file", lambda path: "sha256:" + 64 * "0")
         assert await lab.publish(publisher, 0) == ("none", [], ["a"])
     assert lab.cached("a") == []
     assert not await lab.load("a", 0)
