@@ -83,7 +83,9 @@ async def test_a_start_that_takes_too_long_is_ended(folder, tmp_path):
     assert "is running still" in str(error)
 
 
-@pytest.mark.parametrize("words", ["torch.OutOfMemoryError: CUDA out of memory.", "Not enough memory. Please try to increase"])
+@pytest.mark.parametrize(
+    "words", ["torch.OutOfMemoryError: CUDA out of memory.", "Not enough memory. Please try to increase", "MemoryError"]
+)
 async def test_a_start_that_lacks_memory_says_so(folder, tmp_path, words):
     poor = tmp_path / "poor"
     poor.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")

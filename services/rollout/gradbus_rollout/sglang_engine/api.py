@@ -15,7 +15,7 @@ import httpx2
 
 from gradbus.errors import EngineError
 
-_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|not enough memory|Not enough memory|Cannot allocate memory")
+_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|not enough memory|Not enough memory|Cannot allocate memory")
 _KEEPALIVE_SECONDS: Final = 2.0
 """Shorter than the server's 5 s: a connection that it is about to close must not carry a request."""
 _SPARE_CONNECTIONS: Final = 8
