@@ -32,7 +32,7 @@ class ProcessSettings(BaseSettings):
     objects_url: str = Field("file:///var/lib/gradbus/objects", description="A folder (file://) or a bucket (s3://, gs://, az://).")
     rpc_token: SecretStr = Field(SecretStr(""), description="What this process shows to gRPC servers.")
     rpc_callers: dict[str, str] = Field(default_factory=dict, description="Of a gRPC server: role to the SHA-256 of its token.")
-    cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models and datasets taken from object storage.")  # noqa: S108
+    cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models taken from object storage, and files on their way there.")  # noqa: S108
 
     @property
     def bus(self) -> BusSettings:
