@@ -57,11 +57,6 @@ def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor, fold
         raise ModelError(f"tensor {name} in {folder} holds {tensor.dtype}; take weights that are not quantised")
 
 
-def export_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A snapshot of the parameters under their Hugging Face names. A tied head is left out: it is the embedding."""
-    return snapshot(model.named_parameters())
-
-
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Copies: contiguous float32 on the CPU."""
     return {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors}

@@ -1,13 +1,14 @@
 """Low-rank adapters beside frozen weights (LoRA, Hu et al. 2021, arXiv:2106.09685), named and computed as peft's.
 
-An adapter of `….q_proj` is `….q_proj.lora_A.weight`, `[rank, in]`, and `….q_proj.lora_B.weight`, `[out, rank]`.
+An adapter of `….q_proj` is `base_model.model.….q_proj.lora_A.weight`, `[rank, in]`, and `base_model.model.….q_proj.lora_B.weight`,
+`[out, rank]`: the names in peft's `adapter_model.safetensors`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from gradbus.spec import LoraSpec
 
+_PREFIX, _WEIGHT = "base_model.model.", ".weight"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -37,10 +39,10 @@ class LoraLinear(nn.Module):
 
 
 @torch.no_grad()
-def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> None:
+def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
     """Freezes the model and puts an adapter beside each linear layer that `lora` names; it computes what it did before.
 
-    A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero, as in the paper's code.
+    A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero, as in the paper's code. Returns both by name.
     """
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -51,6 +53,7 @@ def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> None:
             adapted.lora_A.weight.copy_(nn.init.kaiming_uniform_(drawn, a=math.sqrt(5.0), generator=generator))
             adapted.lora_B.weight.zero_()
             model.set_submodule(path, adapted)
+    return {_PREFIX + name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @contextlib.contextmanager
@@ -66,13 +69,29 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             module.on = True
 
 
+def adapter_names(weight: str) -> tuple[str, str]:
+    """Names of A and B beside the linear layer whose weight has this name."""
+    owner = _PREFIX + weight.removesuffix(_WEIGHT)
+    return owner + _DOWN, owner + _UP
+
+
+def adapter_shapes(weights: Mapping[str, Sequence[int]], lora: LoraSpec) -> dict[str, tuple[int, ...]]:
+    """Name to shape of all that adapters of a model hold, whose weights have these shapes, `[out, in]`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in weights.items():
+        owner, _, kind = name.rpartition(".")
+        if kind == "weight" and owner.rpartition(".")[2] in lora.target_modules:
+            down, up = adapter_names(name)
+            shapes |= {down: (lora.rank, shape[1]), up: (shape[0], lora.rank)}
+    return shapes
+
+
 @torch.no_grad()
 def merged_weights(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
-    """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, where the adapters are."""
-    device = next(iter(adapters.values())).device
+    """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, computed where the base lies."""
     for name, tensor in base:
-        weight = tensor.to(device, torch.float32)
-        owner = name.removesuffix(".weight")
-        if owner + _UP in adapters:
-            weight = torch.addmm(weight, adapters[owner + _UP], adapters[owner + _DOWN], alpha=scale)
+        weight = tensor.float()
+        down, up = adapter_names(name)
+        if up in adapters:
+            weight = torch.addmm(weight, adapters[up].to(weight), adapters[down].to(weight), alpha=scale)
         yield name, weight

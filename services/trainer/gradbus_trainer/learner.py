@@ -55,8 +55,7 @@ class StepMetrics:
 class Learner(Protocol):
     """Holds weights and optimiser state, and moves them one step at a time. A function of its restored state and the batches.
 
-    With adapters (`trainer.lora`) these alone are trained. They are then stored with the optimiser state, under their own names,
-    for they cannot be had back from the merged weights.
+    Its weights are what it trains: with `trainer.lora` the adapters alone, under peft's names.
     """
 
     @property
@@ -72,14 +71,11 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """A snapshot under Hugging Face names: contiguous float32 on the CPU, without a tied head; adapters are merged."""
+        """A snapshot under Hugging Face names, or peft's: contiguous float32 on the CPU, without a tied head."""
         ...
 
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
-        """A snapshot by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step.
-
-        With adapters also these, at any time.
-        """
+        """A snapshot by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step."""
         ...
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:

@@ -24,7 +24,13 @@ def _fill_gaps():
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _kept.append(library)
-    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+    torch.Tensor.cuda = torch.Tensor.pin_memory = lambda tensor, *_args, **_kwargs: tensor
+    for maker in ("tensor", "empty", "zeros"):
+        setattr(torch, maker, _unpinned(getattr(torch, maker)))
+
+
+def _unpinned(make):
+    return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())

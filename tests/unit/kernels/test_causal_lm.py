@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gradbus.errors import ModelError
-from gradbus_kernels.causal_lm import export_weights, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs, snapshot
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_packed_equals_one_by_one_in_values_and_gradients(any_model_folder, sequ
 
 def test_exported_weights_carry_the_folders_names_and_are_a_snapshot(any_model_folder):
     model = load_causal_lm(any_model_folder)
-    exported = export_weights(model)
+    exported = snapshot(model.named_parameters())
     theirs = AutoModelForCausalLM.from_pretrained(any_model_folder)
     assert list(exported) == [name for name, _ in theirs.named_parameters()]
     before = exported["model.norm.weight"].clone()
@@ -58,15 +58,15 @@ def test_exported_weights_carry_the_folders_names_and_are_a_snapshot(any_model_f
 
 def test_loaded_weights_come_back_bit_for_bit(qwen2_folder):
     model = load_causal_lm(qwen2_folder)
-    wanted = {name: torch.randn_like(tensor) for name, tensor in export_weights(model).items()}
+    wanted = {name: torch.randn_like(tensor) for name, tensor in snapshot(model.named_parameters()).items()}
     load_weights(dict(model.named_parameters()), wanted)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in export_weights(model).items())
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in snapshot(model.named_parameters()).items())
     assert torch.equal(model.head_weight, wanted["model.embed_tokens.weight"])
 
 
 def test_weights_of_another_model_are_refused(qwen2_folder):
     model = load_causal_lm(qwen2_folder)
-    weights = export_weights(model)
+    weights = snapshot(model.named_parameters())
     with pytest.raises(ModelError, match="has shape"):
         load_weights(dict(model.named_parameters()), weights | {"model.norm.weight": torch.zeros(3)})
     del weights["model.norm.weight"]
@@ -79,11 +79,11 @@ def test_an_exported_model_loads_in_transformers_and_comes_back_bit_for_bit(any_
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
-    weights = export_weights(model)
+    weights = snapshot(model.named_parameters())
     shutil.copy(any_model_folder / "config.json", tmp_path)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     theirs = dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters())
-    ours = export_weights(load_causal_lm(tmp_path))
+    ours = snapshot(load_causal_lm(tmp_path).named_parameters())
     assert all(torch.equal(ours[name], tensor) and torch.equal(theirs[name], tensor) for name, tensor in weights.items())
 
 
@@ -110,8 +110,8 @@ def test_tensors_without_a_place_are_passed_over(qwen2_folder, tmp_path):
     change_weights(
         folder, lm_head__weight=model.head_weight.detach().clone(), model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(4)
     )
-    weights = export_weights(model)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in export_weights(load_causal_lm(folder)).items())
+    weights = snapshot(model.named_parameters())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in snapshot(load_causal_lm(folder).named_parameters()).items())
 
 
 def break_config(folder, **changes):

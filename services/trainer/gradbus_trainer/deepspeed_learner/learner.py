@@ -11,9 +11,6 @@ import torch
 from gradbus.errors import ModelError, TrainingError
 from gradbus.spec import RunSpec
 from gradbus_kernels.causal_lm import check_shapes, snapshot
-from gradbus_kernels.lora import merged_weights
-from gradbus_kernels.model_files import stored_tensors
-from gradbus_trainer.adapters import trained_part
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.deepspeed_learner.commands import Command, batch_tensors
 from gradbus_trainer.deepspeed_learner.leader import Leader
@@ -30,8 +27,6 @@ class DeepSpeedLearner:
     def __init__(self, folder: Path, spec: RunSpec, leader: Leader) -> None:
         """Opens an engine on every rank. Raises ModelError; like every method, RankLostError."""
         self._spec = spec
-        self._lora = spec.trainer.lora
-        self._folder = folder
         self._leader = leader
         self._step = 0
         self._updates = 0
@@ -54,30 +49,24 @@ class DeepSpeedLearner:
         return metrics
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """See `Learner`. The ranks gather one tensor at a time; adapters are merged into the folder's weights on rank 0 alone."""
-        trained = self._trained()
-        if self._lora is None:
-            return trained
-        base = ((name, tensor) for name, tensor in stored_tensors(self._folder) if name in self._engine.base_shapes)
-        return snapshot(merged_weights(base, trained, self._lora.scale))
+        """See `Learner`. The ranks gather one tensor at a time."""
+        return self._lead(Command("weights"), lambda: snapshot(self._engine.weights()))
 
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
         """See `Learner`. The ranks gather one tensor at a time."""
-        adapters = {} if self._lora is None else self._trained()
         if not self._updates:
-            return adapters
+            return {}
         moments = self._lead(Command("moments"), lambda: snapshot(self._engine.moments()))
-        return adapters | moments | {f"{name}.step": torch.tensor(float(self._updates)) for name in self._engine.shapes}
+        return moments | {f"{name}.step": torch.tensor(float(self._updates)) for name in self._engine.shapes}
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
         shapes = self._engine.shapes
-        trained, moments = trained_part(self._lora, self._engine.base_shapes, weights, optimizer_tensors)
-        check_shapes(shapes, trained)
-        if moments and moments.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
+        check_shapes(shapes, weights)
+        if optimizer_tensors and optimizer_tensors.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
             raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
-        updates = next((int(tensor) for name, tensor in moments.items() if name.endswith(".step")), 0)
-        source = {**trained, **moments}
+        updates = next((int(tensor) for name, tensor in optimizer_tensors.items() if name.endswith(".step")), 0)
+        source = {**weights, **optimizer_tensors}
         self._lead(Command("restore", {"updates": updates}), lambda: self._engine.restore(updates, source))
         self._step, self._updates = step, updates
 
@@ -89,9 +78,6 @@ class DeepSpeedLearner:
         return StepMetrics(
             noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
         )
-
-    def _trained(self) -> dict[str, torch.Tensor]:
-        return self._lead(Command("weights"), lambda: snapshot(self._engine.weights()))
 
     def _lead(self, command: Command, work: Callable[[], _Result]) -> _Result:
         return self._leader.lead(self._engine, command, work)

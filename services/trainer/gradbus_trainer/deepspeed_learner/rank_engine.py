@@ -22,7 +22,7 @@ from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
 from gradbus_kernels.lora import add_adapters
-from gradbus_trainer.adapters import with_base_reference
+from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
 from gradbus_trainer.deepspeed_learner.parameter_state import ParameterState
@@ -47,11 +47,8 @@ class RankEngine:
         self._spec = spec
         self._ranks = ranks
         model = self._load(folder)
-        self.base_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        """Of the whole weights, under their Hugging Face names."""
-        if spec.trainer.lora is not None:
-            add_adapters(model, spec.trainer.lora, spec.seed)
-        self._named: dict[str, Parameter] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        lora = spec.trainer.lora
+        self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
         """Of what is trained: the whole weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
