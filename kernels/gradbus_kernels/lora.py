@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradbus.adapters import PREFIX, adapter_names
 from gradbus.spec import LoraSpec
-
-_PREFIX, _WEIGHT = "base_model.model.", ".weight"
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 class LoraLinear(nn.Module):
@@ -53,7 +51,7 @@ def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> dict[str, nn.Pa
             adapted.lora_A.weight.copy_(nn.init.kaiming_uniform_(drawn, a=math.sqrt(5.0), generator=generator))
             adapted.lora_B.weight.zero_()
             model.set_submodule(path, adapted)
-    return {_PREFIX + name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {PREFIX + name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @contextlib.contextmanager
@@ -67,23 +65,6 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     finally:
         for module in adapted:
             module.on = True
-
-
-def adapter_names(weight: str) -> tuple[str, str]:
-    """Names of A and B beside the linear layer whose weight has this name."""
-    owner = _PREFIX + weight.removesuffix(_WEIGHT)
-    return owner + _DOWN, owner + _UP
-
-
-def adapter_shapes(weights: Mapping[str, Sequence[int]], lora: LoraSpec) -> dict[str, tuple[int, ...]]:
-    """Name to shape of all that adapters of a model hold, whose weights have these shapes, `[out, in]`."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in weights.items():
-        owner, _, kind = name.rpartition(".")
-        if kind == "weight" and owner.rpartition(".")[2] in lora.target_modules:
-            down, up = adapter_names(name)
-            shapes |= {down: (lora.rank, shape[1]), up: (shape[0], lora.rank)}
-    return shapes
 
 
 @torch.no_grad()

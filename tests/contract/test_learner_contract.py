@@ -9,8 +9,9 @@ import torch
 from learner_lab import LORA_SPEC, SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
 
+from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError, TrainingError
-from gradbus_kernels.lora import adapter_shapes, merged_weights
+from gradbus_kernels.lora import merged_weights
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.launch import Launch
 from gradbus_trainer.torch_learner import TorchLearner

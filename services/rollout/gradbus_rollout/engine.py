@@ -57,6 +57,17 @@ class GroupCompletion:
     completions: tuple[Completion, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class VersionProbe:
+    """What the trainer computes for a fixed text: log-probabilities of its tokens but the first, at temperature 1."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """With the version's weights."""
+    base_logprobs: tuple[float, ...]
+    """Without its adapters."""
+
+
 class Engine(Protocol):
     """Samples from one policy version at a time."""
 
@@ -74,12 +85,13 @@ class Engine(Protocol):
         """A count that grows for as long as the engine, having work, gets anywhere: steps, answers, loads. Answers at once."""
         ...
 
-    async def load(self, weights: Sequence[Path], version: int) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
         """Hold `version` from the next token on; returns the digest of what the engine now holds.
 
-        `weights` are safetensors files that together hold every tensor. Samples in flight go on, with a new
-        span; a caller that wants them unmixed awaits its `generate` calls first. Raises ModelError, before
-        anything has changed, for tensors that are missing, unknown or of another shape.
+        `weights` are safetensors files that together hold every tensor of the version: weights or, of a run that trains
+        adapters, these. Samples in flight go on, with a new span, or to their end with the adapters that they began with; a
+        caller that wants them unmixed awaits its `generate` calls first. Raises ModelError, before anything has changed, for
+        tensors that are missing, unknown or of another shape. `probe` is for an engine that cannot read back what it holds.
         """
         ...
 

@@ -101,6 +101,7 @@ class RolloutService:
             stop_token_ids=encoder.stop_token_ids,
             max_prompt_tokens=rollout.max_prompt_tokens,
             pause=rollout.pause,
+            lora=record.spec.trainer.lora,
         )
         cache = self._settings.cache_dir / "sglang" / self._settings.worker_id
         engine = SGLangEngine(folder, config, SGLangSettings(), cache)

@@ -34,7 +34,7 @@ class Launch:
 
     settings: SGLangSettings
     model: Path
-    slots: int
+    config: SGLangConfig
     key: str
     log: Path
 
@@ -118,11 +118,21 @@ def _command(launch: Launch, port: int, secret: Path) -> list[str]:
         *("--model-path", str(launch.model)),
         *("--host", launch.settings.host),
         *("--port", str(port)),
-        *("--max-running-requests", str(launch.slots)),
+        *("--max-running-requests", str(launch.config.slots)),
         "--skip-tokenizer-init",  # ids in, ids out
         "--skip-server-warmup",  # the first health check is one
         *("--log-level", "warning"),
+        *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
         *launch.settings.arguments,
+    ]
+
+
+def _adapter_flags(lora: LoraSpec) -> list[str]:
+    """Room for such adapters. Strict: the server ends on a tensor that it has no use for, where else it would pass over it."""
+    return [
+        *("--enable-lora", "--lora-strict-loading"),
+        *("--max-lora-rank", str(lora.rank)),
+        *("--lora-target-modules", *served_modules(lora)),
     ]
 
 

@@ -39,11 +39,11 @@ def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
     return found
 
 
-def check_fit(found: Mapping[str, StoredTensor], model: Mapping[str, StoredTensor]) -> None:
+def check_fit(found: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ModelError unless `found` holds exactly the model's tensors. A server would ignore unknown names and answer 200."""
-    _refuse(model.keys() - found.keys(), "are missing from the weight files")
-    _refuse(found.keys() - model.keys(), "are not tensors of this model")
-    _refuse({name for name, tensor in found.items() if tensor.shape != model[name].shape}, "have another shape than in this model")
+    _refuse(shapes.keys() - found.keys(), "are missing from the weight files")
+    _refuse(found.keys() - shapes.keys(), "are not tensors of this model")
+    _refuse({name for name, tensor in found.items() if tensor.shape != shapes[name]}, "have another shape than in this model")
 
 
 def digest(tensors: Mapping[str, StoredTensor]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradbus.errors import ModelError
 from gradbus.spec import LoraSpec
-from gradbus_rollout.engine import GroupCompletion, PromptGroup, check_group
+from gradbus_rollout.engine import GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
 from gradbus_rollout.torch_engine.requests import Request
@@ -86,7 +86,7 @@ class TorchEngine:
         """See `Engine.progress`: decode steps and commands that were begun."""
         return self._progress
 
-    async def load(self, weights: Sequence[Path], version: int) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`. The swap falls between two decode steps."""
         tensors = await asyncio.to_thread(self._versions.read, weights)
         swap = _Swap(tensors, version)

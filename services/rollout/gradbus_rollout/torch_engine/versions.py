@@ -8,8 +8,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from gradbus.adapters import adapter_names, adapter_shapes
 from gradbus.spec import LoraSpec
-from gradbus_kernels.lora import adapter_names, adapter_shapes, merged_weights
+from gradbus_kernels.lora import merged_weights
 from gradbus_kernels.model_files import stored_tensors
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_rollout.torch_engine.weights import ModelWeights, read_tensors
