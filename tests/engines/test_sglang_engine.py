@@ -136,7 +136,7 @@ async def test_a_server_that_holds_other_weights_is_given_ours_again(attach, ver
     engine = attach()
     await engine.load([versions(0)], 0)
     api = engine.server.api  # somebody else, or a restart: the base weights or others, under their own label
-    await api.update_from_disk(str(versions(1).parent), flush=True, label=label)
+    await api.update_from_disk(str(versions(1).parent), label)
     (group,) = await engine.generate([PromptGroup("a", PROMPT, (1, 2))])
     for completion in group.completions:
         assert completion.spans == (TokenSpan(0, 12, 0),)
@@ -158,6 +158,37 @@ async def test_a_cancelled_sample_ends_on_the_server_too(attach, versions, sglan
         running.cancel()
         while await running_requests(sglang_url):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+
+
+async def test_loads_right_after_the_last_sample_leave_the_server_alive(attach, versions):
+    engine = attach(max_new_tokens=1)
+    files = [versions(0), versions(1)]
+    for step in range(12):
+        await engine.load([files[step % 2]], step)
+        (group,) = await engine.generate([PromptGroup("a", PROMPT, tuple(range(8)))])
+        assert {completion.spans for completion in group.completions} == {(TokenSpan(0, 1, step),)}
+    assert engine.server.lives == 1
+
+
+@pytest.mark.parametrize("pause", ["retract", "in_place"])
+async def test_a_server_that_a_killed_worker_left_in_mid_load_is_taken_over(attach, versions, model, sglang_url, pause):
+    left = ServerApi(sglang_url, sglang_lab.KEY, 8, 60.0)
+    sampling = asyncio.create_task(left.generate({"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 8000}}, 600.0))
+    async with asyncio.timeout(30):
+        while not await running_requests(sglang_url):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    await left.pause(pause)
+    await left.check_weights("snapshot")
+    await left.check_weights("reset_tensors")
+    sampling.cancel()  # and with it the connection, as the kernel closes it
+    await left.close()
+    engine = attach()
+    await engine.start()
+    await engine.load([versions(1)], 1)
+    (group,) = await engine.generate([PromptGroup("a", PROMPT, (1, 2))])
+    for completion in group.completions:
+        np.testing.assert_allclose(logprobs(completion), expected(model, versions(1), PROMPT, completion), atol=1e-5)
+    assert not await running_requests(sglang_url)
 
 
 async def test_control_calls_without_the_key_are_refused(sglang_url, attach):

@@ -17,7 +17,7 @@ from gradbus.client import Client
 from gradbus.embedded import Stack, StackConfig
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
-GROUPS, STEPS = 32, 120
+GROUPS, STEPS = 16, 60
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def stack(tmp_path):
 
 
 def spec_of(example, engine, steps):
-    rollout = {"engine": engine, "slots": 128, "group_size": 8}
+    rollout = {"engine": engine, "slots": 64, "group_size": 4}
     schedule = {"groups_per_step": GROUPS, "steps": steps}
-    return smoke_spec(example, rollout=rollout, schedule=schedule, checkpoint={"every": 1}, evaluation={"every": 60})
+    return smoke_spec(example, rollout=rollout, schedule=schedule, checkpoint={"every": 1}, evaluation={"every": 30})
 
 
 def off(stack, example, ledger):

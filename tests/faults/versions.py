@@ -29,13 +29,14 @@ def worst_difference(state: Path, model: Path, ledger: Ledger, most_samples: int
                 continue
             blob = state / "objects" / "blobs" / shards[span.version].removeprefix("sha256:")
             network.load_state_dict(safetensors.torch.load_file(blob), strict=False)
-            worst = max(worst, _difference(network, group, sample, span.end))
+            worst = max(worst, logprob_difference(network, group, sample, span.end))
             seen += 1
     assert seen, "no sample of a stored version was found"
     return worst
 
 
-def _difference(network: torch.nn.Module, group: Group, sample: object, end: int) -> float:
+def logprob_difference(network: torch.nn.Module, group: Group, sample: object, end: int) -> float:
+    """The largest of a sample's first `end` tokens, nats."""
     prompt = np.frombuffer(group.prompt_ids, "<i4")
     tokens = np.frombuffer(sample.token_ids, "<i4")[:end]
     recorded = torch.tensor(np.frombuffer(sample.logprobs, "<f4")[:end].copy())

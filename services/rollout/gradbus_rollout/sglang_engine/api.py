@@ -89,9 +89,19 @@ class ServerApi:
         """Goes on decoding."""
         await self._call("POST", "/continue_generation", {"torch_empty_cache": False}, _QUICK_SECONDS)
 
-    async def update_from_disk(self, folder: str, flush: bool, label: str | None = None) -> None:
-        """Reads the folder's tensors. With `flush` the server must not be decoding: it would change the weights and then fail."""
-        body = {"model_path": folder, "flush_cache": flush, "weight_version": label}
+    async def flush(self) -> bool:
+        """Empties the prefix cache; False while the server has not done with all requests, paused ones aside."""
+        try:
+            await self._call("POST", "/flush_cache", None, _QUICK_SECONDS)
+        except EngineError as error:
+            if error.state != "refused":
+                raise
+            return False
+        return True
+
+    async def update_from_disk(self, folder: str, label: str | None = None) -> None:
+        """Reads the folder's tensors. It must not flush by itself: a server that cannot, for a request has just ended, ends too."""
+        body = {"model_path": folder, "flush_cache": False, "weight_version": label}
         await self._call("POST", "/update_weights_from_disk", body, self._load_seconds)
 
     async def load_adapter(self, name: str, folder: str) -> bool:

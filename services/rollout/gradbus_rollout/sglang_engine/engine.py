@@ -30,6 +30,7 @@ _LABELS: Final = 64
 _SHARED_PREFIX_TOKENS: Final = 64
 """Prompts from this length on are prefilled once, before their group's samples ask for them."""
 _ABORT_AGAIN_SECONDS: Final = 0.2
+_FLUSH_AGAIN_SECONDS: Final = 0.02
 _ABORTS_SECONDS: Final = 2.0
 
 
@@ -197,11 +198,13 @@ class SGLangEngine:
                 await self._up()
                 await self._install(held)
                 return
-            except EngineError as error:
+            except EngineError as found:
+                error = self.server.diagnosed(found)
                 if error.state in {"refused", "start_failed"} or attempt == _REPAIRS:
-                    raise
-                _log.warning("engine_load_failed", version=held.version, attempt=attempt, error=str(error))
-                await self.server.restart()
+                    raise error from found
+                _log.warning("engine_load_failed", state=error.state, version=held.version, attempt=attempt, error=str(error))
+                if not await self._only_lost_a_connection(error):
+                    await self.server.restart()
 
     async def _install(self, held: Held) -> None:
         api = self.server.api
@@ -210,12 +213,15 @@ class SGLangEngine:
             if self._slots.used and self._config.pause != "abort":
                 await api.pause(self._config.pause)
                 try:
-                    await install(api, held, flush=self._config.pause == "retract")
+                    if self._config.pause == "retract":  # in place the cache is in use
+                        await self._flushed()
+                    await install(api, held)
                 finally:
                     await api.resume()
             else:
                 await self._emptied()
-                await install(api, held, flush=True)
+                await self._flushed()
+                await install(api, held)
             self._installs += 1
             self._label = held.label
 
@@ -230,6 +236,17 @@ class SGLangEngine:
         except TimeoutError:
             raise EngineError("hung", f"{self._slots.used} samples did not end when aborted; the server is started again") from None
 
+    async def _flushed(self) -> None:
+        """Empties the cache. A request stays with the server's loop a moment after its reply; a killed worker's may go on for long."""
+        try:
+            async with asyncio.timeout(self._settings.load_seconds):
+                while not await self.server.api.flush():
+                    if not self._slots.used:
+                        await self.server.api.abort_all()
+                    await asyncio.sleep(_FLUSH_AGAIN_SECONDS)
+        except TimeoutError:
+            raise EngineError("hung", "the server does not come to rest before a load; it is started again") from None
+
     async def _repair(self, error: EngineError, seen: int) -> None:
         """Makes the server hold the version again, unless another sample saw to it. Raises `error` when that does not help."""
         async with self._lock:
@@ -240,11 +257,14 @@ class SGLangEngine:
             if error.state == "refused" or self._repairs > _REPAIRS or self._held is None:
                 raise error
             _log.warning("engine_failed", state=error.state, version=self._held.version, error=str(error))
-            if error.state == "dead" and not self.server.failed and await self.server.api.healthy():
-                return  # a lost connection, nothing more
+            if await self._only_lost_a_connection(error):
+                return
             if error.state != "wrong_version":
                 await self.server.restart()
             await self._bring(self._held)
+
+    async def _only_lost_a_connection(self, error: EngineError) -> bool:
+        return error.state == "dead" and not self.server.failed and await self.server.api.healthy()
 
     async def _up(self) -> None:
         if not self.server.lives:

@@ -35,17 +35,16 @@ class Held:
         return f"{self.version}-{self.digest.removeprefix('sha256:')[:_DIGEST_SHOWN]}"
 
 
-async def install(api: ServerApi, held: Held, flush: bool) -> None:
+async def install(api: ServerApi, held: Held) -> None:
     """Brings `held` in and proves it; the server must not be decoding.
 
-    `flush` empties the prefix cache, which a pause `in_place` forbids. Raises AttestationError when the weights did not
-    arrive, EngineError when the server fails or cannot prove anything.
+    Raises AttestationError when the weights did not arrive, EngineError when the server fails or cannot prove anything.
     """
     folder = str(held.folder.absolute())
-    await api.update_from_disk(folder, flush, _UNPROVEN)
+    await api.update_from_disk(folder, _UNPROVEN)
     await api.check_weights("snapshot")
     await api.check_weights("reset_tensors")
-    await api.update_from_disk(folder, flush)
+    await api.update_from_disk(folder)
     try:
         await api.check_weights("compare")
     except EngineError as error:

@@ -57,7 +57,7 @@ class LaunchedServer:
         secret = Path(scratch.name) / "server.yaml"
         secret.touch(mode=0o600)
         secret.write_text(json.dumps({"api-key": launch.key, "admin-api-key": launch.key}))
-        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        _set_aside(launch.log)
         try:
             with launch.log.open("wb") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -108,6 +108,13 @@ class LaunchedServer:
         with contextlib.suppress(OSError):
             return self._launch.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
         return ""
+
+
+def _set_aside(log: Path) -> None:
+    """Keeps the log of the life before: why it ended may stand nowhere else."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{log.name}.before"))
 
 
 def _command(launch: Launch, port: int, secret: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from pathlib import Path
 from typing import Final
@@ -80,7 +81,7 @@ class Server:
     async def _until_healthy(self) -> None:
         try:
             async with asyncio.timeout(self._settings.start_seconds):
-                while not await self.api.healthy():
+                while not await self._answers():
                     if self._process is not None and not self._process.running:
                         raise self._process.failure("start_failed")
                     await asyncio.sleep(_POLL_SECONDS)
@@ -89,6 +90,13 @@ class Server:
                 raise self._process.failure("start_failed") from None
             message = f"no SGLang server answered at {self.api.url} in {self._settings.start_seconds:.0f} s; start it"
             raise EngineError("start_failed", message) from None
+
+    async def _answers(self) -> bool:
+        """A server attached to may be paused still: its worker was killed in a load."""
+        if self._settings.url:
+            with contextlib.suppress(EngineError):
+                await self.api.resume()
+        return await self.api.healthy()
 
     def _api_at(self, url: str) -> ServerApi:
         return ServerApi(url, self._launch.key, self._slots, self._settings.load_seconds)
