@@ -19,6 +19,9 @@ TENSORS = {
 }
 
 
+SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+
+
 @pytest.fixture
 def shards(tmp_path):
     names = sorted(TENSORS)

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import EngineError, EngineFailure
+from gradbus.spec import LoraSpec
 from gradbus_rollout.sglang_engine import guard
+from gradbus_rollout.sglang_engine.adapters import served_modules
 from gradbus_rollout.sglang_engine.api import out_of_memory
-from gradbus_rollout.sglang_engine.config import SGLangSettings
+from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 
 _TAIL_BYTES: Final = 6000
 _GONE_SECONDS: Final = 10.0
