@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,15 @@ class LoraLinear(nn.Module):
         """`[..., in]` to `[..., out]`."""
         out = functional.linear(inputs, self.weight, self.bias)
         return out + self.lora_B(self.lora_A(inputs)) * self._scale if self.on else out
+
+
+class Merged(NamedTuple):
+    """A weight of the merged model."""
+
+    name: str
+    weight: Tensor
+    adapters: Mapping[str, Tensor]
+    """What was added to it; none where there is no adapter."""
 
 
 @torch.no_grad()
@@ -68,11 +78,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged_weights(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scale: float) -> Iterator[Merged]:
     """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, computed where the base lies."""
     for name, tensor in base:
-        weight = tensor.float()
-        down, up = adapter_names(name)
-        if up in adapters:
-            weight = torch.addmm(weight, adapters[up].to(weight), adapters[down].to(weight), alpha=scale)
-        yield name, weight
+        weight, parts = tensor.float(), {part: adapters[part] for part in adapter_names(name) if part in adapters}
+        if parts:
+            down, up = (part.to(weight) for part in parts.values())
+            weight = torch.addmm(weight, up, down, alpha=scale)
+        yield Merged(name, weight, parts)

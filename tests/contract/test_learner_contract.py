@@ -8,6 +8,7 @@ import pytest
 import torch
 from learner_lab import LORA_SPEC, SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
+from transformers import LlamaForCausalLM
 
 from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError, TrainingError
@@ -67,6 +68,10 @@ def pair(request, folder):
     """Two makers: of a learner that computes what the torch learner does, up to rounding, and of that one."""
     name, spec = request.param
     return lambda: DEEPSPEED[name](folder, spec), lambda: TorchLearner(folder, spec)
+
+
+def merged(base, adapters):
+    return {name: weight for name, weight, _ in merged_weights(base.items(), adapters, LORA_SPEC.trainer.lora.scale)}
 
 
 def bits(tensors):
@@ -137,7 +142,25 @@ def test_weights_are_those_of_the_folder_under_its_names_or_what_is_added_to_the
     adapters = ALL[name](folder, LORA_SPEC).weights()
     shapes = {name: tuple(tensor.shape) for name, tensor in adapters.items()}
     assert shapes == adapter_shapes({name: tensor.shape for name, tensor in base.items()}, LORA_SPEC.trainer.lora)
-    assert bits(dict(merged_weights(base.items(), adapters, LORA_SPEC.trainer.lora.scale))) == bits(base)
+    assert bits(merged(base, adapters)) == bits(base)
+
+
+def test_a_probe_is_what_a_model_of_the_merged_weights_computes(make_learner, folder):
+    learner = make_learner()
+    if not any("lora" in name for name in learner.weights()):
+        pytest.skip("every weight is trained: no run asks for it")
+    for step in range(3):
+        learner.train(batch(step))
+    probe, base = learner.probe(), load((folder / "model.safetensors").read_bytes())
+    ids = torch.tensor(np.frombuffer(probe.token_ids, "<i4").copy())[None].long()
+    bf16 = learner._spec.trainer.deepspeed.dtype == "bf16"
+    for part, weights in ((probe.logprobs, merged(base, learner.weights())), (probe.base_logprobs, base)):
+        model = LlamaForCausalLM.from_pretrained(folder)
+        model.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            expected = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+        np.testing.assert_allclose(np.frombuffer(part, "<f4"), expected, atol=0.1 if bf16 else 1e-5)
+    assert probe.logprobs != probe.base_logprobs
 
 
 def test_optimiser_state_is_named_by_parameter(make_learner):
@@ -210,7 +233,7 @@ def test_a_reference_without_adapters_gives_the_loss_that_a_reference_service_gi
     trained(lora, range(6))
     whole = TorchLearner(folder, LORA_SPEC.model_copy(update={"trainer": SPEC.trainer}))
     base = load((folder / "model.safetensors").read_bytes())
-    whole.restore(6, dict(merged_weights(base.items(), lora.weights(), LORA_SPEC.trainer.lora.scale)), {})
+    whole.restore(6, merged(base, lora.weights()), {})
     rows = batch(6).samples
     answers = ReferenceModel(folder).logprobs(rows, SPEC.rollout.temperature)
     expected = whole.train(Batch(6, [replace(row, reference_logprobs=answer) for row, answer in zip(rows, answers, strict=True)]))

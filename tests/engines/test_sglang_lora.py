@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradbus.adapters import adapter_shapes
-from gradbus.errors import AttestationError, EngineError, ModelError
+from gradbus.errors import AttestationError, ModelError
 from gradbus.spec import LoraSpec
-from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.lora import merged_weights
-from gradbus_kernels.packing import TokenSequence
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_rollout.engine import PromptGroup, TokenSpan, VersionProbe
 from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
@@ -64,8 +62,8 @@ class Version:
         torch.manual_seed(step)
         self._model, self._base = model, load_file(folder / "model.safetensors")
         shapes = adapter_shapes({name: tensor.shape for name, tensor in self._base.items()}, lora)
-        self.tensors = {name: 0.3 * torch.randn(shape) * bool(step or "lora_A" in name) for name, shape in shapes.items()}
-        self.merged = dict(merged_weights(self._base.items(), self.tensors, lora.scale))
+        self.tensors = {name: 0.1 * torch.randn(shape) * bool(step or "lora_A" in name) for name, shape in shapes.items()}
+        self.merged = {name: weight for name, weight, _ in merged_weights(self._base.items(), self.tensors, lora.scale)}
         self.file = folder / f"adapters-{step}-{lora.rank}"
         save_file(self.tensors, self.file)
         self.digest = weights_digest(self.tensors)
@@ -161,8 +159,6 @@ async def test_a_load_that_answers_200_and_moves_nothing_is_found(attach, versio
     real = ServerApi.load_adapter
 
     async def emptied(api, name, folder):
-        from pathlib import Path
-
         file = Path(folder) / "adapter_model.safetensors"
         file.unlink()
         save_file({name: torch.zeros_like(tensor) for name, tensor in held.tensors.items()}, file)
@@ -181,8 +177,6 @@ async def test_adapters_of_which_the_server_ignores_one_kind_are_found(attach, v
     real = ServerApi.load_adapter
 
     async def partly(api, name, folder):
-        from pathlib import Path
-
         file = Path(folder) / "adapter_model.safetensors"
         file.unlink()
         save_file({name: tensor * ("o_proj" not in name) for name, tensor in held.tensors.items()}, file)

@@ -6,12 +6,14 @@ is let a sample depend on anything but the weights, the prompt and the sample's 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from gradbus.errors import ModelError
+from gradbus.v1 import weights_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,16 @@ class VersionProbe:
     """With the version's weights."""
     base_logprobs: tuple[float, ...]
     """Without its adapters."""
+
+    @classmethod
+    def of(cls, message: weights_pb2.VersionProbe) -> Self:
+        """As it came in a manifest."""
+        return cls(_numbers("i", message.token_ids), _numbers("f", message.logprobs), _numbers("f", message.base_logprobs))
+
+
+def _numbers(kind: Literal["i", "f"], content: bytes) -> tuple[Any, ...]:
+    """Little-endian, four bytes each."""
+    return struct.unpack(f"<{len(content) // 4}{kind}", content)
 
 
 class Engine(Protocol):

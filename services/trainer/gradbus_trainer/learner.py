@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_trainer.batch import Batch
 
 
@@ -76,6 +77,10 @@ class Learner(Protocol):
 
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
         """A snapshot by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step."""
+        ...
+
+    def probe(self) -> VersionProbe:
+        """What its weights compute for a fixed text, with the adapters and without."""
         ...
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from gradbus.errors import TrainingError
 from gradbus.spec import RunSpec
+from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs, snapshot
 from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
 from gradbus_kernels.lora import add_adapters
@@ -23,6 +24,7 @@ from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
+from gradbus_trainer.version_probe import version_probe
 
 
 class TorchLearner:
@@ -64,6 +66,11 @@ class TorchLearner:
     def optimizer_tensors(self) -> Mapping[str, torch.Tensor]:
         """See `Learner`."""
         return self._optimizer.tensors()
+
+    def probe(self) -> VersionProbe:
+        """See `Learner`."""
+        forward = partial(packed_logprobs, self._model, temperature=1.0)
+        return version_probe(self._model, self._model.head_weight.shape[0], forward)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 from gradbus.errors import ModelError
+from gradbus.tensor_files import read_headers
 from gradbus_kernels.weights_digest import weights_digest
 from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
-from gradbus_rollout.sglang_engine.tensors import check_fit, digest, read_headers
+from gradbus_rollout.sglang_engine.tensors import check_fit, digest
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),

@@ -6,7 +6,6 @@ ends. The partners that a run does not train are put beside the version's file, 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Final
 from gradbus.adapters import ADAPTER_FILE, CONFIG_FILE, adapter_config, adapter_shapes
 from gradbus.errors import AttestationError, ModelError
 from gradbus.spec import LoraSpec
+from gradbus.tensor_files import StoredTensor, header
 from gradbus_rollout.engine import VersionProbe
 from gradbus_rollout.sglang_engine.api import ServerApi
 from gradbus_rollout.sglang_engine.folder import new_version_folder, place_shard
-from gradbus_rollout.sglang_engine.tensors import StoredTensor
 
 _FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _ZEROS_FILE: Final = "zeros.safetensors"
@@ -79,11 +78,6 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _write_zeros(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + _FLOAT32_BYTES * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
     with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        stream.truncate(stream.tell() + end)
+        stream.write(header({name: ("F32", shape) for name, shape in shapes.items()}, _FLOAT32_BYTES))
+        stream.truncate(stream.tell() + _FLOAT32_BYTES * sum(map(math.prod, shapes.values())))

@@ -14,6 +14,7 @@ from gradbus.background import cancelled
 from gradbus.errors import EngineError, ModelError
 from gradbus.model_folder import check_model_folder
 from gradbus.telemetry import get_logger
+from gradbus.tensor_files import read_headers
 from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.sglang_engine.adapters import make_adapter_folder, stored_adapters
 from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
@@ -23,7 +24,7 @@ from gradbus_rollout.sglang_engine.install import Held, install
 from gradbus_rollout.sglang_engine.server import Server
 from gradbus_rollout.sglang_engine.shelf import Shelf
 from gradbus_rollout.sglang_engine.slots import Slots
-from gradbus_rollout.sglang_engine.tensors import check_fit, digest, read_headers
+from gradbus_rollout.sglang_engine.tensors import check_fit, digest
 
 _log = get_logger(__name__)
 _Result = TypeVar("_Result")

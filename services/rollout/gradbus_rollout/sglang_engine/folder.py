@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.model_folder import sanitized_config
-from gradbus_rollout.sglang_engine.tensors import StoredTensor, read_headers
+from gradbus.tensor_files import StoredTensor, read_headers
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gradbus.adapters import adapter_names, adapter_shapes
+from gradbus.adapters import adapter_shapes
 from gradbus.spec import LoraSpec
 from gradbus_kernels.lora import merged_weights
 from gradbus_kernels.model_files import stored_tensors
@@ -60,13 +60,13 @@ class AdapterVersions:
         return read_tensors(files, self._shapes)
 
     def replace(self, tensors: Tensors) -> str:
-        """See `VersionLoader`. An adapter joins the digest when the weight it was merged into is held."""
+        """See `VersionLoader`. The digest is of the adapters that were added to weights which are held now."""
         held: dict[str, Tensor] = {}
 
-        def merged() -> Iterator[tuple[str, Tensor]]:
-            for name, weight in merged_weights(stored_tensors(self._folder), tensors, self._scale):
+        def weights() -> Iterator[tuple[str, Tensor]]:
+            for name, weight, adapters in merged_weights(stored_tensors(self._folder), tensors, self._scale):
                 yield name, weight
-                held.update({part: tensors[part] for part in adapter_names(name) if part in tensors})
+                held.update(adapters)
 
-        self._weights.replace(merged())
+        self._weights.replace(weights())
         return weights_digest(held)

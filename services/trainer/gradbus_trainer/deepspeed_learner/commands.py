@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradbus_trainer.batch import Batch, TrainSample
 
-Name = Literal["open", "train", "weights", "moments", "restore", "rest", "stop"]
+Name = Literal["open", "train", "weights", "moments", "probe", "restore", "rest", "stop"]
 _LENGTH_BYTES = 8
 
 

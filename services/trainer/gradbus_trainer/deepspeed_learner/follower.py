@@ -78,5 +78,7 @@ def _take_part(engine: RankEngine, command: Command) -> None:
         case "moments":
             for _ in engine.moments():
                 pass
+        case "probe":
+            engine.probe()
         case "restore":
             engine.restore(facts["updates"], {})

@@ -10,6 +10,7 @@ import torch
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus.spec import RunSpec
+from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.causal_lm import check_shapes, snapshot
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.deepspeed_learner.commands import Command, batch_tensors
@@ -58,6 +59,10 @@ class DeepSpeedLearner:
             return {}
         moments = self._lead(Command("moments"), lambda: snapshot(self._engine.moments()))
         return moments | {f"{name}.step": torch.tensor(float(self._updates)) for name in self._engine.shapes}
+
+    def probe(self) -> VersionProbe:
+        """See `Learner`."""
+        return self._lead(Command("probe"), self._engine.probe)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""

@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from gradbus.errors import ModelError, TrainingError
 from gradbus.faults import point
 from gradbus.spec import RunSpec, TrainerSpec
+from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
@@ -31,6 +32,7 @@ from gradbus_trainer.deepspeed_learner.ranks import Ranks
 from gradbus_trainer.deepspeed_learner.shares import Piece, idle_piece, pieces_of
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.tally import Tally
+from gradbus_trainer.version_probe import version_probe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -47,6 +49,7 @@ class RankEngine:
         self._spec = spec
         self._ranks = ranks
         model = self._load(folder)
+        self._vocab_size = model.head_weight.shape[0]
         lora = spec.trainer.lora
         self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
@@ -89,6 +92,11 @@ class RankEngine:
         for name, parameter in self._named.items():
             for moment in MOMENTS:
                 yield f"{name}.{moment}", self._state.moment(parameter, moment)
+
+    def probe(self) -> VersionProbe:
+        """What the weights compute for a fixed text, in the dtype of the forward."""
+        module = self._engine.module
+        return version_probe(module, self._vocab_size, lambda rows: module(rows, 1.0, self._ranks.device))
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
