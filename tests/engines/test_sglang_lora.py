@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
 from gradbus_rollout.sglang_engine.api import ServerApi
 from gradbus_rollout.sglang_engine.server import Server
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+URL = os.environ.get("GRADBUS_TEST_SGLANG_LORA_URL", "")
+"""Of a server that runs already, with the contract's model and room for the adapters below; empty: the tests start theirs."""
 ALL = LoraSpec(rank=4, alpha=8.0)
 PARTS = LoraSpec(rank=3, alpha=3.0, target_modules=("k_proj", "up_proj"))
 PROMPT = (4, 8, 15, 16, 23)
@@ -32,6 +35,9 @@ LONG = 300
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def lora_url(tmp_path_factory):
+    if URL:
+        yield URL
+        return
     chosen = sglang_lab.settings(arguments=(*sglang_lab.ARGUMENTS, "--lora-backend", "torch_native"))
     folder = tmp_path_factory.mktemp("sglang-lora")
     sglang_lab.make_folder(folder)
