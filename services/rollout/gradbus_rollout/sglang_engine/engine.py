@@ -104,13 +104,16 @@ class SGLangEngine:
         """See `Engine.load`. Also raises AttestationError when the weights did not arrive, EngineError when no server comes up."""
         self._refuse_when_over()
         held = await asyncio.to_thread(self._prepared, weights, version, probe)
-        self._folders.add(held.folder)
         try:
             async with self._lock:
                 await self._bring(held)
                 self._held = held
-        finally:
-            await asyncio.to_thread(self._drop_folders)
+                self._folders.add(held.folder)
+                await asyncio.to_thread(self._drop_folders)
+        except BaseException:
+            if self._held is not held:
+                drop_version_folder(held.folder)
+            raise
         return held.digest
 
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:

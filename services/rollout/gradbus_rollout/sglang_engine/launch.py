@@ -26,6 +26,8 @@ _TAIL_BYTES: Final = 6000
 _GONE_SECONDS: Final = 10.0
 _GONE_POLL_SECONDS: Final = 0.05
 _OURS: Final = "GRADBUS_"
+_PROBES: Final = 1
+"""Requests beside the samples, so that a load of adapters does not wait for one to end."""
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
 """Exit statuses of a server that was killed, most often by the kernel for want of memory."""
 
@@ -127,7 +129,7 @@ def _command(launch: Launch, port: int, secret: Path) -> list[str]:
         *("--model-path", str(launch.model)),
         *("--host", launch.settings.host),
         *("--port", str(port)),
-        *("--max-running-requests", str(launch.config.slots)),
+        *("--max-running-requests", str(launch.config.slots + _PROBES * (launch.config.lora is not None))),
         "--skip-tokenizer-init",  # ids in, ids out
         "--skip-server-warmup",  # the first health check is one
         *("--log-level", "warning"),
