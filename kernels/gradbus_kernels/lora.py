@@ -1,6 +1,7 @@
 """Low-rank adapters beside frozen weights (LoRA, Hu et al. 2021, arXiv:2106.09685), named and computed as peft's.
 
-An adapter of `….q_proj` is `….q_proj.lora_A.weight`, `[rank, in]`, and `….q_proj.lora_B.weight`, `[out, rank]`.
+An adapter of `….q_proj` is `base_model.model.….q_proj.lora_A.weight`, `[rank, in]`, and `base_model.model.….q_proj.lora_B.weight`,
+`[out, rank]`: the names in peft's `adapter_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradbus.adapters import PREFIX, adapter_names
 from gradbus.spec import LoraSpec
-
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 class LoraLinear(nn.Module):
@@ -36,11 +37,20 @@ class LoraLinear(nn.Module):
         return out + self.lora_B(self.lora_A(inputs)) * self._scale if self.on else out
 
 
+class Merged(NamedTuple):
+    """A weight of the merged model."""
+
+    name: str
+    weight: Tensor
+    adapters: Mapping[str, Tensor]
+    """What was added to it; none where there is no adapter."""
+
+
 @torch.no_grad()
-def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> None:
+def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
     """Freezes the model and puts an adapter beside each linear layer that `lora` names; it computes what it did before.
 
-    A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero, as in the paper's code.
+    A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero, as in the paper's code. Returns both by name.
     """
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -51,6 +61,7 @@ def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> None:
             adapted.lora_A.weight.copy_(nn.init.kaiming_uniform_(drawn, a=math.sqrt(5.0), generator=generator))
             adapted.lora_B.weight.zero_()
             model.set_submodule(path, adapted)
+    return {PREFIX + name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @contextlib.contextmanager
@@ -67,12 +78,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged_weights(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
-    """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, where the adapters are."""
-    device = next(iter(adapters.values())).device
+def merged_weights(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scale: float) -> Iterator[Merged]:
+    """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, computed where the base lies."""
     for name, tensor in base:
-        weight = tensor.to(device, torch.float32)
-        owner = name.removesuffix(".weight")
-        if owner + _UP in adapters:
-            weight = torch.addmm(weight, adapters[owner + _UP], adapters[owner + _DOWN], alpha=scale)
-        yield name, weight
+        weight, parts = tensor.float(), {part: adapters[part] for part in adapter_names(name) if part in adapters}
+        if parts:
+            down, up = (part.to(weight) for part in parts.values())
+            weight = torch.addmm(weight, up, down, alpha=scale)
+        yield Merged(name, weight, parts)

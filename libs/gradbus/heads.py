@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+
 from pydantic import BaseModel, ConfigDict
 
-from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
+from gradbus.v1.weights_pb2 import Shard, ShardDelta, VersionProbe, WeightManifest
 
 
 class _Head(BaseModel):
@@ -63,17 +65,21 @@ class VersionHead(_Head):
 
     shards: tuple[ShardName, ...]
     noop: bool = False
+    probe: str = ""
+    """The manifest's, as base64; empty without one."""
 
     @classmethod
     def of(cls, manifest: WeightManifest, term: int) -> VersionHead:
         """The head that names `manifest`, moved under `term`."""
         shards = tuple(map(ShardName.of, manifest.shards))
-        return cls(term=term, step=manifest.step, digest=manifest.digest, shards=shards, noop=manifest.noop)
+        probe = base64.b64encode(manifest.probe.SerializeToString()).decode()
+        return cls(term=term, step=manifest.step, digest=manifest.digest, shards=shards, noop=manifest.noop, probe=probe)
 
     def manifest(self, run_id: str) -> WeightManifest:
         """The version's manifest, without the names of its tensors."""
         shards = [name.shard() for name in self.shards]
-        return WeightManifest(run_id=run_id, term=self.term, step=self.step, digest=self.digest, shards=shards, noop=self.noop)
+        probe = VersionProbe.FromString(base64.b64decode(self.probe)) if self.probe else None
+        return WeightManifest(run_id=run_id, term=self.term, step=self.step, digest=self.digest, shards=shards, noop=self.noop, probe=probe)
 
 
 class CheckpointHead(_Head):

@@ -9,8 +9,11 @@ import pytest
 import torch
 from learner_lab import LORA_SPEC, SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
+from transformers import LlamaForCausalLM
 
+from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError, TrainingError
+from gradbus_kernels.lora import merged_weights
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.launch import Launch
 from gradbus_trainer.torch_learner import TorchLearner
@@ -74,9 +77,8 @@ def pair(request, folder):
     return lambda: DEEPSPEED[name](folder, spec), lambda: TorchLearner(folder, spec)
 
 
-def adapters(learner):
-    """Names of the trained adapters; none where every weight is trained."""
-    return {name for name in learner.optimizer_tensors() if name.endswith(".weight")}
+def merged(base, adapters):
+    return {name: weight for name, weight, _ in merged_weights(base.items(), adapters, LORA_SPEC.trainer.lora.scale)}
 
 
 def copies(tensors):
@@ -117,9 +119,7 @@ def test_a_step_moves_every_weight_and_reports_itself(make_learner):
     before = copies(learner.weights())
     metrics = learner.train(batch(0))
     after = learner.weights()
-    trained = {name.replace(".lora_B", "") for name in adapters(learner) if "lora_B" in name} or set(before)
-    assert {name for name in before if not torch.equal(before[name], after[name])} == trained
-    assert len(trained) in {14, len(before)}
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
     assert (metrics.noop, metrics.tokens) == (False, sum(batch(0).trainable_counts))
     assert metrics.grad_norm > 0.0
     assert metrics.learning_rate == pytest.approx(1e-2 / 3)
@@ -135,13 +135,6 @@ def test_a_batch_without_weight_changes_nothing_and_says_so(make_learner):
     assert trained(learner, [2]) == trained(other, [2])
 
 
-def test_weights_are_float32_under_the_folders_names(make_learner, folder):
-    weights = make_learner().weights()
-    assert bits(weights) == bits(load((folder / "model.safetensors").read_bytes()))
-    assert {name: tensor.shape for name, tensor in weights.items()} == dict(weights.shapes)
-    assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in weights.values())
-
-
 def test_tensors_are_read_one_at_a_time_and_as_they_are_then(make_learner):
     """In any order, and none or some of them: two ranks would fall apart otherwise."""
     learner = make_learner()
@@ -151,17 +144,47 @@ def test_tensors_are_read_one_at_a_time_and_as_they_are_then(make_learner):
     before = moments[name].clone()
     learner.train(batch(1))
     assert not torch.equal(moments[name], before)
-    assert {key: tensor.shape for key, tensor in moments.items()} == dict(moments.shapes)
+    for tensors in (moments, learner.weights()):
+        assert {key: tensor.shape for key, tensor in tensors.items()} == dict(tensors.shapes)
+        assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in LEARNERS else pytest.mark.engines) for name in sorted(ALL)])
+def test_weights_are_those_of_the_folder_under_its_names_or_what_is_added_to_them(name, folder):
+    base = load((folder / "model.safetensors").read_bytes())
+    assert bits(ALL[name](folder, SPEC).weights()) == bits(base)
+    if name not in WITH_ADAPTERS:
+        return
+    adapters = ALL[name](folder, LORA_SPEC).weights()
+    shapes = {name: tuple(tensor.shape) for name, tensor in adapters.items()}
+    assert shapes == adapter_shapes({name: tensor.shape for name, tensor in base.items()}, LORA_SPEC.trainer.lora)
+    assert bits(merged(base, adapters)) == bits(base)
+
+
+def test_a_probe_is_what_a_model_of_the_merged_weights_computes(make_learner, folder):
+    learner = make_learner()
+    if not any("lora" in name for name in learner.weights()):
+        pytest.skip("every weight is trained: no run asks for it")
+    for step in range(3):
+        learner.train(batch(step))
+    probe, base = learner.probe(), load((folder / "model.safetensors").read_bytes())
+    ids = torch.tensor(np.frombuffer(probe.token_ids, "<i4").copy())[None].long()
+    bf16 = learner._spec.trainer.deepspeed.dtype == "bf16"
+    for part, weights in ((probe.logprobs, merged(base, learner.weights())), (probe.base_logprobs, base)):
+        model = LlamaForCausalLM.from_pretrained(folder)
+        model.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            expected = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+        np.testing.assert_allclose(np.frombuffer(part, "<f4"), expected, atol=0.1 if bf16 else 1e-5)
+    assert probe.logprobs != probe.base_logprobs
 
 
 def test_optimiser_state_is_named_by_parameter(make_learner):
     learner = make_learner()
-    beside = adapters(learner)
-    assert learner.optimizer_tensors().keys() == beside
+    assert learner.optimizer_tensors() == {}
     learner.train(batch(0))
-    trained = beside or learner.weights().keys()
-    expected = {f"{name}.{moment}" for name in trained for moment in ("exp_avg", "exp_avg_sq", "step")}
-    assert learner.optimizer_tensors().keys() == expected | beside
+    expected = {f"{name}.{moment}" for name in learner.weights() for moment in ("exp_avg", "exp_avg_sq", "step")}
+    assert learner.optimizer_tensors().keys() == expected
     sizes = [tensor.numel() for name, tensor in learner.optimizer_tensors().items() if name.endswith(".exp_avg")]
     assert learner.trained_parameters == sum(sizes)
 
@@ -211,12 +234,11 @@ def test_the_state_of_another_model_is_refused(make_learner):
 
 
 def test_a_checkpoint_of_the_other_kind_is_refused(folder):
-    """Adapters cannot be had from merged weights, nor does a run without them know what to do with them."""
     full, lora = TorchLearner(folder, SPEC), TorchLearner(folder, LORA_SPEC)
     with pytest.raises(ModelError, match=r"another model.*lora_A"):
         lora.restore(1, full.weights(), {})
     with pytest.raises(ModelError, match="another model"):
-        full.restore(1, lora.weights(), lora.optimizer_tensors())
+        full.restore(1, lora.weights(), {})
 
 
 def test_a_reference_without_adapters_gives_the_loss_that_a_reference_service_gives(folder):
@@ -226,7 +248,8 @@ def test_a_reference_without_adapters_gives_the_loss_that_a_reference_service_gi
     lora = TorchLearner(folder, LORA_SPEC)
     trained(lora, range(6))
     whole = TorchLearner(folder, LORA_SPEC.model_copy(update={"trainer": SPEC.trainer}))
-    whole.restore(6, lora.weights(), {})
+    base = load((folder / "model.safetensors").read_bytes())
+    whole.restore(6, merged(base, lora.weights()), {})
     rows = batch(6).samples
     answers = ReferenceModel(folder).logprobs(rows, SPEC.rollout.temperature)
     expected = whole.train(Batch(6, [replace(row, reference_logprobs=answer) for row, answer in zip(rows, answers, strict=True)]))

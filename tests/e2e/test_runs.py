@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STRING_CHECK = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
@@ -141,9 +143,24 @@ def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_expo
     assert sum(rewards[-4:]) > 1.3 * sum(rewards[:4])
     assert lab.events(run_id, "learner") == [{"trained_parameters": 2 * 4 * (32 + 32 + 32 + 16 + 64 + 32)}]
     assert gradbus("export", run_id, tmp_path / "out").returncode == 0
-    after = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out").named_parameters())
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    after = dict(merged.named_parameters())
     moved = {name.split(".")[-2] for name, tensor in before.named_parameters() if not tensor.equal(after[name])}
     assert moved == set(adapters["target_modules"])
+    assert gradbus("export", run_id, tmp_path / "peft", "--adapters").returncode == 0
+    ids = torch.arange(20)[None]
+    base = before(ids).logits
+    beside = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "peft")
+    torch.testing.assert_close(beside(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
+    assert (merged(ids).logits - base).abs().max() > 0.1
+    assert lab.client.versions(run_id)["data"][-1]["bytes"] < (tmp_path / "out" / "model.safetensors").stat().st_size / 2
+
+
+def test_adapters_end_in_the_same_bits_over_every_transport(lab, spec):
+    trainer = {"learning_rate": 0.02, "lora": {"rank": 4}}
+    runs = [lab.train(spec(trainer=trainer, weights={"transport": name})) for name in ("store", "delta", "collective")]
+    assert len({lab.final_digest(run) for run in runs}) == 1
+    assert len({version["digest"] for version in lab.client.versions(runs[0]["id"])["data"]}) > 1
 
 
 def test_an_export_loads_in_transformers_and_generates(lab, spec, models, gradbus, tmp_path):

@@ -53,11 +53,12 @@ def export(
     run_id: RunId,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Hugging Face folder is written.")],
     version: Annotated[int | None, typer.Option(help="Policy version; the newest by default.")] = None,
+    adapters: Annotated[bool, typer.Option("--adapters", help="The trained adapters alone, as a folder that peft loads.")] = False,
     state: State = None,
 ) -> None:
     """Write a trained model as a folder that transformers loads."""
     with connect(state) as client:
-        written = client.export(find_run(client, run_id)["id"], folder, version)
+        written = client.export(find_run(client, run_id)["id"], folder, version, adapters)
     kind = "final version" if written["final"] else "version"
     typer.echo(f"wrote {kind} {written['version']} of {written['run_id']} to {folder} ({len(written['files'])} files)")
 

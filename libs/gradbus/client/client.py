@@ -13,7 +13,7 @@ import httpx2
 
 from gradbus.client.answers import checked, reached
 from gradbus.client.discovery import find_gateway
-from gradbus.client.export import write_export
+from gradbus.client.export import write_export, write_merged_export
 from gradbus.client.patience import Patience
 from gradbus.client.upload import in_words_of, merged, with_uploads
 from gradbus.errors import SpecError, StackError
@@ -121,10 +121,17 @@ class Client:
         """Live workers."""
         return self._json("GET", "/v1/workers", params={"limit": 1000})
 
-    def export(self, run_id: str, folder: Path, version: int | None = None) -> Json:
-        """Writes a version (default: the newest) into `folder` as a Hugging Face folder; returns what was written."""
-        plan = self._json("GET", f"/v1/runs/{run_id}/export", params={} if version is None else {"version": version})
-        write_export(plan["files"], folder, self._download, self.patience)
+    def export(self, run_id: str, folder: Path, version: int | None = None, adapters: bool = False) -> Json:
+        """Writes a version (default: the newest) into `folder` as a Hugging Face folder; returns what was written.
+
+        Of a run that trained adapters: these added to the base model or, with `adapters`, alone, as a folder that peft loads.
+        """
+        asked = {"adapters": adapters} | ({} if version is None else {"version": version})
+        plan = self._json("GET", f"/v1/runs/{run_id}/export", params=asked)
+        if plan["merge"]:
+            write_merged_export(plan, folder, self._download, self.patience)
+        else:
+            write_export(plan["files"], folder, self._download, self.patience)
         return plan
 
     def upload(self, path: Path, digest: str) -> None:

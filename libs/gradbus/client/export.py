@@ -1,17 +1,20 @@
-"""Writes an exported model to disk, each file checked against its digest."""
+"""Writes an exported version to disk, each file checked against its digest."""
 
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gradbus.client.merge import check_mergeable, write_merged
 from gradbus.client.patience import Patience
 from gradbus.errors import CorruptRecordError, StackError
 from gradbus.model_folder import checked_file_name
 
+_WEIGHTS = ".safetensors"
 Download = Callable[[str], Iterator[bytes]]
 
 
@@ -24,6 +27,23 @@ def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Dow
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             patience.ask(partial(_write, folder / checked_file_name(file["name"]), file["id"], download))
+    except OSError as error:
+        raise StackError(f"cannot write {folder} ({error.strerror}); choose another folder") from error
+
+
+def write_merged_export(plan: Mapping[str, Any], folder: Path, download: Download, patience: Patience) -> None:
+    """Downloads a base model and the adapters that `plan` wants merged into it, and writes the sum into `folder`.
+
+    Raises as `write_export`; also StackError where merging is not possible, ModelError for adapters of another model.
+    """
+    check_mergeable()
+    weights = [file for file in plan["files"] if file["name"].endswith(_WEIGHTS)]
+    write_export([file for file in plan["files"] if file not in weights], folder, download, patience)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".base-") as base:
+            write_export([*weights, plan["merge"]["adapters"]], Path(base), download, patience)
+            adapters = Path(base) / plan["merge"]["adapters"]["name"]
+            write_merged([Path(base) / file["name"] for file in weights], adapters, plan["merge"]["scale"], folder)
     except OSError as error:
         raise StackError(f"cannot write {folder} ({error.strerror}); choose another folder") from error
 

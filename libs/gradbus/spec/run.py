@@ -57,6 +57,11 @@ class RunSpec(BaseModel):
         return self.algorithm.kl > 0.0 and not self.shares_reference
 
     @property
+    def needs_probe(self) -> bool:
+        """Whether a version carries a probe: a server samples with adapters, and nobody can read back which."""
+        return self.rollout.engine == "sglang" and self.trainer.lora is not None
+
+    @property
     def total_groups(self) -> int:
         """Group slots the run trains, filtered ones among them (`fixed_lag`)."""
         return self.schedule.groups_per_step * self.schedule.steps

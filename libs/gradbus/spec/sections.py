@@ -158,7 +158,7 @@ class TrainerSpec(Section):
 
     backend: Literal["torch", "deepspeed"] = Field("torch", description="`torch` is one process; `deepspeed` one or more ranks.")
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
-    lora: LoraSpec | None = Field(None, description="Trains adapters alone; the versions that travel are the merged weights.")
+    lora: LoraSpec | None = Field(None, description="Trains adapters alone; they are the versions that travel.")
     learning_rate: float = Field(1e-6, gt=0.0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0.0)

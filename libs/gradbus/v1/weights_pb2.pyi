@@ -32,21 +32,33 @@ class Shard(_message.Message):
     delta_only: bool
     def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[str]] = ..., chain: _Optional[_Iterable[_Union[ShardDelta, _Mapping]]] = ..., delta_only: bool = ...) -> None: ...
 
+class VersionProbe(_message.Message):
+    __slots__ = ("token_ids", "logprobs", "base_logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BASE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    logprobs: bytes
+    base_logprobs: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., base_logprobs: _Optional[bytes] = ...) -> None: ...
+
 class WeightManifest(_message.Message):
-    __slots__ = ("run_id", "term", "step", "digest", "shards", "noop")
+    __slots__ = ("run_id", "term", "step", "digest", "shards", "noop", "probe")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NOOP_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     step: int
     digest: str
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
     noop: bool
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ...) -> None: ...
+    probe: VersionProbe
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ..., probe: _Optional[_Union[VersionProbe, _Mapping]] = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("run_id", "worker", "step", "digest")

@@ -141,6 +141,13 @@ class ExportFile(BaseModel):
     bytes: int | None = None
 
 
+class ExportMerge(BaseModel):
+    """Adapters that `files` lack."""
+
+    adapters: ExportFile
+    scale: float = Field(description="W + scale · B A is a weight's value, in float32.")
+
+
 class ExportResource(BaseModel):
     """A policy version as a folder in Hugging Face layout."""
 
@@ -150,6 +157,7 @@ class ExportResource(BaseModel):
     final: bool = Field(description="Whether the run is over and this is its last version.")
     digest: str
     files: list[ExportFile]
+    merge: ExportMerge | None = Field(None, description="The weights among `files` are the base model's; `gradbus export` adds these.")
 
 
 class FileResource(BaseModel):

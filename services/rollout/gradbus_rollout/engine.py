@@ -6,12 +6,14 @@ is let a sample depend on anything but the weights, the prompt and the sample's 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from gradbus.errors import ModelError
+from gradbus.v1 import weights_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,27 @@ class GroupCompletion:
     completions: tuple[Completion, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class VersionProbe:
+    """What the trainer computes for a fixed text: log-probabilities of its tokens but the first, at temperature 1."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """With the version's weights."""
+    base_logprobs: tuple[float, ...]
+    """Without its adapters."""
+
+    @classmethod
+    def of(cls, message: weights_pb2.VersionProbe) -> Self:
+        """As it came in a manifest."""
+        return cls(_numbers("i", message.token_ids), _numbers("f", message.logprobs), _numbers("f", message.base_logprobs))
+
+
+def _numbers(kind: Literal["i", "f"], content: bytes) -> tuple[Any, ...]:
+    """Little-endian, four bytes each."""
+    return struct.unpack(f"<{len(content) // 4}{kind}", content)
+
+
 class Engine(Protocol):
     """Samples from one policy version at a time."""
 
@@ -74,12 +97,13 @@ class Engine(Protocol):
         """A count that grows for as long as the engine, having work, gets anywhere: steps, answers, loads. Answers at once."""
         ...
 
-    async def load(self, weights: Sequence[Path], version: int) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
         """Hold `version` from the next token on; returns the digest of what the engine now holds.
 
-        `weights` are safetensors files that together hold every tensor. Samples in flight go on, with a new
-        span; a caller that wants them unmixed awaits its `generate` calls first. Raises ModelError, before
-        anything has changed, for tensors that are missing, unknown or of another shape.
+        `weights` are safetensors files that together hold every tensor of the version: weights or, of a run that trains
+        adapters, these. Samples in flight go on, with a new span, or to their end with the adapters that they began with; a
+        caller that wants them unmixed awaits its `generate` calls first. Raises ModelError, before anything has changed, for
+        tensors that are missing, unknown or of another shape. `probe` is for an engine that cannot read back what it holds.
         """
         ...
 

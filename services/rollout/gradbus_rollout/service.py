@@ -13,6 +13,7 @@ from gradbus.errors import DatasetError, ModelError
 from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord, RunStatus
+from gradbus.spec import LoraSpec
 from gradbus.transfer_settings import TransferSettings
 from gradbus_rollout.engine import Engine
 from gradbus_rollout.member import Seat
@@ -48,15 +49,15 @@ class RolloutService:
             status = await self._status(record, runs)
             training = await self._table(encoder, status.prompts)
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
-            engine = WatchedEngine(await self._engine(folder, record, encoder), self._settings.engine_progress_seconds)
+            if record.spec.is_deterministic:
+                await self._probe(folder, record, encoder, training)
+            engine = self._watched(await self._engine(folder, record, encoder))
         except (DatasetError, ModelError):
             self._wires.station.presence.fatal = True
             raise
         try:
             versions = Versions(self._wires.bus, self._wires.objects, self._wires.weight_store, record.run_id, self._settings.cache_dir)
             self._wires.station.presence.engine = engine.name
-            if record.spec.is_deterministic:
-                await self._probe(engine, folder, training, record)
             groups = GroupStore(self._wires.buffer, record.run_id)
             async with versions.followed(), self._receiving(record):
                 parts = WorkerParts(self._wires.bus, groups, engine, versions, training, evaluation, self._wires.station)
@@ -75,9 +76,12 @@ class RolloutService:
     async def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
         if record.spec.rollout.engine == "sglang":
             return await self._sglang(folder, record, encoder)
-        return await asyncio.to_thread(self._torch, folder, record, encoder)
+        return await asyncio.to_thread(self._torch, folder, record, encoder, record.spec.trainer.lora)
 
-    def _torch(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
+    def _watched(self, engine: Engine) -> WatchedEngine:
+        return WatchedEngine(engine, self._settings.engine_progress_seconds)
+
+    def _torch(self, folder: Path, record: RunRecord, encoder: PromptEncoder, lora: LoraSpec | None) -> Engine:
         from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - only this engine needs torch
 
         rollout = record.spec.rollout
@@ -90,7 +94,7 @@ class RolloutService:
             threads=rollout.threads,
             device=self._settings.device,
         )
-        return TorchEngine.from_folder(folder, config)
+        return TorchEngine.from_folder(folder, config, lora)
 
     async def _sglang(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
         rollout = record.spec.rollout
@@ -101,6 +105,7 @@ class RolloutService:
             stop_token_ids=encoder.stop_token_ids,
             max_prompt_tokens=rollout.max_prompt_tokens,
             pause=rollout.pause,
+            lora=record.spec.trainer.lora,
         )
         cache = self._settings.cache_dir / "sglang" / self._settings.worker_id
         engine = SGLangEngine(folder, config, SGLangSettings(), cache)
@@ -111,10 +116,14 @@ class RolloutService:
             raise
         return engine
 
-    async def _probe(self, engine: Engine, folder: Path, training: PromptTable, record: RunRecord) -> None:
-        weights = await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors")))
-        await engine.load(weights, 0)
-        await check_probe(engine, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
+    async def _probe(self, folder: Path, record: RunRecord, encoder: PromptEncoder, training: PromptTable) -> None:
+        """In an engine of its own, for what is probed is the base model, and the run's versions may be adapters."""
+        engine = self._watched(await asyncio.to_thread(self._torch, folder, record, encoder, None))
+        try:
+            await engine.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
+            await check_probe(engine, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
+        finally:
+            await engine.close()
 
     async def _table(self, encoder: PromptEncoder, digest: str) -> PromptTable:
         content = await self._wires.objects.get_blob(digest)

@@ -22,7 +22,7 @@ from gradbus.objects import ObjectStore
 from gradbus.telemetry import Attributes, current_traceparent, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
-from gradbus_rollout.engine import Engine
+from gradbus_rollout.engine import Engine, VersionProbe
 from gradbus_rollout.shards import Shards
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Versions:
         with span("load_weights", SpanKind.CONSUMER, announced.traceparent if announced else "", attributes):
             try:
                 paths = await self._shards.files(manifest)
-                digest = await _loaded(engine, paths, step)
+                digest = await _loaded(engine, paths, manifest)
             except ObjectMissingError:
                 self._manifests.pop(step, None)
                 raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
@@ -136,10 +136,11 @@ class Versions:
         self.changed.set()
 
 
-async def _loaded(engine: Engine, paths: Sequence[Path], step: int) -> str:
+async def _loaded(engine: Engine, paths: Sequence[Path], manifest: WeightManifest) -> str:
+    probe = VersionProbe.of(manifest.probe) if manifest.HasField("probe") else None
     try:
-        return await engine.load(paths, step)
+        return await engine.load(paths, manifest.step, probe)
     except ModelError:
         if all(path.exists() for path in paths):
             raise
-        raise ObjectMissingError(f"a shard of version {step} was deleted before it was opened; ask for a newer version") from None
+        raise ObjectMissingError(f"a shard of version {manifest.step} was deleted before it was opened; ask for a newer version") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gradbus.background import background
 from gradbus.errors import EngineHungError
-from gradbus_rollout.engine import Engine, GroupCompletion, PromptGroup
+from gradbus_rollout.engine import Engine, GroupCompletion, PromptGroup, VersionProbe
 
 _LOOKS = 8
 _CLOSE_SECONDS = 10.0
@@ -40,10 +40,10 @@ class WatchedEngine:
         """See `Engine.progress`."""
         return await self._engine.progress()
 
-    async def load(self, weights: Sequence[Path], version: int) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
         """See `Engine.load`."""
         async with self._watch(f"version {version} to be loaded"):
-            return await self._engine.load(weights, version)
+            return await self._engine.load(weights, version, probe)
 
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
         """See `Engine.generate`."""

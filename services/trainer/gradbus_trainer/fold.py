@@ -108,7 +108,8 @@ class Fold:
 
     async def _publish(self, export: Export) -> None:
         """Versions from (step - max_staleness) on stay named: a resume from here may have to sample with them."""
-        task = await self._parts.publisher.publish(export, whole=self._is_checkpoint_due())
+        probe = await self._in_thread(self._parts.learner.probe) if self._spec.needs_probe else None
+        task = await self._parts.publisher.publish(export, self._is_checkpoint_due(), probe)
         oldest = export.step - self._spec.schedule.max_staleness
 
         def note(done: asyncio.Task[object]) -> None:

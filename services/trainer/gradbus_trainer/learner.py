@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.tensors import LazyTensors
 
@@ -56,8 +57,7 @@ class StepMetrics:
 class Learner(Protocol):
     """Holds weights and optimiser state, and moves them one step at a time. A function of its restored state and the batches.
 
-    With adapters (`trainer.lora`) these alone are trained. They are then stored with the optimiser state, under their own names,
-    for they cannot be had back from the merged weights.
+    Its weights are what it trains: with `trainer.lora` the adapters alone, under peft's names.
     """
 
     @property
@@ -73,14 +73,15 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> LazyTensors:
-        """Under Hugging Face names, as they are when each is asked for: float32, without a tied head; adapters are merged."""
+        """Under Hugging Face names, or peft's, as they are when each is asked for: float32, without a tied head."""
         ...
 
     def optimizer_tensors(self) -> LazyTensors:
-        """The same by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step.
+        """The same by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step."""
+        ...
 
-        With adapters also these, at any time.
-        """
+    def probe(self) -> VersionProbe:
+        """What its weights compute for a fixed text, with the adapters and without."""
         ...
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:

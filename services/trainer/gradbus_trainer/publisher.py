@@ -10,7 +10,7 @@ from gradbus.bus import EventLog
 from gradbus.errors import ObjectMissingError
 from gradbus.faults import point
 from gradbus.telemetry import span, weights_trouble
-from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus.v1.weights_pb2 import VersionProbe, WeightManifest
 from gradbus_trainer.collective import Offer
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.version_writer import VersionWriter
@@ -30,10 +30,10 @@ class Publisher:
         self._last: asyncio.Task[WeightManifest] | None = None
         self._before = ""
 
-    async def publish(self, export: Export, whole: bool = False) -> asyncio.Task[WeightManifest]:
+    async def publish(self, export: Export, whole: bool = False, probe: VersionProbe | None = None) -> asyncio.Task[WeightManifest]:
         """Starts publishing, once the version before is out; `whole`: its checkpoint follows. Raises what the one before raised."""
         await self.settle()
-        self._last = asyncio.create_task(self._publish(export, whole), name=f"publish {export.step}")
+        self._last = asyncio.create_task(self._publish(export, whole, probe), name=f"publish {export.step}")
         return self._last
 
     async def settle(self) -> None:
@@ -46,11 +46,11 @@ class Publisher:
         if self._last is not None:
             self._last.cancel()
 
-    async def _publish(self, export: Export, whole: bool) -> WeightManifest:
+    async def _publish(self, export: Export, whole: bool, probe: VersionProbe | None) -> WeightManifest:
         with span("publish_version", attributes={"gradbus.run.id": self._run_id, "gradbus.policy.version": export.step}):
             what = f"version {export.step} of {self._run_id}"
             async with background(self._offer(export), "offer") if self._offer else nullcontext() as offered:
-                manifest, diverged = await until_whole(lambda: self._stored_and_named(export, whole, offered), what)
+                manifest, diverged = await until_whole(lambda: self._stored_and_named(export, whole, probe, offered), what)
             self._writer.advance(export, manifest)
             if diverged:
                 text = f"version {export.step} has other bits than before the restart"
@@ -58,8 +58,12 @@ class Publisher:
             self._compare(export)
         return manifest
 
-    async def _stored_and_named(self, export: Export, whole: bool, offered: asyncio.Task[None] | None) -> tuple[WeightManifest, bool]:
+    async def _stored_and_named(
+        self, export: Export, whole: bool, probe: VersionProbe | None, offered: asyncio.Task[None] | None
+    ) -> tuple[WeightManifest, bool]:
         manifest = await self._writer.store(export, whole)
+        if probe is not None:
+            manifest.probe.CopyFrom(probe)
         if offered is not None:
             await offered
         point("mid-publish")

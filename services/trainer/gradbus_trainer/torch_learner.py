@@ -13,17 +13,19 @@ from torch.nn.utils import clip_grad_norm_
 
 from gradbus.errors import TrainingError
 from gradbus.spec import RunSpec
-from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs, snapshot
+from gradbus.v1.weights_pb2 import VersionProbe
+from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
-from gradbus_kernels.lora import add_adapters, merged_weights
+from gradbus_kernels.lora import add_adapters
 from gradbus_trainer.adamw import AdamW
-from gradbus_trainer.adapters import trained_part, with_base_reference
+from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
 from gradbus_trainer.tensors import LazyTensors
+from gradbus_trainer.version_probe import version_probe
 
 
 class TorchLearner:
@@ -35,13 +37,8 @@ class TorchLearner:
         self._spec = spec
         self._step = 0
         self._model = load_causal_lm(model_folder, device=device)
-        base = dict(self._model.named_parameters())
-        self._shapes = {name: parameter.shape for name, parameter in base.items()}
-        self._lora = spec.trainer.lora
-        if self._lora is not None:
-            add_adapters(self._model, self._lora, spec.seed)
-        self._base = {name: parameter for name, parameter in base.items() if not parameter.requires_grad}
-        self._named = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        lora = spec.trainer.lora
+        self._named = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
         self._optimizer = AdamW(self._named, spec.trainer)
 
     @property
@@ -65,20 +62,22 @@ class TorchLearner:
 
     def weights(self) -> LazyTensors:
         """See `Learner`."""
-        if self._lora is None:
-            return LazyTensors.of(self._named)
-        return LazyTensors.of(snapshot(merged_weights(self._base.items(), self._named, self._lora.scale)))
+        return LazyTensors.of(self._named)
 
     def optimizer_tensors(self) -> LazyTensors:
         """See `Learner`."""
-        return self._optimizer.tensors() | LazyTensors.of({} if self._lora is None else self._named)
+        return self._optimizer.tensors()
+
+    def probe(self) -> VersionProbe:
+        """See `Learner`."""
+        forward = partial(packed_logprobs, self._model, temperature=1.0)
+        return version_probe(self._model, self._model.head_weight.shape[0], forward)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
-        trained, moments = trained_part(self._lora, self._shapes, weights, optimizer_tensors)
-        self._optimizer.check(moments)
-        load_weights(self._named, trained)
-        self._optimizer.restore(moments)
+        self._optimizer.check(optimizer_tensors)
+        load_weights(self._named, weights)
+        self._optimizer.restore(optimizer_tensors)
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:

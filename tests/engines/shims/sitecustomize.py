@@ -1,7 +1,8 @@
-"""Python loads this first when the folder is on PYTHONPATH. It fills two gaps of SGLang on a machine without a GPU.
+"""Python loads this first when the folder is on PYTHONPATH. It fills gaps of SGLang on a machine without a GPU.
 
 A torchvision that was built for CUDA is imported beside a torch that was not: it decorates two operators whose definitions
-its CUDA library would bring. And SGLang's weight checker moves what it compares to the GPU: here it stays where it is.
+its CUDA library would bring. And SGLang's weight checker moves what it compares to the GPU, and its LoRA pins memory for one: here
+all stays where it is.
 """
 
 import sys
@@ -24,7 +25,17 @@ def _fill_gaps():
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _kept.append(library)
-    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+    torch.Tensor.cuda = torch.Tensor.pin_memory = lambda tensor, *_args, **_kwargs: tensor
+    for maker in ("tensor", "empty", "zeros"):
+        setattr(torch, maker, _unpinned(getattr(torch, maker)))
+
+
+def _unpinned(make):
+    def unpinned(*args, **kwargs):
+        kwargs.pop("pin_memory", None)
+        return make(*args, **kwargs)
+
+    return unpinned
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())

@@ -5,7 +5,11 @@ import json
 import time
 
 import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save, save_file
 
+from gradbus.adapters import adapter_names
 from gradbus.bus import Buckets
 from gradbus.ids import digest_of
 from gradbus.runs import WorkerPresence
@@ -15,21 +19,30 @@ from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
 
 
 @pytest.fixture
-async def publish(channel, objects, submitted):
-    """Publishes a version of the submitted run, one shard for each of `contents`."""
-    stub = WeightStoreServiceStub(channel)
-    run_id = submitted["id"]
-    await stub.OpenTerm(OpenTermRequest(run_id=run_id, term=1))
+def new_publisher(channel, objects):
+    """Publishes versions of a run, one shard for each of `contents`."""
 
-    async def one(step, *contents):
-        shards = [
-            Shard(digest=await objects.put_blob(content), size_bytes=len(content), tensors=[f"t{at}"])
-            for at, content in enumerate(contents)
-        ]
-        manifest = WeightManifest(run_id=run_id, term=1, step=step, digest=digest_of(b"".join(contents)), shards=shards)
-        await stub.PublishVersion(PublishVersionRequest(manifest=manifest))
+    async def of(run_id):
+        stub = WeightStoreServiceStub(channel)
+        await stub.OpenTerm(OpenTermRequest(run_id=run_id, term=1))
 
-    return one
+        async def one(step, *contents):
+            shards = [
+                Shard(digest=await objects.put_blob(content), size_bytes=len(content), tensors=[f"t{at}"])
+                for at, content in enumerate(contents)
+            ]
+            manifest = WeightManifest(run_id=run_id, term=1, step=step, digest=digest_of(b"".join(contents)), shards=shards)
+            await stub.PublishVersion(PublishVersionRequest(manifest=manifest))
+
+        return one
+
+    return of
+
+
+@pytest.fixture
+async def publish(new_publisher, submitted):
+    """Publishes a version of the submitted run."""
+    return await new_publisher(submitted["id"])
 
 
 async def test_versions_name_their_holders(client, submitted, publish, bus):
@@ -87,3 +100,29 @@ async def test_an_export_takes_versions_that_are_stored_whole(client, http, subm
     assert client.export(submitted["id"], tmp_path / "out")["version"] == 0
     refused = http.get(f"/v1/runs/{submitted['id']}/export", params={"version": 1}).json()
     assert "keeps these versions whole: 0" in refused["detail"]
+
+
+async def test_of_adapters_an_export_is_the_base_model_with_these_added(client, http, spec, tmp_path, new_publisher, model_folder):
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    base = {weight: torch.ones(3, 2), "model.norm.weight": torch.zeros(2, dtype=torch.bfloat16)}
+    save_file(base, model_folder / "model.safetensors")
+    run = client.submit(spec | {"trainer": {"lora": {"rank": 1, "alpha": 2.0, "target_modules": ["q_proj"]}}}, tmp_path)
+    adapters = dict(zip(adapter_names(weight), (torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [0.0], [-1.0]])), strict=True))
+    await (await new_publisher(run["id"]))(0, save(adapters))
+    written = client.export(run["id"], tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in model_folder.iterdir()}
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    assert merged[weight].tolist() == [[3.0, 5.0], [1.0, 1.0], [-1.0, -3.0]]
+    assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
+    assert written["merge"]["scale"] == 2.0
+    client.export(run["id"], tmp_path / "peft", adapters=True)
+    assert {path.name for path in (tmp_path / "peft").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    config = LoraConfig.from_pretrained(tmp_path / "peft")
+    assert (config.r, config.lora_alpha, config.target_modules, config.lora_dropout) == (1, 2.0, {"q_proj"}, 0.0)
+    assert load_file(tmp_path / "peft" / "adapter_model.safetensors").keys() == adapters.keys()
+
+
+async def test_a_run_that_trains_every_weight_has_no_adapters_to_export(http, submitted, publish):
+    await publish(0, b"base")
+    answer = http.get(f"/v1/runs/{submitted['id']}/export", params={"adapters": True})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:gradbus:problem:no-adapters")

@@ -63,7 +63,7 @@ async def test_weights_that_are_deleted_while_they_are_fetched_are_a_version_tha
     class Late:
         """Retention comes between finding the shard and opening it."""
 
-        async def load(self, paths, step):
+        async def load(self, paths, step, probe=None):
             paths[0].unlink()
             return await engine.load(paths, step)
 

@@ -137,9 +137,9 @@ async def test_no_file_outlives_its_use(new_run, make_spec, weights):
     await run.write(range(12))
     held = []
 
-    async def look(publisher, export, whole=False):
+    async def look(publisher, export, whole=False, probe=None):
         held.append(len(list(export.file.path.parent.iterdir())))
-        return await publish(publisher, export, whole)
+        return await publish(publisher, export, whole, probe)
 
     publish = Publisher.publish
     with pytest.MonkeyPatch.context() as patch:

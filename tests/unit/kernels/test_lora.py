@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
+from gradbus.adapters import adapter_shapes
 from gradbus.spec import LoraSpec
 from gradbus_kernels.causal_lm import load_causal_lm, load_weights, snapshot
 from gradbus_kernels.lora import adapters_off, add_adapters, merged_weights
@@ -21,13 +22,16 @@ def adapted(folder, lora=LORA, dtype=torch.float32, seed=7, move=True):
     """A model with adapters, its frozen parameters and its trained ones; `move`: B is no longer zero."""
     model = load_causal_lm(folder, dtype)
     base = dict(model.named_parameters())
-    add_adapters(model, lora, seed)
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = add_adapters(model, lora, seed)
     torch.manual_seed(1)
     for name, parameter in trained.items():
         if move and name.endswith("lora_B.weight"):
             torch.nn.init.normal_(parameter, 0.0, 0.3)
     return model, base, trained
+
+
+def peft_name(weight, part):
+    return f"base_model.model.{weight.replace('.weight', f'.lora_{part}.weight')}"
 
 
 @pytest.fixture
@@ -44,8 +48,8 @@ def test_forward_and_gradients_are_those_of_the_merged_weights(any_model_folder,
 
     merged = dict(base)
     for name in base:
-        if (up := trained.get(name.replace(".weight", ".lora_B.weight"))) is not None:
-            merged[name] = base[name] + lora.alpha / lora.rank * up @ trained[name.replace(".weight", ".lora_A.weight")]
+        if (up := trained.get(peft_name(name, "B"))) is not None:
+            merged[name] = base[name] + lora.alpha / lora.rank * up @ trained[peft_name(name, "A")]
     assert len(merged) == len(base)
     assert sum(merged[name] is not base[name] for name in base) == 2 * len(lora.target_modules) == len(trained) / 2
     expected = functional_call(load_causal_lm(any_model_folder, torch.float64), merged, (batch,))
@@ -55,7 +59,7 @@ def test_forward_and_gradients_are_those_of_the_merged_weights(any_model_folder,
 
 def test_what_is_exported_computes_what_the_adapters_compute(any_model_folder, batch):
     model, base, trained = adapted(any_model_folder)
-    merged = dict(merged_weights(base.items(), trained, LORA.scale))
+    merged = {name: weight for name, weight, _ in merged_weights(base.items(), trained, LORA.scale)}
     plain = load_causal_lm(any_model_folder)
     before = snapshot(plain.named_parameters())
     assert {name: tensor.shape for name, tensor in merged.items()} == {name: tensor.shape for name, tensor in before.items()}
@@ -70,9 +74,15 @@ def test_only_adapters_are_trained(qwen2_folder, batch):
     model(batch).sum().backward()
     assert all(parameter.grad is None for parameter in base.values())
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained.values())
-    assert "model.layers.1.mlp.down_proj.lora_A.weight" in trained
-    assert trained["model.layers.1.mlp.down_proj.lora_A.weight"].shape == (3, 48)
-    assert trained["model.layers.1.mlp.down_proj.lora_B.weight"].shape == (32, 3)
+    assert trained[peft_name("model.layers.1.mlp.down_proj.weight", "A")].shape == (3, 48)
+    assert trained[peft_name("model.layers.1.mlp.down_proj.weight", "B")].shape == (32, 3)
+
+
+@pytest.mark.parametrize("lora", [LORA, ATTENTION], ids=["all", "attention"])
+def test_the_shapes_that_follow_from_the_model_are_those_of_its_adapters(any_model_folder, lora):
+    _, base, trained = adapted(any_model_folder, lora)
+    shapes = adapter_shapes({name: parameter.shape for name, parameter in base.items()}, lora)
+    assert shapes == {name: tuple(parameter.shape) for name, parameter in trained.items()}
 
 
 def test_new_adapters_change_nothing_and_are_drawn_from_the_seed(qwen2_folder, batch):
@@ -108,7 +118,7 @@ def test_names_shapes_and_forward_are_pefts(qwen2_folder, make_tokens, lora):
     )
     theirs = get_peft_model(AutoModelForCausalLM.from_pretrained(qwen2_folder, dtype=torch.float32), config)
     model, _, trained = adapted(qwen2_folder, lora)
-    named = {f"base_model.model.{name}": tensor.detach() for name, tensor in trained.items()}
+    named = {name: tensor.detach() for name, tensor in trained.items()}
     stored = get_peft_model_state_dict(theirs)
     assert {name: tensor.shape for name, tensor in stored.items()} == {name: tensor.shape for name, tensor in named.items()}
     set_peft_model_state_dict(theirs, named)

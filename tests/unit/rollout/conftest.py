@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from s3_servers import rclone_server  # noqa: F401 - a fixture
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -16,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
 from gradbus_rollout.torch_engine.shape import read_shape
+from gradbus_rollout.torch_engine.versions import WholeVersions
 
 SIZES = {
     "vocab_size": 48,
@@ -95,7 +97,7 @@ def decoder() -> Callable[[Path], DecoderModel]:
     def load(folder: Path) -> DecoderModel:
         model = DecoderModel(read_shape(folder), torch.empty(0))
         with torch.inference_mode():
-            model.weights.replace(model.weights.read([folder / "model.safetensors"]))
+            WholeVersions(model.weights).replace(load_file(folder / "model.safetensors"))
         return model
 
     return load

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from gradbus.adapters import ADAPTER_FILE, CONFIG_FILE, adapter_config
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_gateway.auth import READ
 from gradbus_gateway.problems import ProblemError
-from gradbus_gateway.resources import ExportFile, ExportResource, Page, VersionResource
+from gradbus_gateway.resources import ExportFile, ExportMerge, ExportResource, Page, VersionResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.run_store import Run
 from gradbus_gateway.state import Gateway, Here
@@ -32,10 +33,15 @@ async def list_versions(run_id: str, gateway: Here, after: Annotated[int, Query(
 
 @router.get("/export", summary="A version as a model folder")
 async def export_run(
-    run_id: str, gateway: Here, version: Annotated[int | None, Query(ge=0, description="Default: the newest that is stored whole.")] = None
+    run_id: str,
+    gateway: Here,
+    version: Annotated[int | None, Query(ge=0, description="Default: the newest that is stored whole.")] = None,
+    adapters: Annotated[bool, Query(description="The trained adapters alone, as peft stores them.")] = False,
 ) -> ExportResource:
     """Names and ids of the files of a folder in Hugging Face layout; GET /v1/files/{id} has each."""
     run = await gateway.runs.get(run_id)
+    if adapters and run.record.spec.trainer.lora is None:
+        raise ProblemError(409, "no-adapters", f"run {run_id} trains every weight; export it without `adapters`")
     listed = _sorted(await _versions(gateway, run_id))
     manifests = [manifest for manifest in listed if _is_whole(manifest)]
     chosen = [manifest for manifest in manifests if version is None or manifest.step == version]
@@ -43,13 +49,28 @@ async def export_run(
         kept = ", ".join(str(manifest.step) for manifest in manifests) or "none yet"
         raise ProblemError(409, "no-such-version", f"run {run_id} keeps these versions whole: {kept}; export one of them")
     manifest = chosen[-1]
+    files, merge = await _files(gateway, run, manifest, adapters)
     return ExportResource(
         run_id=run_id,
         version=manifest.step,
         final=run.is_final and manifest is listed[-1],
         digest=manifest.digest,
-        files=_base_files(run) + await _weight_files(gateway, manifest),
+        files=files,
+        merge=merge,
     )
+
+
+async def _files(gateway: Gateway, run: Run, manifest: WeightManifest, adapters: bool) -> tuple[list[ExportFile], ExportMerge | None]:
+    model, lora = run.record.spec.model, run.record.spec.trainer.lora
+    base = [ExportFile(name=name, id=digest) for name, digest in sorted((model.files or {}).items())]
+    if lora is None:
+        return [file for file in base if not file.name.endswith(_WEIGHTS)] + await _weight_files(gateway, manifest), None
+    shard = manifest.shards[0]
+    trained = ExportFile(name=ADAPTER_FILE, id=shard.digest, bytes=shard.size_bytes)
+    if not adapters:
+        return base, ExportMerge(adapters=trained, scale=lora.scale)
+    config = adapter_config(lora, model.path if model.revision else "")
+    return [ExportFile(name=CONFIG_FILE, id=await gateway.objects.put_blob(config), bytes=len(config)), trained], None
 
 
 async def _versions(gateway: Gateway, run_id: str) -> ListVersionsResponse:
@@ -76,12 +97,6 @@ def _resource(manifest: WeightManifest, answer: ListVersionsResponse) -> Version
 
 def _is_whole(manifest: WeightManifest) -> bool:
     return not any(shard.delta_only for shard in manifest.shards)
-
-
-def _base_files(run: Run) -> list[ExportFile]:
-    """Configuration and tokenizer, as the run was given them."""
-    files = run.record.spec.model.files or {}
-    return [ExportFile(name=name, id=digest) for name, digest in sorted(files.items()) if not name.endswith(_WEIGHTS)]
 
 
 async def _weight_files(gateway: Gateway, manifest: WeightManifest) -> list[ExportFile]:

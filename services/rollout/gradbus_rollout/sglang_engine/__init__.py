@@ -5,6 +5,7 @@ folder   a version as the server reads it   api      the server's routes, each w
 launch   the server's processes             guard    ends them with the worker
 server   up, down, up again                 slots    samples in flight, and the gate of a load
 draft    one sample, piece by piece         install  a version into the server, with proof
+adapters a version that is adapters         shelf    adapters that the server has at a time
 engine   all of it together
 """
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import httpx2
@@ -16,6 +17,7 @@ import httpx2
 from gradbus.errors import EngineError
 
 _MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|not enough memory|Not enough memory|Cannot allocate memory")
+_UNKNOWN_ADAPTER: Final = "has never been loaded"
 _KEEPALIVE_SECONDS: Final = 2.0
 """Shorter than the server's 5 s: a connection that it is about to close must not carry a request."""
 _SPARE_CONNECTIONS: Final = 8
@@ -102,6 +104,21 @@ class ServerApi:
         body = {"model_path": folder, "flush_cache": False, "weight_version": label}
         await self._call("POST", "/update_weights_from_disk", body, self._load_seconds)
 
+    async def load_adapter(self, name: str, folder: str) -> bool:
+        """Reads the adapters in `folder`; whether the server then says that it has them, under that name, from there."""
+        answer = await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder}, self._load_seconds)
+        return answer.get("success") is True and (answer.get("loaded_adapters") or {}).get(name) == folder
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets adapters. Waits for the requests that name them."""
+        await self._call("POST", "/unload_lora_adapter", {"lora_name": name}, self._load_seconds)
+
+    async def prompt_logprobs(self, token_ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:
+        """Log-probabilities of all tokens but the first, at temperature 1, from the base or with adapters."""
+        body = {"input_ids": list(token_ids), "sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
+        answer = await self._call("POST", "/generate", body | {"lora_path": adapter, "extra_key": uuid.uuid4().hex}, self._load_seconds)
+        return tuple(float(logprob) for logprob, *_ in answer["meta_info"]["input_token_logprobs"][1:])
+
     async def check_weights(self, action: CheckAction) -> None:
         """`compare` raises EngineError unless every tensor equals the snapshot."""
         await self._call("POST", "/weights_checker", {"action": action}, self._load_seconds)
@@ -135,4 +152,6 @@ class ServerApi:
         text = response.text[:_SHOWN]
         if out_of_memory(response.text):
             return EngineError("out_of_memory", f"{route} answered {response.status_code}: {text}; lower slots or --mem-fraction-static")
+        if _UNKNOWN_ADAPTER in response.text:
+            return EngineError("wrong_version", f"the server has lost the adapters that a sample names ({text}); they are loaded again")
         return EngineError("refused", f"{route} answered {response.status_code}: {text}; see the server's log")

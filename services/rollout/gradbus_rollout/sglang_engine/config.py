@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gradbus.spec import LoraSpec
+
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
@@ -26,6 +28,8 @@ class SGLangConfig:
     """None: what the model's context leaves room for."""
     pause: PauseMode = "retract"
     """What happens to samples in flight when a version is loaded."""
+    lora: LoraSpec | None = None
+    """Versions are adapters: samples in flight then go on with theirs."""
 
 
 class SGLangSettings(BaseSettings):

@@ -24,7 +24,7 @@ class Draft:
         self._logprobs = array.array("f")
         self._spans: list[TokenSpan] = []
 
-    def request(self, request_id: str, cache_key: str) -> dict[str, Any]:
+    def request(self, request_id: str, cache_key: str, adapter: str | None = None) -> dict[str, Any]:
         """Body of the request for what is missing. `cache_key`: requests of other weights must share no cached prefix with it."""
         return {
             "rid": request_id,
@@ -32,6 +32,7 @@ class Draft:
             "sampling_params": self._sampling(),
             "return_logprob": True,
             "extra_key": cache_key,
+            "lora_path": adapter,
         }
 
     def _sampling(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -13,20 +14,24 @@ from gradbus.background import cancelled
 from gradbus.errors import EngineError, ModelError
 from gradbus.model_folder import check_model_folder
 from gradbus.telemetry import get_logger
-from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, check_group
+from gradbus.tensor_files import read_headers
+from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.sglang_engine.adapters import make_adapter_folder, stored_adapters
 from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.sglang_engine.draft import Draft, began_with
 from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.sglang_engine.install import Held, install
 from gradbus_rollout.sglang_engine.server import Server
+from gradbus_rollout.sglang_engine.shelf import Shelf
 from gradbus_rollout.sglang_engine.slots import Slots
-from gradbus_rollout.sglang_engine.tensors import check_fit, digest, read_headers
+from gradbus_rollout.sglang_engine.tensors import check_fit, digest
 
 _log = get_logger(__name__)
 _Result = TypeVar("_Result")
 _REPAIRS: Final = 3
 """Repairs in a row, with no sample completed between them, before the failure is the worker's trouble."""
 _LABELS: Final = 64
+_BASE: Final = -1
 _SHARED_PREFIX_TOKENS: Final = 64
 """Prompts from this length on are prefilled once, before their group's samples ask for them."""
 _ABORT_AGAIN_SECONDS: Final = 0.2
@@ -51,6 +56,9 @@ class SGLangEngine:
         self._slots = Slots(config.slots)
         self._name = "sglang"
         self._held: Held | None = None
+        self._shelf = Shelf()
+        self._proven_life = 0
+        """Life of the server in which the base model was proven, where versions are adapters."""
         self._labels: dict[str, int] = {}
         self._label = ""
         self._lock = asyncio.Lock()
@@ -59,6 +67,7 @@ class SGLangEngine:
         self._progress = 0
         self._over = ""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._folders: set[Path] = set()
         self.server = Server(model, config, settings, cache / "server.log")
 
     @property
@@ -91,19 +100,20 @@ class SGLangEngine:
         async with self._lock:
             await self._up()
 
-    async def load(self, weights: Sequence[Path], version: int) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
         """See `Engine.load`. Also raises AttestationError when the weights did not arrive, EngineError when no server comes up."""
         self._refuse_when_over()
-        held = await asyncio.to_thread(self._prepared, weights, version)
+        held = await asyncio.to_thread(self._prepared, weights, version, probe)
         try:
             async with self._lock:
                 await self._bring(held)
-                previous, self._held = self._held, held
+                self._held = held
+                self._folders.add(held.folder)
+                await asyncio.to_thread(self._drop_folders)
         except BaseException:
-            drop_version_folder(held.folder)
+            if self._held is not held:
+                drop_version_folder(held.folder)
             raise
-        if previous is not None:
-            await asyncio.to_thread(drop_version_folder, previous.folder)
         return held.digest
 
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
@@ -125,16 +135,33 @@ class SGLangEngine:
         await asyncio.gather(*(cancelled(task) for task in list(self._tasks)))
         if self._tasks:  # what the cancelled left: aborts on their way
             await asyncio.wait(self._tasks, timeout=_ABORTS_SECONDS)
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_ABORTS_SECONDS):
+                await self._shelf.leave(self.server.api)
         await self.server.close()
-        if self._held is not None:
-            drop_version_folder(self._held.folder)
+        self._held = None
+        self._shelf.clear()
+        self._drop_folders()
 
-    def _prepared(self, weights: Sequence[Path], version: int) -> Held:
+    def _adapter(self) -> AbstractContextManager[str | None]:
+        """What a request names inside the block; nothing where versions are weights."""
+        return nullcontext() if self._config.lora is None else self._shelf.used()
+
+    def _prepared(self, weights: Sequence[Path], version: int, probe: VersionProbe | None) -> Held:
         """The version as a folder, checked against the model: nothing has changed when this raises ModelError."""
-        tensors = read_headers(weights)
-        check_fit(tensors, self._tensors)
-        folder = make_version_folder(self._versions, self._model, weights, self._settings.copy_weights)
-        return Held(version, digest(tensors), folder)
+        tensors, lora, copy = read_headers(weights), self._config.lora, self._settings.copy_weights
+        if lora is not None:
+            check_fit(tensors, stored_adapters(self._tensors, lora))
+            return Held(version, digest(tensors), make_adapter_folder(self._versions, self._tensors, lora, weights, copy), probe)
+        check_fit(tensors, {name: tensor.shape for name, tensor in self._tensors.items()})
+        return Held(version, digest(tensors), make_version_folder(self._versions, self._model, weights, copy))
+
+    def _drop_folders(self) -> None:
+        """Removes those of versions that are neither held nor named by a request."""
+        kept = self._shelf.folders | ({self._held.folder} if self._held else set())
+        for folder in self._folders - kept:
+            drop_version_folder(folder)
+        self._folders &= kept
 
     # Samples
 
@@ -148,7 +175,8 @@ class SGLangEngine:
         body = {"input_ids": group.prompt_ids, "sampling_params": {"max_new_tokens": 0}, "extra_key": self._cache_key}
         with contextlib.suppress(EngineError):  # the samples meet it as well, and deal with it
             async with self._slots.taken():
-                await self.server.api.generate(body, self._settings.sample_seconds)
+                with self._adapter() as adapter:
+                    await self.server.api.generate(body | {"lora_path": adapter}, self._settings.sample_seconds)
 
     async def _sample(self, group: PromptGroup, seed: int) -> Completion:
         draft = Draft(group, seed, self._config)
@@ -169,16 +197,20 @@ class SGLangEngine:
                 return completion
 
     async def _request(self, draft: Draft) -> Completion | None:
-        request_id, label = uuid.uuid4().hex, self._label
-        try:
-            reply = await self.server.api.generate(draft.request(request_id, self._cache_key), self._settings.sample_seconds)
-        except asyncio.CancelledError:
-            self._keep(asyncio.create_task(self._abort(request_id), name="abort"))
-            raise
+        request_id, label, versions = uuid.uuid4().hex, self._label, self._labels
+        with self._adapter() as adapter:
+            if adapter is not None:
+                versions = dict.fromkeys(versions, self._shelf.version(adapter))
+            body = draft.request(request_id, self._cache_key, adapter)
+            try:
+                reply = await self.server.api.generate(body, self._settings.sample_seconds)
+            except asyncio.CancelledError:
+                self._keep(asyncio.create_task(self._abort(request_id), name="abort"))
+                raise
         first = began_with(reply)
         if self._config.pause == "in_place" and first != label and first in self._labels:
             return None  # it waited over a load, and its prompt may have been computed by the old weights: once more
-        return draft.take(reply, self._labels)
+        return draft.take(reply, versions)
 
     async def _abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineError):  # a server that is gone samples nothing
@@ -207,6 +239,26 @@ class SGLangEngine:
                     await self.server.restart()
 
     async def _install(self, held: Held) -> None:
+        if self._config.lora is None:
+            await self._install_weights(held)
+            return
+        if self._proven_life != self.server.lives:
+            self._shelf.clear()
+            base = await asyncio.to_thread(self._base)
+            self._folders.add(base.folder)
+            await self._install_weights(base)
+            self._proven_life = self.server.lives
+        await self._shelf.put(self.server.api, held)
+        self._installs += 1
+        await self._shelf.tidy(self.server.api)
+
+    def _base(self) -> Held:
+        """The run's model itself: adapters say nothing without it."""
+        shards = sorted({tensor.file for tensor in self._tensors.values()})
+        folder = make_version_folder(self._versions, self._model, shards, self._settings.copy_weights)
+        return Held(_BASE, digest(self._tensors), folder)
+
+    async def _install_weights(self, held: Held) -> None:
         api = self.server.api
         self._labels = dict([*self._labels.items(), (held.label, held.version)][-_LABELS:])
         async with self._slots.closed():
@@ -259,7 +311,9 @@ class SGLangEngine:
             _log.warning("engine_failed", state=error.state, version=self._held.version, error=str(error))
             if await self._only_lost_a_connection(error):
                 return
-            if error.state != "wrong_version":
+            if error.state == "wrong_version":
+                self._proven_life = 0
+            else:
                 await self.server.restart()
             await self._bring(self._held)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.model_folder import sanitized_config
-from gradbus_rollout.sglang_engine.tensors import StoredTensor, read_headers
+from gradbus.tensor_files import StoredTensor, read_headers
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
 
@@ -27,17 +27,24 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def make_version_folder(root: Path, model: Path, shards: Sequence[Path], copy: bool) -> Path:
     """A fresh folder under `root`: the model's configuration and the shards, linked or copied. Linked shards outlive their deletion."""
-    folder = root / f"version-{secrets.token_hex(8)}"
-    folder.mkdir(parents=True)
+    folder = new_version_folder(root)
     for name in _CONFIGS:
         if (model / name).exists():
             (folder / name).write_bytes(sanitized_config((model / name).read_bytes()))
     for number, shard in enumerate(shards, 1):
-        _place(shard, folder / f"model-{number:05}-of-{len(shards):05}.safetensors", copy)
+        place_shard(shard, folder / f"model-{number:05}-of-{len(shards):05}.safetensors", copy)
     return folder
 
 
-def _place(shard: Path, target: Path, copy: bool) -> None:
+def new_version_folder(root: Path) -> Path:
+    """An empty one under `root`, that no version has had."""
+    folder = root / f"version-{secrets.token_hex(8)}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def place_shard(shard: Path, target: Path, copy: bool) -> None:
+    """Links it, or copies it."""
     if copy:
         shutil.copyfile(shard, target)
         return

@@ -14,6 +14,7 @@ from typing import Final
 
 from gradbus.errors import AttestationError, EngineError
 from gradbus.faults import point
+from gradbus_rollout.engine import VersionProbe
 from gradbus_rollout.sglang_engine.api import ServerApi
 
 _UNPROVEN: Final = "gradbus-unproven"
@@ -29,6 +30,8 @@ class Held:
     version: int
     digest: str
     folder: Path
+    probe: VersionProbe | None = None
+    """Only where versions are adapters."""
 
     @property
     def label(self) -> str:

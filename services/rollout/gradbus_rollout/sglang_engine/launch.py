@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import EngineError, EngineFailure
+from gradbus.spec import LoraSpec
 from gradbus_rollout.sglang_engine import guard
+from gradbus_rollout.sglang_engine.adapters import served_modules
 from gradbus_rollout.sglang_engine.api import out_of_memory
-from gradbus_rollout.sglang_engine.config import SGLangSettings
+from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 
 _TAIL_BYTES: Final = 6000
 _GONE_SECONDS: Final = 10.0
 _GONE_POLL_SECONDS: Final = 0.05
 _NO_SGLANG: Final = "No module named 'sglang'"
 _OURS: Final = "GRADBUS_"
+_PROBES: Final = 1
+"""Requests beside the samples, so that a load of adapters does not wait for one to end."""
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
 """Exit statuses of a server that was killed, most often by the kernel for want of memory."""
 
@@ -36,7 +40,7 @@ class Launch:
 
     settings: SGLangSettings
     model: Path
-    slots: int
+    config: SGLangConfig
     key: str
     log: Path
 
@@ -129,11 +133,21 @@ def _command(launch: Launch, port: int, secret: Path) -> list[str]:
         *("--model-path", str(launch.model)),
         *("--host", launch.settings.host),
         *("--port", str(port)),
-        *("--max-running-requests", str(launch.slots)),
+        *("--max-running-requests", str(launch.config.slots + _PROBES * (launch.config.lora is not None))),
         "--skip-tokenizer-init",  # ids in, ids out
         "--skip-server-warmup",  # the first health check is one
         *("--log-level", "warning"),
+        *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
         *launch.settings.arguments,
+    ]
+
+
+def _adapter_flags(lora: LoraSpec) -> list[str]:
+    """Room for such adapters. Strict: the server ends on a tensor that it has no use for, where else it would pass over it."""
+    return [
+        *("--enable-lora", "--lora-strict-loading"),
+        *("--max-lora-rank", str(lora.rank)),
+        *("--lora-target-modules", *served_modules(lora)),
     ]
 
 

@@ -25,7 +25,7 @@ class Server:
         self._settings = settings
         self._slots = config.slots
         key = settings.key.get_secret_value() or ("" if settings.url else secrets.token_urlsafe(32))
-        self._launch = Launch(settings, model, config.slots, key, log)
+        self._launch = Launch(settings, model, config, key, log)
         self._process: LaunchedServer | None = None
         self.api = self._api_at(settings.url) if settings.url else self._api_at("http://unset")
         self.lives = 0

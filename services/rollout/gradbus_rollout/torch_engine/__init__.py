@@ -1,7 +1,8 @@
 """The embedded engine: Llama and Qwen2 families on plain torch, bit-reproducible on a CPU.
 
 config    what the caller sets        shape     which models it runs
-weights   the tensors held, by name   rope      rotary tables
+weights   the tensors held, by name   versions  how a version's files become these
+rope      rotary tables
 cache     keys and values of slots    attention one query over pages of them
 buffers   memory of a batch shape     model     one forward
 prefill   prompts into the cache, in chunks of one shape

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from gradbus.errors import ModelError
-from gradbus_rollout.engine import GroupCompletion, PromptGroup, check_group
+from gradbus.spec import LoraSpec
+from gradbus_rollout.engine import GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
 from gradbus_rollout.torch_engine.requests import Request
 from gradbus_rollout.torch_engine.scheduler import Scheduler
 from gradbus_rollout.torch_engine.shape import read_shape
+from gradbus_rollout.torch_engine.versions import AdapterVersions, VersionLoader, WholeVersions
 from gradbus_rollout.torch_engine.weights import empty_like
 
 _log = structlog.get_logger(__name__)
@@ -41,8 +43,10 @@ class _Close:
 class TorchEngine:
     """`Engine` on plain torch. `generate` and `load` may be called from any event loop."""
 
-    def __init__(self, model: DecoderModel, config: TorchEngineConfig) -> None:
+    def __init__(self, model: DecoderModel, config: TorchEngineConfig, versions: VersionLoader | None = None) -> None:
+        """`versions` says what a version is; default: every weight."""
         self._model = model
+        self._versions = versions or WholeVersions(model.weights)
         self._config = config
         self._scheduler = Scheduler(model, config)
         self._version: int | None = None
@@ -54,9 +58,13 @@ class TorchEngine:
         self._thread.start()
 
     @classmethod
-    def from_folder(cls, folder: Path, config: TorchEngineConfig) -> Self:
-        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError."""
-        return cls(DecoderModel(read_shape(folder), empty_like(config.device, config.torch_dtype)), config)
+    def from_folder(cls, folder: Path, config: TorchEngineConfig, lora: LoraSpec | None = None) -> Self:
+        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError.
+
+        With `lora` a version is adapters, and the base is the folder's model.
+        """
+        model = DecoderModel(read_shape(folder), empty_like(config.device, config.torch_dtype))
+        return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
 
     @property
     def name(self) -> str:
@@ -78,9 +86,9 @@ class TorchEngine:
         """See `Engine.progress`: decode steps and commands that were begun."""
         return self._progress
 
-    async def load(self, weights: Sequence[Path], version: int) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`. The swap falls between two decode steps."""
-        tensors = await asyncio.to_thread(self._model.weights.read, weights)
+        tensors = await asyncio.to_thread(self._versions.read, weights)
         swap = _Swap(tensors, version)
         self._post(swap)
         return await asyncio.wrap_future(swap.future)
@@ -137,8 +145,7 @@ class TorchEngine:
 
     def _swap(self, swap: _Swap) -> None:
         try:
-            self._model.weights.replace(swap.tensors)
-            digest = self._model.weights.digest()
+            digest = self._versions.replace(swap.tensors)
             self._scheduler.begin_version(swap.version)
             self._version = swap.version
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -72,26 +72,20 @@ class ModelWeights:
             self.named |= layer.named(f"model.layers.{number}")
         if not shape.tied:
             self.named["lm_head.weight"] = self.head
-        self._shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
+        self.shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
+        """As a state dict has them."""
         self._dtypes = {name: view.dtype for name, view in self.named.items()}
 
-    def read(self, files: Sequence[Path]) -> dict[str, Tensor]:
-        """The tensors of `files`, checked against what this model has; changes nothing. Raises ModelError."""
-        found: dict[str, Tensor] = {}
-        for file in files:
-            tensors = _load(file)
-            _refuse(found.keys() & tensors.keys(), "stand in two of the weight files")
-            found |= tensors
-        _refuse(self.named.keys() - found.keys(), "are missing from the weight files")
-        _refuse(found.keys() - self.named.keys(), "are not tensors of this model")
-        _refuse({name for name, tensor in found.items() if tensor.shape != self._shapes[name]}, "have another shape than in this model")
-        return found
-
-    def replace(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite every tensor with what `read` returned."""
-        for name, held in self.named.items():
-            held.copy_(tensors[name].view(held.shape))
-            self._dtypes[name] = tensors[name].dtype
+    def replace(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite every tensor. Tensors that the model has no place for are passed over; ModelError for one that does not come."""
+        missing = set(self.named)
+        for name, tensor in tensors:
+            if name in self.named:
+                held = self.named[name]
+                held.copy_(tensor.view(held.shape))
+                self._dtypes[name] = tensor.dtype
+                missing.discard(name)
+        _refuse(missing, "are missing from the weights")
 
     def digest(self) -> str:
         """Checksum of the tensors held, not of what was read, in the dtypes that they were stored in."""
@@ -109,6 +103,19 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return tensor
     narrowed = tensor.to(dtype)
     return narrowed if torch.equal(narrowed.to(tensor.dtype), tensor) else tensor
+
+
+def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The tensors of `files`, mapped. Raises ModelError unless they have exactly these names and shapes."""
+    found: dict[str, Tensor] = {}
+    for file in files:
+        tensors = _load(file)
+        _refuse(found.keys() & tensors.keys(), "stand in two of the weight files")
+        found |= tensors
+    _refuse(shapes.keys() - found.keys(), "are missing from the weight files")
+    _refuse(found.keys() - shapes.keys(), "are not tensors of this model")
+    _refuse({name for name, tensor in found.items() if tensor.shape != tuple(shapes[name])}, "have another shape than in this model")
+    return found
 
 
 def _load(file: Path) -> dict[str, Tensor]:

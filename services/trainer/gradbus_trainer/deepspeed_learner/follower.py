@@ -76,5 +76,7 @@ def _take_part(engine: RankEngine, command: Command) -> None:
             engine.weight(facts["name"])
         case "moment":
             engine.moment(facts["name"], facts["moment"])
+        case "probe":
+            engine.probe()
         case "restore":
             engine.restore(facts["updates"], {})

@@ -10,10 +10,8 @@ import torch
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus.spec import RunSpec
-from gradbus_kernels.causal_lm import check_shapes, snapshot
-from gradbus_kernels.lora import merged_weights
-from gradbus_kernels.model_files import stored_tensors
-from gradbus_trainer.adapters import trained_part
+from gradbus.v1.weights_pb2 import VersionProbe
+from gradbus_kernels.causal_lm import check_shapes
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.deepspeed_learner.commands import Command, batch_tensors
 from gradbus_trainer.deepspeed_learner.leader import Leader
@@ -31,8 +29,6 @@ class DeepSpeedLearner:
     def __init__(self, folder: Path, spec: RunSpec, leader: Leader) -> None:
         """Opens an engine on every rank. Raises ModelError; like every method, RankLostError."""
         self._spec = spec
-        self._lora = spec.trainer.lora
-        self._folder = folder
         self._leader = leader
         self._step = 0
         self._updates = 0
@@ -55,32 +51,27 @@ class DeepSpeedLearner:
         return metrics
 
     def weights(self) -> LazyTensors:
-        """See `Learner`. The ranks gather each that is asked for; adapters are merged into the folder's weights on rank 0 alone."""
-        trained = LazyTensors(self._engine.shapes, self._weight)
-        if self._lora is None:
-            return trained
-        base = ((name, tensor) for name, tensor in stored_tensors(self._folder) if name in self._engine.base_shapes)
-        return LazyTensors.of(snapshot(merged_weights(base, snapshot(trained.items()), self._lora.scale)))
+        """See `Learner`. The ranks gather each that is asked for."""
+        return LazyTensors(self._engine.shapes, self._weight)
 
     def optimizer_tensors(self) -> LazyTensors:
         """See `Learner`. The ranks gather each that is asked for."""
-        shapes = self._engine.shapes
-        adapters = LazyTensors(shapes if self._lora else {}, self._weight)
-        if not self._updates:
-            return adapters
+        shapes = self._engine.shapes if self._updates else {}
         moments = LazyTensors({f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}, self._moment)
-        steps = LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
-        return adapters | moments | steps
+        return moments | LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
+
+    def probe(self) -> VersionProbe:
+        """See `Learner`."""
+        return self._lead(Command("probe"), self._engine.probe)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
         shapes = self._engine.shapes
-        trained, moments = trained_part(self._lora, self._engine.base_shapes, weights, optimizer_tensors)
-        check_shapes(shapes, trained)
-        if moments and moments.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
+        check_shapes(shapes, weights)
+        if optimizer_tensors and optimizer_tensors.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
             raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
-        updates = next((int(tensor) for name, tensor in moments.items() if name.endswith(".step")), 0)
-        source = {**trained, **moments}
+        updates = next((int(tensor) for name, tensor in optimizer_tensors.items() if name.endswith(".step")), 0)
+        source = {**weights, **optimizer_tensors}
         self._lead(Command("restore", {"updates": updates}), lambda: self._engine.restore(updates, source))
         self._step, self._updates = step, updates
 

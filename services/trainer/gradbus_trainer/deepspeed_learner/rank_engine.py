@@ -18,12 +18,13 @@ from torch.nn.utils import clip_grad_norm_
 from gradbus.errors import ModelError, TrainingError
 from gradbus.faults import point
 from gradbus.spec import RunSpec, TrainerSpec
+from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.grpo_loss import grpo_loss
 from gradbus_kernels.lora import add_adapters
 from gradbus_kernels.model_files import stored_tensors
-from gradbus_trainer.adapters import with_base_reference
+from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
 from gradbus_trainer.deepspeed_learner.parameter_state import ParameterState
@@ -32,6 +33,7 @@ from gradbus_trainer.deepspeed_learner.ranks import Ranks
 from gradbus_trainer.deepspeed_learner.shares import Piece, idle_piece, pieces_of
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.tally import Tally
+from gradbus_trainer.version_probe import version_probe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -48,11 +50,9 @@ class RankEngine:
         self._spec = spec
         self._ranks = ranks
         model = self._load(folder)
-        self.base_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        """Of the whole weights, under their Hugging Face names."""
-        if spec.trainer.lora is not None:
-            add_adapters(model, spec.trainer.lora, spec.seed)
-        self._named: dict[str, Parameter] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self._vocab_size = model.head_weight.shape[0]
+        lora = spec.trainer.lora
+        self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
         """Of what is trained: the whole weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
@@ -92,6 +92,11 @@ class RankEngine:
     def moment(self, name: str, moment: str) -> torch.Tensor:
         """A moment of a trained weight, whole, float32. There are none before the first step."""
         return self._state.moment(self._named[name], moment)
+
+    def probe(self) -> VersionProbe:
+        """What the weights compute for a fixed text, in the dtype of the forward."""
+        module = self._engine.module
+        return version_probe(module, self._vocab_size, lambda rows: module(rows, 1.0, self._ranks.device))
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""

@@ -79,7 +79,7 @@ def is_ready(value, incarnation):
 class Reader:
     """An engine that holds weights by reading them; `paths` is where from."""
 
-    async def load(self, paths, step):
+    async def load(self, paths, step, probe=None):
         self.paths = list(paths)
         return weights_digest({name: tensor for path in paths for name, tensor in safetensors.torch.load_file(path).items()})
 

@@ -1,0 +1,89 @@
+"""Safetensors files without torch: where each tensor lies, and how a file begins."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gradbus.errors import ModelError
+
+_LENGTH_BYTES: Final = 8
+_LONGEST_HEADER: Final = 100 << 20
+_NAMES_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies in a file."""
+
+    file: Path
+    dtype: str
+    """As safetensors spells it, e.g. `BF16`."""
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
+    """Name to place of every tensor in `files`. Raises ModelError for a file that is not safetensors, or a name that stands twice."""
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors = _header(file)
+        refuse_tensors(found.keys() & tensors.keys(), "stand in two of the weight files")
+        found |= tensors
+    return found
+
+
+def mapped(file: Path) -> mmap.mmap:
+    """The file's bytes; to be closed. Raises ModelError."""
+    try:
+        with file.open("rb") as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
+
+
+def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], item_bytes: int) -> bytes:
+    """How a file begins that holds these (dtype, shape) in this order, of `item_bytes` an element; their bytes follow."""
+    described: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + item_bytes * math.prod(shape)
+        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}} | described).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # tensors are aligned
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def refuse_tensors(names: set[str], fault: str) -> None:
+    """Raises ModelError unless `names` is empty; `fault` says what is wrong with them."""
+    if names:
+        shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
+        raise ModelError(f"{len(names)} tensors {fault} ({shown}); load weights that belong to this model folder")
+
+
+def _header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            size = file.stat().st_size
+            if not 0 < length <= min(_LONGEST_HEADER, size):
+                raise ValueError("it has no safetensors header")
+            described: dict[str, Any] = json.loads(stream.read(length))
+        first = _LENGTH_BYTES + length
+        tensors = {name: _tensor(file, first, entry) for name, entry in described.items() if name != "__metadata__"}
+        if any(tensor.end > size for tensor in tensors.values()):
+            raise ValueError("it is cut off")
+        return tensors
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
+
+
+def _tensor(file: Path, first: int, entry: Mapping[str, Any]) -> StoredTensor:
+    start, end = entry["data_offsets"]
+    return StoredTensor(file, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), first + int(start), first + int(end))
