@@ -41,6 +41,8 @@ from gradbus.spec import WeightsSpec
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_rollout.shards import Shards
 from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import Export, export_version
 
@@ -157,7 +159,10 @@ def probes(old: Tensor, new: Tensor, folder: Path, times: Times) -> dict[str, in
 def measure(shapes: dict[str, torch.Size], flats: tuple[Tensor, Tensor], model: Path, urls: list[str], rounds: int) -> dict[str, Any]:
     """Bytes and seconds between two versions."""
     old, new = flats
-    exports = tuple(export_version(step, named(flat, shapes), False, torch.bfloat16) for step, flat in enumerate(flats))
+    scratch = Scratch(model / "scratch")
+    exports = tuple(
+        export_version(step, LazyTensors.of(named(flat, shapes)), False, scratch, torch.bfloat16) for step, flat in enumerate(flats)
+    )
     bits = [flat.view(torch.int16).numpy().view("u2") for flat in flats]
     times: Times = defaultdict(list)
     moved: dict[str, int] = {}

@@ -82,7 +82,7 @@ def fresh(folder):
 
 
 def install(python, *what):
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", *what)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", "--disable-pip-version-check", *what)
 
 
 def site_packages(python):
