@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from pydantic import ValidationError
 
+from gradbus.errors import ScorerError, SettingsError
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.spec import RewardSpec
@@ -19,6 +20,8 @@ from gradbus.telemetry import get_logger
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
 from gradbus_reward.answers import all_failed
+from gradbus_reward.sandbox.pool import PoolSettings
+from gradbus_reward.sandbox.process import GraderProcess
 from gradbus_reward.scorer import Scorer, scorer_for
 from gradbus_reward.settings import RewardSettings
 
@@ -87,7 +90,10 @@ class RewardService(RewardServiceServicer):
 
 
 async def serve(settings: RewardSettings, process: Process) -> None:
-    """Serves until the process is asked to stop, then finishes what is in flight."""
+    """Serves until the process is asked to stop, then finishes what is in flight. Raises SettingsError when it cannot do its work."""
+    await _find_chosen(settings)
+    if settings.python_graders:
+        await _report_confinement(settings.scorer.pool)
     scorers = Scorers(settings)
     server = RpcServer(settings.rpc)
     add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
@@ -96,6 +102,29 @@ async def serve(settings: RewardSettings, process: Process) -> None:
     await process.stopping.wait()
     await server.stop()
     await scorers.close()
+
+
+async def _find_chosen(settings: RewardSettings) -> None:
+    """The operator's scorer has an address, or the service does not start: every run would wait for it."""
+    if not settings.reward_service:
+        return
+    try:
+        await settings.addresses.resolve(settings.reward_service)
+    except ScorerError as error:
+        raise SettingsError(f"REWARD_SERVICE={settings.reward_service}: {error}; start it, on a network of this service") from error
+
+
+async def _report_confinement(pool: PoolSettings) -> None:
+    """Says at the start which layers hold here, for containers and kernels differ in what they allow."""
+    try:
+        process = await GraderProcess.start({}, allow_network=pool.allow_unisolated_network)
+    except ScorerError as error:
+        _log.error("python_graders_cannot_run", error=str(error))
+        return
+    layers = process.layers
+    await process.stop()
+    report = _log.info if layers.landlock else _log.warning
+    report("graders_confined", seccomp=layers.seccomp, landlock=layers.landlock, namespace=layers.namespace)
 
 
 def _timeout_seconds(reward_json: str) -> float:
