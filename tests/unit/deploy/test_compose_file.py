@@ -168,11 +168,8 @@ def test_a_servers_image_is_pinned_to_a_version(name):
 
 @pytest.mark.parametrize("stage", ["core", "torch"])
 def test_a_shared_stage_is_the_same_in_every_dockerfile_so_that_it_is_built_once(stage):
-    stages = [
-        found[0]
-        for path in DOCKERFILES
-        if (found := re.findall(rf"^FROM \S+ AS {stage}\n.*?(?=^FROM|^#|\Z)", path.read_text(), re.M | re.S))
-    ]
+    pattern = re.compile(rf"^FROM \S+ AS {stage}\n.*?(?=^FROM|^#|\Z)", re.MULTILINE | re.DOTALL)
+    stages = [found[0] for path in DOCKERFILES if (found := pattern.findall(path.read_text()))]
     assert len(stages) >= 3
     assert len(set(stages)) == 1
 

@@ -1,3 +1,7 @@
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
 import pytest
 
 from gradbus.errors import SettingsError, StorageError
@@ -35,3 +39,21 @@ async def test_a_url_with_escapes_names_the_folder_it_means(tmp_path):
     store = ObjectStore.open(f"file://{tmp_path}/with%20space")
     await store.put("a", b"x")
     assert (tmp_path / "with space" / "a").read_bytes() == b"x"
+
+
+@pytest.fixture
+def server_without_ranges(tmp_path, monkeypatch):
+    """Serves `tmp_path` as the standard library does: whole files, whatever range was asked for."""
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in {"ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "ALLOW_HTTP": "true", "REGION": "us-east-1"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        yield tmp_path
+        server.shutdown()
+
+
+async def test_a_part_is_cut_out_where_the_server_knows_no_ranges(server_without_ranges):
+    digest = await ObjectStore.open(f"file://{server_without_ranges}/bucket").put_blob(b"0123456789")
+    store = ObjectStore.open("s3://bucket", {"access_key_id": "a", "secret_access_key": "b"})
+    assert await store.get_blob_part(digest, 3, 7) == b"3456"
