@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 
 from gradbus.process import ProcessSettings
 from gradbus.transfer_settings import TransferSettings
+from gradbus_rollout.sglang_engine.config import SGLangSettings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -19,8 +20,9 @@ SERVICES = COMPOSE["services"]
 JOBS = {"secrets", "stores"}
 SERVERS = {"nats", "buffer", "objects"}
 EXAMPLES = {"example-reward", "example-reward-http"}
+GPU = {"trainer-gpu", "rollout-gpu"}
 OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
-DOCKERFILES = sorted([*ROOT.glob("services/*/Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
+DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {
     "weight-store": "gradbus_weight_store.settings.WeightStoreSettings",
     "reward": "gradbus_reward.settings.RewardSettings",
@@ -29,9 +31,12 @@ SETTINGS = {
     "trainer": "gradbus_trainer.settings.Settings",
     "rollout": "gradbus_rollout.settings.Settings",
     "gateway": "gradbus_gateway.settings.GatewaySettings",
+    "trainer-gpu": "gradbus_trainer.settings.Settings",
+    "rollout-gpu": "gradbus_rollout.settings.Settings",
     "stores": "gradbus.process.ProcessSettings",
 }
 NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR"}
+BASES = {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "${SGLANG_IMAGE}", "core", "torch", "extra"}
 SECRET = re.compile(r"PASSWORD|TOKEN|SECRET_ACCESS|API_KEY$|CREDENTIALS", re.IGNORECASE)
 
 
@@ -45,7 +50,7 @@ def settings_of(name) -> type[BaseSettings]:
 
 
 def test_every_service_is_known_to_these_tests():
-    assert set(SERVICES) == JOBS | SERVERS | OURS | EXAMPLES
+    assert set(SERVICES) == JOBS | SERVERS | OURS | GPU | EXAMPLES
 
 
 @every()
@@ -77,7 +82,7 @@ def test_what_stays_up_is_started_again_and_checked(name):
     assert service["healthcheck"]["test"][1:] not in ([], ["true"])
 
 
-@every(*OURS)
+@every(*OURS, *GPU)
 def test_a_service_is_asked_for_its_readiness_and_given_time_to_drain(name):
     from gradbus.process.frame import _THREADS_SECONDS, DRAIN_SECONDS
 
@@ -105,8 +110,9 @@ def test_no_variable_holds_a_secret(name):
 @every(*SETTINGS)
 def test_every_variable_is_one_the_service_reads(name):
     known = {f"GRADBUS_{field.upper()}" for field in settings_of(name).model_fields}
-    if name in {"trainer", "rollout"}:
+    if name in GPU:
         known |= {f"GRADBUS_TRANSFER_{field.upper()}" for field in TransferSettings.model_fields}
+        known |= {f"GRADBUS_SGLANG_{field.upper()}" for field in SGLangSettings.model_fields}
     assert set(SERVICES[name]["environment"]) - NOT_OURS - known == set()
 
 
@@ -114,8 +120,9 @@ def test_every_variable_is_one_the_service_reads(name):
 def test_each_sees_its_own_secrets_alone(name):
     mounted = {volume.partition(":")[0]: volume for volume in SERVICES[name]["volumes"]}
     own = {volume for volume in mounted if volume.startswith("secrets")}
-    assert own == {f"secrets-{name}"}
-    assert mounted[f"secrets-{name}"].endswith(":/run/gradbus:ro")
+    role = name.removesuffix("-gpu")
+    assert own == {f"secrets-{role}"}
+    assert mounted[f"secrets-{role}"].endswith(":/run/gradbus:ro")
 
 
 def test_the_job_that_makes_secrets_reaches_nothing_and_holds_a_volume_for_each():
@@ -130,7 +137,7 @@ def test_the_users_named_are_those_of_the_access_table(name):
     from gradbus.access import BUFFER_USERS, NATS_USERS
 
     environment = SERVICES[name]["environment"]
-    role = {"stores": "supervisor"}.get(name, name.replace("-", "_"))
+    role = {"stores": "supervisor"}.get(name, name.removesuffix("-gpu").replace("-", "_"))
     assert environment.get("GRADBUS_NATS_USER", role) == role
     assert environment.get("GRADBUS_BUFFER_USER", role) == role
     assert ("GRADBUS_NATS_USER" in environment) == (role in NATS_USERS and name != "stores")
@@ -156,9 +163,16 @@ def test_the_settings_of_a_process_start_with_what_compose_gives(monkeypatch):
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_an_image_has_a_pinned_base_and_an_ordinary_user(path):
     text = path.read_text()
-    assert re.search(r"^ARG (PYTHON|DEBIAN)_IMAGE=\w+:\d+\.\d+[\w.-]*$", text, re.MULTILINE)
-    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "core", "torch", "extra"}
-    assert text.rstrip().splitlines()[-2] == "USER 10001:10001"
+    assert re.search(r"^ARG (PYTHON|DEBIAN|SGLANG)_IMAGE=[\w/]+:v?\d+\.\d+[\w.-]*$", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {
+        "${PYTHON_IMAGE}",
+        "${DEBIAN_IMAGE}",
+        "${SGLANG_IMAGE}",
+        "core",
+        "torch",
+        "extra",
+    }
+    assert re.findall(r"^USER (.*)", text, re.MULTILINE)[-1] == "10001:10001"
 
 
 @every(*SERVERS)
