@@ -9,6 +9,8 @@ RUN python needs.py
 FROM ${PYTHON_IMAGE}
 ENV PATH=/opt/gradbus/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/var/cache/gradbus
 # DeepSpeed and Triton compile parts of theirs at first use.
+# Debian keeps only the newest build of a package, so a version cannot be named.
+# hadolint ignore=DL3008
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 gradbus \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/gradbus --shell /usr/sbin/nologin gradbus \

@@ -39,7 +39,8 @@ def no_engine() -> str:
 def compose():
     project = Compose()
     project("down", "--volumes", "--remove-orphans", "--timeout", "30", check=False)
-    project.up("--build")
+    project("--profile", "example-reward", "build", seconds=START_SECONDS)
+    project.up("--no-build")
     yield project
     project("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "30", check=False)
 

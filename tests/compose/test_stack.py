@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import httpx2
@@ -37,6 +38,16 @@ def test_graders_are_confined_inside_the_container(compose, demo):
     said = [line for line in compose("logs", "reward", "--no-log-prefix").stdout.splitlines() if '"graders_confined"' in line]
     assert said
     assert '"seccomp": true' in said[-1]
+
+
+@pytest.mark.parametrize("name", ["conductor", "weight-store", "reward", "gateway"])
+def test_an_image_without_torch_adds_little_to_its_base(compose, name):
+    def size(image):
+        asked = ["docker", "image", "inspect", "--format", "{{.Size}}", image]
+        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+
+    base = re.search(r"^ARG PYTHON_IMAGE=(\S+)", (ROOT / "services/conductor/Dockerfile").read_text(), re.MULTILINE)[1]
+    assert size(f"gradbus/{name}") - size(base) < 120 << 20  # the official base has 130 MB: 250 MB in all
 
 
 def test_three_rollouts_and_a_crash_of_every_container_change_no_bit(compose, submit, true_digest):
