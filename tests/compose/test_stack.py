@@ -87,8 +87,9 @@ def test_one_variable_swaps_the_reward_service(compose, submit, true_digest, add
 def test_a_reward_address_that_does_not_resolve_is_said_in_the_last_line(compose, demo):
     done = compose("up", "--wait", "--no-build", "reward", check=False, REWARD_SERVICE="grpc://nowhere-at-all:50051")
     assert done.returncode != 0
-    said = compose("logs", "reward", "--no-log-prefix").stdout
-    assert "REWARD_SERVICE=grpc://nowhere-at-all:50051: the scorer's host 'nowhere-at-all' has no address" in said
+    assert "reward-1 is unhealthy" in done.stderr
+    last = compose("logs", "reward", "--no-log-prefix", "--tail", "1").stdout
+    assert "REWARD_SERVICE=grpc://nowhere-at-all:50051: the scorer's host 'nowhere-at-all' has no address" in last
     compose.up("--no-build", "reward")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 from pydantic import ValidationError
 
-from gradbus.errors import ScorerError, SettingsError
+from gradbus.errors import ScorerError
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.spec import RewardSpec
@@ -28,6 +29,7 @@ from gradbus_reward.settings import RewardSettings
 _log = get_logger(__name__)
 _ANSWER_SECONDS = 0.2  # what is left of the caller's deadline to bring the answers home
 _DEFAULT_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -90,28 +92,30 @@ class RewardService(RewardServiceServicer):
 
 
 async def serve(settings: RewardSettings, process: Process) -> None:
-    """Serves until the process is asked to stop, then finishes what is in flight. Raises SettingsError when it cannot do its work."""
-    await _find_chosen(settings)
+    """Serves until the process is asked to stop, then finishes what is in flight."""
     if settings.python_graders:
         await _report_confinement(settings.scorer.pool)
     scorers = Scorers(settings)
     server = RpcServer(settings.rpc)
     add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
     await server.start()
-    process.ready = True
+    process.ready = await _found_chosen(settings, process.stopping)
     await process.stopping.wait()
     await server.stop()
     await scorers.close()
 
 
-async def _find_chosen(settings: RewardSettings) -> None:
-    """The operator's scorer has an address, or the service does not start: every run would wait for it."""
-    if not settings.reward_service:
-        return
-    try:
-        await settings.addresses.resolve(settings.reward_service)
-    except ScorerError as error:
-        raise SettingsError(f"REWARD_SERVICE={settings.reward_service}: {error}; start it, on a network of this service") from error
+async def _found_chosen(settings: RewardSettings, stopping: asyncio.Event) -> bool:
+    """Waits until the operator's scorer has an address, for every run would wait for it; False when told to stop before."""
+    while settings.reward_service and not stopping.is_set():
+        try:
+            await settings.addresses.resolve(settings.reward_service)
+            break
+        except ScorerError as error:
+            _log.error("scorer_not_found", error=f"REWARD_SERVICE={settings.reward_service}: {error}; start it, on the network of scorers")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_AGAIN_SECONDS)
+    return not stopping.is_set()
 
 
 async def _report_confinement(pool: PoolSettings) -> None:
