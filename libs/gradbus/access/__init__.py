@@ -1,6 +1,7 @@
 """Who may do what on which wire: one table, and what NATS, the buffer and the gRPC servers are told of it."""
 
 from gradbus.access.buffer import buffer_rules
+from gradbus.access.configuration import PasswordOf, buffer_configuration, buffer_users, nats_configuration
 from gradbus.access.nats import Permissions, nats_permissions
 from gradbus.access.table import BUFFER_USERS, CALLERS, NATS_USERS, SERVERS, callers_of
 
@@ -9,8 +10,12 @@ __all__ = [
     "CALLERS",
     "NATS_USERS",
     "SERVERS",
+    "PasswordOf",
     "Permissions",
+    "buffer_configuration",
     "buffer_rules",
+    "buffer_users",
     "callers_of",
+    "nats_configuration",
     "nats_permissions",
 ]

@@ -33,7 +33,7 @@ def page() -> str:
     buckets = [(f"`{bucket}`", _roles(roles)) for bucket, roles in READERS.items()]
     hints = [(f"`{hint.subject}`", hint.content, _roles(hint.senders), _roles(hint.hearers)) for hint in HINTS]
     streams = [(f"`{one.name}`", f"`{one.subject}`", _roles(one.writers), _roles(one.readers)) for one in (PROMPTS, EVENTS)]
-    records = [(role, _code(one.keys), one.access, _code(one.commands)) for role, one in BUFFER.items() if one.keys]
+    records = [(role, _code(one.keys), one.access, _code(one.commands)) for role, one in BUFFER.items()]
     methods = [(f"`{method.rpartition('.')[2]}`", _roles(roles)) for table in METHODS.values() for method, roles in table.items()]
     sections = [
         _section("Keys of the bus", ("bucket", "keys", "content", "written by"), keys),

@@ -90,15 +90,15 @@ PROMPTS: Final = Stream(PROMPTS_STREAM, "prompts.*", ("conductor",), ("rollout",
 EVENTS: Final = Stream(EVENTS_STREAM, "events.*", ("conductor", "trainer", "weight_store"), ("gateway",))
 
 BUFFER: Final[Mapping[str, Records]] = {
-    # Its scripts alone append to the log; what they call counts as called by it.
+    # Its functions alone append to the log; what they call counts as called by it.
     "conductor": Records(
         "term admitted experience assembly:* evaluation:*",
-        "get set mget del unlink scan getrange setbit xadd xdel xtrim xread xlen memory|usage evalsha script|load",
+        "get set mget del unlink scan getrange setbit xadd xdel xtrim xread xlen memory|usage fcall",
     ),
     "rollout": Records("assembly:* evaluation:*", "set", "W"),
     "trainer": Records("experience", "xread", "R"),
     "gateway": Records("experience", "xread", "R"),
-    "supervisor": Records("", ""),
+    "supervisor": Records("", "function|load"),
 }
 
 METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {

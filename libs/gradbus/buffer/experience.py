@@ -1,71 +1,22 @@
-"""The experience log: one stream a run, one entry a group, each group once.
-
-Append, bitmap and term check are one script, so that no crash falls between them. Only the conductor's
-user may run scripts.
-"""
+"""The experience log: one stream a run, one entry a group, each group once. Only the conductor's user may append."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
 
-from gradbus.buffer import keys
-from gradbus.errors import CorruptRecordError, FencedError
+from gradbus.buffer import functions, keys
+from gradbus.errors import CorruptRecordError, FencedError, SettingsError
 from gradbus.records import record_digest, seal, unseal
 from gradbus.telemetry import WireOperation
 from gradbus.v1.group_pb2 import LogEntry
 
-_FENCE: Final = """
-local newest = tonumber(redis.call('GET', KEYS[1]) or '0')
-if newest > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. newest) end
-if newest < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
-"""
-
-# KEYS: term, admitted, experience, then the assembly of each index. ARGV: term, then index and record of each.
-_APPEND: Final = (
-    _FENCE
-    + """
-local accepted = {}
-for i = 2, #ARGV, 2 do
-  if redis.call('SETBIT', KEYS[2], ARGV[i], 1) == 0 then
-    redis.call('XADD', KEYS[3], '*', 'i', ARGV[i], 'r', ARGV[i + 1])
-    accepted[#accepted + 1] = tonumber(ARGV[i])
-  end
-  redis.call('DEL', KEYS[3 + i / 2])
-end
-return accepted
-"""
-)
-
-# KEYS: term, admitted, experience. ARGV: term, then index and stream id of each.
-_FORGET: Final = (
-    _FENCE
-    + """
-for i = 2, #ARGV, 2 do
-  local removed = redis.call('XDEL', KEYS[3], ARGV[i + 1])
-  if removed == 1 and tonumber(ARGV[i]) >= 0 then redis.call('SETBIT', KEYS[2], ARGV[i], 0) end
-end
-return 0
-"""
-)
-
-# KEYS: term, admitted. ARGV: term, then indexes.
-_REOPEN: Final = (
-    _FENCE
-    + """
-for i = 2, #ARGV do redis.call('SETBIT', KEYS[2], ARGV[i], 0) end
-return 0
-"""
-)
-
 _WRITE = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "append"})
 _READ = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "read_log"})
-_OPEN: Final = _FENCE + "return newest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +47,10 @@ class ExperienceLog:
         self._client = client
         self._run_id = run_id
         self._fixed = [keys.term(run_id), keys.admitted(run_id), keys.experience(run_id)]
-        self._append = client.register_script(_APPEND)
-        self._forget = client.register_script(_FORGET)
-        self._reopen = client.register_script(_REOPEN)
-        self._open = client.register_script(_OPEN)
 
     async def open_term(self, term: int) -> None:
         """Fences every older conductor. Raises FencedError if a newer one wrote already."""
-        await self._run(self._open, term, self._fixed[:1], [])
+        await self._call(functions.OPEN, term, self._fixed[:1], [])
 
     async def append(self, term: int, entries: Mapping[int, LogEntry]) -> list[int]:
         """Adds entries by index; those already in the log stay as they are. Returns the indexes that were new.
@@ -120,13 +67,13 @@ class ExperienceLog:
             payload += len(record)
         names = self._fixed + [keys.assembly(self._run_id, index) for index in entries]
         with _WRITE.measured(payload, len(entries)):
-            accepted = await self._run(self._append, term, names, arguments)
+            accepted = await self._call(functions.APPEND, term, names, arguments)
         return [int(index) for index in accepted]
 
     async def forget(self, term: int, entries: Sequence[StoredEntry]) -> None:
         """Takes corrupt entries out again, so that their groups are made anew."""
         arguments: list[int | str] = [part for entry in entries for part in (entry.index, entry.stream_id)]
-        await self._run(self._forget, term, self._fixed, arguments)
+        await self._call(functions.FORGET, term, self._fixed, arguments)
 
     async def reopen(self, term: int, first: int, held: Collection[int]) -> list[int]:
         """Lets indexes from `first` on that are marked as admitted, and are not among those `held`, be appended again; returns them.
@@ -135,7 +82,7 @@ class ExperienceLog:
         """
         lost = sorted(index for index in await self._marked(first, -1) - set(held) if index >= first)
         if lost:
-            await self._run(self._reopen, term, self._fixed[:2], lost)
+            await self._call(functions.REOPEN, term, self._fixed[:2], lost)
         return lost
 
     async def admitted(self, first: int, last: int) -> set[int]:
@@ -168,12 +115,14 @@ class ExperienceLog:
         offset = first // 8 * 8
         return {offset + 8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte & (0x80 >> bit)}
 
-    async def _run(self, script: AsyncScript, term: int, names: list[str], arguments: Sequence[int | str | bytes]) -> list[int]:
+    async def _call(self, function: str, term: int, names: Sequence[str], arguments: Sequence[int | str | bytes]) -> list[int]:
         try:
-            reply: Any = await script(keys=names, args=[term, *arguments])
+            reply: Any = await self._client.fcall(function, len(names), *names, term, *arguments)
         except ResponseError as error:
             if str(error).startswith("FENCED"):
                 raise FencedError(f"term {term} of {self._run_id} is over, {error}; a newer conductor has the run, let go of it") from None
+            if "Function not found" in str(error):
+                raise SettingsError(f"the buffer lacks the function {function}; start the stack again, that loads it") from None
             raise
         return list(reply) if isinstance(reply, list) else []
 

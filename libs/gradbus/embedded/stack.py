@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import BusSettings
 from gradbus.embedded.config import StackConfig
 from gradbus.embedded.credentials import Credentials
@@ -105,6 +106,7 @@ class Stack:
         blueprint.choose_ports([*services, REFERENCE])
         self._start_servers()
         await self.until_ready(_SERVERS, deadline - time.monotonic())
+        await self._load_functions()
         for name in services:
             self._start_service(name)
         self.state.write("gateway.json", {"url": self.url})
@@ -134,6 +136,14 @@ class Stack:
         self._probes[name] = service_ready(self._blueprint.ports[f"{name}.health"])
         self._processes[name] = Supervised(name, lambda: self._blueprint.service(name), self._note)
         self._processes[name].start()
+
+    async def _load_functions(self) -> None:
+        url, password = self._blueprint.buffer_url, self._blueprint.credentials.buffer_password("supervisor")
+        client = open_buffer(BufferSettings(url, "supervisor", password))
+        try:
+            await load_functions(client)
+        finally:
+            await client.aclose()
 
     async def _want_reference(self, needed: bool) -> None:
         runs = REFERENCE in self._processes

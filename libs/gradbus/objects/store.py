@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -41,8 +42,10 @@ class ObjectStore:
         self.url = url
 
     @classmethod
-    def open(cls, url: str) -> ObjectStore:
-        """Opens `file:///folder`, `s3://bucket/prefix`, `gs://...` or `az://...`; credentials and endpoints come from the environment.
+    def open(cls, url: str, credentials: Mapping[str, str] | None = None) -> ObjectStore:
+        """Opens `file:///folder`, `s3://bucket/prefix`, `gs://...` or `az://...`.
+
+        Endpoints come from the environment, and so do credentials that are not given: options of the store such as `access_key_id`.
 
         Raises SettingsError when the url names no store.
         """
@@ -54,8 +57,9 @@ class ObjectStore:
             return cls(_folder(root), url, root)
         if parts.scheme not in {"s3", "gs", "az"} or not parts.netloc:
             raise SettingsError(f"{url} is no object storage; give file:///folder, s3://bucket, gs://bucket or az://container")
+        options: Any = dict(credentials or {})  # each kind of store has a type of its own for them
         try:
-            return cls(from_url(url), url)
+            return cls(from_url(url, config=options), url)
         except (BaseError, ValueError) as error:
             raise SettingsError(f"cannot use object storage {url}: {first_line(error)}; check the url and the credentials") from None
 

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsS
 
 from gradbus.buffer import BufferSettings
 from gradbus.bus import BusSettings
+from gradbus.objects import ObjectStore
 from gradbus.rpc import RpcSettings
 
 
@@ -30,6 +31,7 @@ class ProcessSettings(BaseSettings):
     buffer_user: str = ""
     buffer_password: SecretStr = SecretStr("")
     objects_url: str = Field("file:///var/lib/gradbus/objects", description="A folder (file://) or a bucket (s3://, gs://, az://).")
+    objects_credentials: dict[str, SecretStr] = Field(default_factory=dict, description="E.g. access_key_id and secret_access_key.")
     rpc_token: SecretStr = Field(SecretStr(""), description="What this process shows to gRPC servers.")
     rpc_callers: dict[str, str] = Field(default_factory=dict, description="Of a gRPC server: role to the SHA-256 of its token.")
     cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models taken from object storage, and files on their way there.")  # noqa: S108
@@ -43,6 +45,10 @@ class ProcessSettings(BaseSettings):
     def buffer(self) -> BufferSettings:
         """Settings of the buffer."""
         return BufferSettings(self.buffer_url, self.buffer_user, self.buffer_password.get_secret_value())
+
+    def open_objects(self) -> ObjectStore:
+        """The object storage. Raises SettingsError when the url names none."""
+        return ObjectStore.open(self.objects_url, {name: secret.get_secret_value() for name, secret in self.objects_credentials.items()})
 
     @property
     def rpc(self) -> RpcSettings:

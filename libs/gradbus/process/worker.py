@@ -54,7 +54,7 @@ def run_worker(
         try:
             presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
             station = Station(bus, presence)
-            wires = WorkerWires(bus, buffer, ObjectStore.open(settings.objects_url), WeightStoreServiceStub(channel), station)
+            wires = WorkerWires(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), station)
             server = await build(wires)
             await station.serve(process, server.serve_run)
         finally:

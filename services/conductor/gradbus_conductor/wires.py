@@ -53,7 +53,7 @@ class Wires:
         return cls(
             bus=await Bus.connect(settings.bus, f"conductor {settings.worker_id}"),
             buffer=open_buffer(settings.buffer),
-            objects=ObjectStore.open(settings.objects_url),
+            objects=settings.open_objects(),
             weight_store=WeightStoreServiceStub(channels[0]),
             reward=RewardServiceStub(channels[1]),
             reference=ReferenceServiceStub(channels[2]),

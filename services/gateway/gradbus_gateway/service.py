@@ -12,7 +12,6 @@ import uvicorn
 from gradbus.buffer import open_buffer
 from gradbus.bus import Buckets, Bus
 from gradbus.errors import SettingsError
-from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
@@ -60,7 +59,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
             runs=RunStore(await bus.bucket(Buckets.RUNS)),
             workers=await bus.bucket(Buckets.WORKERS),
             buffer=buffer,
-            objects=ObjectStore.open(settings.objects_url),
+            objects=settings.open_objects(),
             weights=WeightStoreServiceStub(channel),
             stopping=stopping,
         )

@@ -18,5 +18,6 @@ class GatewaySettings(ProcessSettings):
     allowed_hosts: tuple[str, ...] = Field((), description="Host patterns that `reward.service` may name, e.g. `*.rewards.svc`.")
     allow_loopback: bool = Field(False, description="Whether `reward.service` may lead to this machine.")
     python_graders: bool = Field(False, description="Whether users may send Python source as a grader.")
+    reward_service: str = Field("", description="Scorer that judges every run, whatever its spec says; empty: the spec decides.")
     max_file_bytes: int = Field(32 << 30, ge=1, description="Largest file that is taken.")
     max_dataset_bytes: int = Field(64 << 20, ge=1, description="Largest dataset that is taken.")

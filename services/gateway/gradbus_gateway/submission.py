@@ -83,6 +83,7 @@ def _same(reserved: Reservation, body: str) -> Reservation:
 
 async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
     """The spec with every digest filled in. Raises SpecError with the faults of the spec, its model, its data and its reward."""
+    body = _with_operators_scorer(body, gateway.settings.reward_service)
     faults: list[Fault] = []
     spec: RunSpec | None = None
     try:
@@ -107,6 +108,15 @@ async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
     return spec.model_copy(update={"model": model.spec, "data": data.spec})
 
 
+def _with_operators_scorer(body: object, service: str) -> object:
+    """The body whose reward is the operator's scorer, so that the stored spec says who judges; the run's deadline stays."""
+    if not service or not isinstance(body, Mapping):
+        return body
+    given = body.get("reward")
+    kept = {name: value for name, value in given.items() if name not in {"grader", "service"}} if isinstance(given, Mapping) else {}
+    return {**body, "reward": {**kept, "service": service}}
+
+
 def _sound(kind: type[Section], value: object) -> Section | None:
     try:
         return kind.model_validate(value)
@@ -115,7 +125,7 @@ def _sound(kind: type[Section], value: object) -> Section | None:
 
 
 def _reward_faults(reward: RewardSpec, data: TakenData | None, settings: GatewaySettings) -> Iterator[Fault]:
-    if reward.service is not None:
+    if reward.service not in {None, settings.reward_service}:
         yield from address_faults(reward.service, settings)
     if reward.grader is None:
         return

@@ -12,7 +12,6 @@ from nats.errors import Error as NatsError
 from gradbus.bus import Buckets, Bus
 from gradbus.errors import GradbusError, StorageError
 from gradbus.ids import checked_name
-from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse
@@ -47,7 +46,7 @@ async def serve(settings: ReferenceSettings, process: Process) -> None:
     torch.set_num_threads(settings.threads)
     bus = await Bus.connect(settings.bus, f"reference {settings.worker_id}")
     with ThreadPoolExecutor(1, "torch") as torch_thread:
-        models = Models(settings, await bus.bucket(Buckets.RUNS), ObjectStore.open(settings.objects_url), torch_thread)
+        models = Models(settings, await bus.bucket(Buckets.RUNS), settings.open_objects(), torch_thread)
         server = RpcServer(settings.rpc)
         add_ReferenceServiceServicer_to_server(ReferenceService(Batcher(models, torch_thread), settings.waiting_calls), server.server)
         await server.start()

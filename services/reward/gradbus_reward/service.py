@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 from pydantic import ValidationError
 
+from gradbus.errors import ScorerError
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.spec import RewardSpec
@@ -19,12 +21,15 @@ from gradbus.telemetry import get_logger
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
 from gradbus_reward.answers import all_failed
+from gradbus_reward.sandbox.pool import PoolSettings
+from gradbus_reward.sandbox.process import GraderProcess
 from gradbus_reward.scorer import Scorer, scorer_for
 from gradbus_reward.settings import RewardSettings
 
 _log = get_logger(__name__)
 _ANSWER_SECONDS = 0.2  # what is left of the caller's deadline to bring the answers home
 _DEFAULT_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -88,14 +93,42 @@ class RewardService(RewardServiceServicer):
 
 async def serve(settings: RewardSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes what is in flight."""
+    if settings.python_graders:
+        await _report_confinement(settings.scorer.pool)
     scorers = Scorers(settings)
     server = RpcServer(settings.rpc)
     add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
     await server.start()
-    process.ready = True
+    process.ready = await _found_chosen(settings, process.stopping)
     await process.stopping.wait()
     await server.stop()
     await scorers.close()
+
+
+async def _found_chosen(settings: RewardSettings, stopping: asyncio.Event) -> bool:
+    """Waits until the operator's scorer has an address, for every run would wait for it; False when told to stop before."""
+    while settings.reward_service and not stopping.is_set():
+        try:
+            await settings.addresses.resolve(settings.reward_service)
+            break
+        except ScorerError as error:
+            _log.error("scorer_not_found", error=f"REWARD_SERVICE={settings.reward_service}: {error}; start it, on the network of scorers")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_AGAIN_SECONDS)
+    return not stopping.is_set()
+
+
+async def _report_confinement(pool: PoolSettings) -> None:
+    """Says at the start which layers hold here, for containers and kernels differ in what they allow."""
+    try:
+        process = await GraderProcess.start({}, allow_network=pool.allow_unisolated_network)
+    except ScorerError as error:
+        _log.error("python_graders_cannot_run", error=str(error))
+        return
+    layers = process.layers
+    await process.stop()
+    report = _log.info if layers.landlock else _log.warning
+    report("graders_confined", seccomp=layers.seccomp, landlock=layers.landlock, namespace=layers.namespace)
 
 
 def _timeout_seconds(reward_json: str) -> float:

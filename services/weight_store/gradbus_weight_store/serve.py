@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from gradbus.bus import Buckets, Bus
-from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.v1.weight_store_service_pb2_grpc import add_WeightStoreServiceServicer_to_server
@@ -18,7 +17,7 @@ from gradbus_weight_store.transfers import Transfers
 
 async def serve(settings: WeightStoreSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes what is in flight."""
-    manifests = Manifests(ObjectStore.open(settings.objects_url))
+    manifests = Manifests(settings.open_objects())
     bus = await Bus.connect(settings.bus, f"weight-store {settings.worker_id}")
     heads, runs, workers = [await bus.bucket(name) for name in (Buckets.HEADS, Buckets.RUNS, Buckets.WORKERS)]
     async with workers.view() as presence:

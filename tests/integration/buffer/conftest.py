@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gradbus.buffer import BufferSettings, ExperienceLog, GroupStore, open_buffer
+from gradbus.buffer import BufferSettings, ExperienceLog, GroupStore, load_functions, open_buffer
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 
 
@@ -34,6 +34,7 @@ def redis_url(tmp_path_factory):
 @pytest.fixture(params=["buffer_url", "redis_url"])
 async def client(request):
     client = open_buffer(BufferSettings(request.getfixturevalue(request.param)))
+    await load_functions(client)
     yield client
     await client.aclose()
 

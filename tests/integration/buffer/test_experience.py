@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gradbus.buffer import BufferSettings, ExperienceLog, StoredEntry, keys, open_buffer
-from gradbus.errors import CorruptRecordError, FencedError
+from gradbus.buffer import BufferSettings, ExperienceLog, StoredEntry, keys, load_functions, open_buffer
+from gradbus.errors import CorruptRecordError, FencedError, SettingsError
 from gradbus.ids import new_run_id
 from gradbus.records import seal
 from gradbus.v1.group_pb2 import LogEntry
@@ -153,3 +153,17 @@ def test_admitted_is_the_set_of_what_was_appended(buffer_url, appended, first, l
         assert found == {index for index in appended if first <= index < last}
 
     asyncio.run(check())
+
+
+async def test_a_buffer_without_the_functions_says_what_to_do(client, run_id):
+    await client.function_flush()
+    try:
+        with pytest.raises(SettingsError, match="lacks the function gradbus_append; start the stack again"):
+            await ExperienceLog(client, run_id).append(1, {0: LogEntry(index=0)})
+    finally:
+        await load_functions(client)
+
+
+async def test_loading_the_functions_again_replaces_them(client, log):
+    await load_functions(client)
+    assert await log.append(1, {0: LogEntry(index=0)}) == [0]

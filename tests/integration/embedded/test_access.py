@@ -12,9 +12,12 @@ from gradbus.v1.group_pb2 import Group, LogEntry
 
 RUN = "run-1"
 COMMANDS = {
-    "run script": ["EVALSHA", "0" * 40, "0"],
+    "call function": ["FCALL", "gradbus_open", "1", f"{{{RUN}}}:term", "0"],
+    "known script": ["EVALSHA", "0" * 40, "0"],
+    "keep script": ["SCRIPT", "LOAD", "return 1"],
     "any script": ["EVAL", "return 1", "0"],
     "load function": ["FUNCTION", "LOAD", "x"],
+    "remove functions": ["FUNCTION", "FLUSH"],
     "follow log": ["XREAD", "COUNT", "1", "STREAMS", f"{{{RUN}}}:experience", "0-0"],
     "forge entry": ["XADD", f"{{{RUN}}}:experience", "*", "i", "0", "r", "x"],
     "trim": ["XTRIM", f"{{{RUN}}}:experience", "MAXLEN", "0"],
@@ -42,10 +45,10 @@ COMMANDS = {
     "ping": ["PING"],
 }
 FOLLOW = {"follow log", "ping"}
-WORK = {"run script", "forge entry", "trim", "read bitmap", "set bitmap", "raise term", "read group", "remove group", "scan", "size"}
+WORK = {"call function", "forge entry", "trim", "read bitmap", "set bitmap", "raise term", "read group", "remove group", "scan", "size"}
 PUT = {"put group", "put completion", "ping"}
 ALLOWED = {
-    "supervisor": {"ping"},
+    "supervisor": {"ping", "load function"},
     "conductor": WORK | FOLLOW | PUT | {"put and read group"},
     "rollout": PUT,
     "trainer": FOLLOW,

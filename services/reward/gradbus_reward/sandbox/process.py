@@ -47,6 +47,8 @@ class GraderProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.layers = Confinement(seccomp=False, namespace=False, landlock=False)
+        """What holds, as the child says before any user's code runs in it."""
         self.alive = True
         """Until it is killed or found dead."""
 
@@ -120,6 +122,7 @@ class GraderProcess:
                 "this kernel lets the reward service take neither sockets nor the network from a grader; run it on Linux with"
                 " seccomp or user namespaces, or allow unisolated graders if you trust all who submit runs"
             )
+        self.layers = layers
         _log.debug("grader_process_started", pid=self.pid, seccomp=layers.seccomp, namespace=layers.namespace, landlock=layers.landlock)
         await self._send({"sources": dict(sources)})
         try:

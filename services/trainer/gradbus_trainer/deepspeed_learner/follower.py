@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from gradbus.errors import ModelError, TrainingError
-from gradbus.objects import ObjectStore, materialise
+from gradbus.objects import materialise
 from gradbus.spec import RunSpec
 from gradbus.telemetry import configure_logging, get_logger
 from gradbus_trainer.deepspeed_learner.commands import Command, batch_of
@@ -62,7 +62,7 @@ class Follower:
         spec = RunSpec.model_validate_json(command.facts["spec"])
         folder = Path(command.facts["folder"])
         if not folder.is_dir():  # on another machine
-            objects = ObjectStore.open(self._settings.objects_url)
+            objects = self._settings.open_objects()
             folder = asyncio.run(materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models"))
         self._engine = RankEngine(folder, spec, self._ranks)
 

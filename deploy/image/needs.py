@@ -1,0 +1,8 @@
+"""Writes what pyproject.toml asks for: core.txt, and a file for each extra. An image then changes only with its own list."""
+
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+for name, wanted in {"core": project["dependencies"], **project["optional-dependencies"]}.items():
+    Path(f"{name}.txt").write_text("\n".join(wanted))

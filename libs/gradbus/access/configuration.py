@@ -1,0 +1,69 @@
+"""The files that nats-server and the buffer start from, with every user and what it may do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+
+from gradbus.access.buffer import buffer_rules
+from gradbus.access.nats import nats_permissions
+from gradbus.access.table import BUFFER_USERS, NATS_USERS
+
+PasswordOf = Callable[[str], str]
+"""A role's password."""
+
+
+def nats_configuration(password_of: PasswordOf, listen: str, store: str, monitor: str = "") -> str:
+    """One account with a user a role. `listen` and `monitor` are host:port; with `monitor` the server answers health checks there."""
+    users = "\n".join(f"      {_nats_user(role, password_of(role))}" for role in NATS_USERS)
+    return f"""server_name: gradbus
+listen: "{listen}"
+{f'http: "{monitor}"' if monitor else ""}
+max_payload: 4MB
+jetstream {{
+  store_dir: "{store}"
+  sync_interval: always
+}}
+accounts {{
+  GRADBUS {{
+    jetstream: enabled
+    users: [
+{users}
+    ]
+  }}
+}}
+"""
+
+
+def buffer_users(password_of: PasswordOf) -> str:
+    """The access rules; passwords stand in them as hashes."""
+    rules = [f"user {role} on #{_hashed(password_of(role))} {buffer_rules(role)}" for role in BUFFER_USERS]
+    return "\n".join(["user default off", *rules]) + "\n"
+
+
+def buffer_configuration(listen: str, folder: str, users: str, most_bytes: int) -> str:
+    """Every acknowledged write is on disk; a full buffer refuses and evicts nothing. `listen` is host:port, `users` the rules' file."""
+    host, _, port = listen.rpartition(":")
+    return f"""bind {host}
+port {port}
+dir "{folder}"
+aclfile "{users}"
+save ""
+appendonly yes
+appendfsync always
+aof-load-truncated yes
+maxmemory {most_bytes}
+maxmemory-policy noeviction
+"""
+
+
+def _nats_user(role: str, password: str) -> str:
+    allowed = nats_permissions(role)
+    rights = {"publish": {"allow": allowed.publish}, "subscribe": {"allow": allowed.subscribe}}
+    return json.dumps({"user": role, "password": password, "permissions": rights})
+
+
+def _hashed(password: str) -> str:
+    """What the buffer keeps of it: SHA-256, hex."""
+    return hashlib.sha256(password.encode()).hexdigest()

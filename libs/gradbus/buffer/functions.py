@@ -1,0 +1,69 @@
+"""What the buffer does in one step: a library of functions that it keeps itself, loaded by whoever starts it.
+
+Services only call them: none of them may load or run a script. Append, bitmap and term check are one function, so that no
+crash falls between them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from redis.asyncio import Redis
+
+OPEN: Final = "gradbus_open"
+APPEND: Final = "gradbus_append"
+FORGET: Final = "gradbus_forget"
+REOPEN: Final = "gradbus_reopen"
+
+# Keys begin with: term, admitted, experience. Arguments begin with the caller's term.
+_LIBRARY: Final = """#!lua name=gradbus
+local function fenced(keys, args)
+  local newest = tonumber(redis.call('GET', keys[1]) or '0')
+  if newest > tonumber(args[1]) then return redis.error_reply('FENCED ' .. newest) end
+  if newest < tonumber(args[1]) then redis.call('SET', keys[1], args[1]) end
+end
+
+-- Only the term is looked at.
+redis.register_function('gradbus_open', function(keys, args)
+  return fenced(keys, args) or 0
+end)
+
+-- After the three keys the assembly of each index; after the term index and record of each.
+redis.register_function('gradbus_append', function(keys, args)
+  local refusal = fenced(keys, args)
+  if refusal then return refusal end
+  local accepted = {}
+  for i = 2, #args, 2 do
+    if redis.call('SETBIT', keys[2], args[i], 1) == 0 then
+      redis.call('XADD', keys[3], '*', 'i', args[i], 'r', args[i + 1])
+      accepted[#accepted + 1] = tonumber(args[i])
+    end
+    redis.call('DEL', keys[3 + i / 2])
+  end
+  return accepted
+end)
+
+-- After the term index and stream id of each.
+redis.register_function('gradbus_forget', function(keys, args)
+  local refusal = fenced(keys, args)
+  if refusal then return refusal end
+  for i = 2, #args, 2 do
+    local removed = redis.call('XDEL', keys[3], args[i + 1])
+    if removed == 1 and tonumber(args[i]) >= 0 then redis.call('SETBIT', keys[2], args[i], 0) end
+  end
+  return 0
+end)
+
+-- After the term indexes.
+redis.register_function('gradbus_reopen', function(keys, args)
+  local refusal = fenced(keys, args)
+  if refusal then return refusal end
+  for i = 2, #args do redis.call('SETBIT', keys[2], args[i], 0) end
+  return 0
+end)
+"""
+
+
+async def load_functions(client: Redis) -> None:
+    """Puts the library into the buffer, in the place of an older one; it is kept there like any record."""
+    await client.function_load(_LIBRARY, replace=True)

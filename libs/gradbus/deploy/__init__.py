@@ -1,0 +1,1 @@
+"""What must be there before containers start: secrets and the servers' configuration, the buffer's functions, the bucket."""

@@ -1,0 +1,65 @@
+"""The files that containers start from: one folder, in compose one volume, for each, with what it needs and no more."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Final
+
+from gradbus.access import buffer_configuration, buffer_users, nats_configuration
+from gradbus.embedded.credentials import Credentials, write_secret
+from gradbus.errors import SettingsError
+
+BUCKET: Final = "gradbus"
+OBJECT_USERS: Final = ("gateway", "conductor", "rollout", "trainer", "reference", "weight_store", "supervisor")
+_CREDENTIALS: Final = "gradbus_objects_credentials"
+_BUFFER_BYTES: Final = 2 << 30
+
+
+def write_secrets(state: Path) -> None:
+    """Makes what is missing below `state/secrets`; what is there stays, so that volumes made earlier still open.
+
+    Raises SettingsError when the folder cannot be written.
+    """
+    root = state / "secrets"
+    try:
+        credentials = Credentials(root)
+        _write_servers(credentials)
+        _write_objects(root, credentials)
+    except OSError as error:
+        raise SettingsError(f"cannot write {error.filename or root} ({error.strerror}); mount a volume there that this user owns") from None
+
+
+def api_key(state: Path) -> str:
+    """The key made at the first start, all scopes. Raises SettingsError when there is none yet."""
+    try:
+        return (state / "secrets" / "api-key").read_text()
+    except OSError as error:
+        raise SettingsError(f"there is no API key ({error.strerror}); start the stack first, its init job makes one") from None
+
+
+def _write_servers(credentials: Credentials) -> None:
+    """Paths in these files are those inside the servers' containers."""
+    nats, buffer = credentials.folder("nats"), credentials.folder("buffer")
+    configuration = nats_configuration(credentials.nats_password, "0.0.0.0:4222", "/var/lib/gradbus", "127.0.0.1:8222")
+    write_secret(nats / "nats.conf", configuration)
+    write_secret(buffer / "users.acl", buffer_users(credentials.buffer_password))
+    write_secret(buffer / "buffer.conf", buffer_configuration("0.0.0.0:6379", "/var/lib/gradbus", "/run/gradbus/users.acl", _BUFFER_BYTES))
+    write_secret(buffer / "password", credentials.buffer_password("supervisor"))
+
+
+def _write_objects(root: Path, credentials: Credentials) -> None:
+    """One key for all users; the server's file is SeaweedFS's, the two words beside it are for any other."""
+    kept = root / "supervisor" / _CREDENTIALS
+    if not kept.exists():
+        write_secret(kept, json.dumps({"access_key_id": secrets.token_hex(10), "secret_access_key": secrets.token_urlsafe(32)}))
+    pair = json.loads(kept.read_bytes())
+    for role in OBJECT_USERS:
+        write_secret(credentials.folder(role) / _CREDENTIALS, json.dumps(pair))
+    key = {"accessKey": pair["access_key_id"], "secretKey": pair["secret_access_key"]}
+    actions = [f"{action}:{BUCKET}" for action in ("Admin", "Read", "Write", "List", "Tagging")]
+    identities = {"identities": [{"name": "gradbus", "credentials": [key], "actions": actions}]}
+    objects = credentials.folder("objects")
+    write_secret(objects / "s3.json", json.dumps(identities))
+    write_secret(objects / "access-key", ",".join(key.values()))

@@ -1,0 +1,55 @@
+"""What services expect of the buffer and of object storage."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import obstore
+from obstore.store import S3Store
+from redis.exceptions import RedisError
+
+from gradbus.buffer import load_functions, open_buffer
+from gradbus.errors import SettingsError
+from gradbus.process import ProcessSettings
+
+_VALID = timedelta(minutes=5)
+_ANSWER_SECONDS = 10.0
+
+
+async def prepare_stores(settings: ProcessSettings) -> None:
+    """Loads the buffer's functions, and makes the bucket if GRADBUS_OBJECTS_URL names one on S3 that is not there.
+
+    Raises SettingsError when either does not answer or refuses.
+    """
+    await _prepare_buffer(settings)
+    if urlsplit(settings.objects_url).scheme == "s3":
+        await _make_bucket(settings)
+
+
+async def _prepare_buffer(settings: ProcessSettings) -> None:
+    client = open_buffer(settings.buffer)
+    try:
+        await load_functions(client)
+    except (RedisError, OSError, TimeoutError) as error:
+        raise SettingsError(f"the buffer at {settings.buffer_url} does not take the functions ({error}); see that it is up") from None
+    finally:
+        await client.aclose()
+
+
+async def _make_bucket(settings: ProcessSettings) -> None:
+    bucket = urlsplit(settings.objects_url).netloc
+    pair: Any = {name: secret.get_secret_value() for name, secret in settings.objects_credentials.items()}
+    # No client library of ours makes buckets; a signed PUT of the bucket itself is all that S3 asks for.
+    url = await asyncio.to_thread(obstore.sign, S3Store(bucket, config=pair), "PUT", "", _VALID)
+    try:
+        async with httpx2.AsyncClient(timeout=_ANSWER_SECONDS) as client:
+            answer = await client.put(url)
+    except httpx2.HTTPError as error:
+        raise SettingsError(f"object storage {settings.objects_url} does not answer ({error}); see AWS_ENDPOINT_URL") from None
+    if answer.status_code not in {HTTPStatus.OK, HTTPStatus.CONFLICT}:
+        raise SettingsError(f"object storage refuses the bucket {bucket} ({answer.status_code}: {answer.text[:200]}); make it by hand")

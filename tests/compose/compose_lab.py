@@ -1,0 +1,70 @@
+"""`docker compose` for the tests, and what they ask a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from gradbus.client import Client
+
+ROOT = Path(__file__).parents[2]
+MADE = ROOT / ".gradbus" / "compose" / "addition"
+PROJECT = "gradbus-test"
+STEPS = 30
+START_SECONDS = 1800
+RUN_SECONDS = 1200
+FINAL = ("succeeded", "failed", "cancelled")
+
+
+class Compose:
+    """`docker compose` on a project of the test's own."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        overlays = [name for name in os.environ.get("GRADBUS_COMPOSE_OVERLAYS", "").split(":") if name]
+        self.command = [
+            "docker",
+            "compose",
+            "-p",
+            "gradbus-test",
+            *(part for name in ["docker-compose.yml", *overlays] for part in ("-f", name)),
+        ]
+
+    def __call__(self, *words: str, check: bool = True, seconds: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "GATEWAY_PORT": str(self.port), **variables}
+        return subprocess.run(
+            [*self.command, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=check, timeout=seconds
+        )
+
+    def up(self, *words: str, **variables: str) -> None:
+        done = self("up", "--wait", *words, check=False, seconds=START_SECONDS, **variables)
+        assert done.returncode == 0, done.stderr[-3000:] + self("ps", "-a").stdout
+
+    def client(self) -> Client:
+        return Client(self.url, self("run", "--rm", "--no-deps", "-T", "secrets", "key").stdout.strip())
+
+    def crash(self, service: str) -> None:
+        """Kills every process of the container but its init, which then ends with an error, as after a crash."""
+        self("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
+
+
+def until(client: Client, run_id: str, step: int) -> dict:
+    """The run, once it has made `step` or is over."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while True:
+        run = client.run(run_id)
+        if run["state"] in FINAL or run["progress"]["step"] >= step:
+            return run
+        assert time.monotonic() < deadline, run["waiting_for"]
+        time.sleep(0.5)
+
+
+def digest_of(client: Client, run_id: str) -> str:
+    """The digest of the last version."""
+    return client.versions(run_id, after=STEPS - 1)["data"][-1]["digest"]

@@ -1,0 +1,204 @@
+"""What docker-compose.yml and the Dockerfiles promise, read without Docker."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic_settings import BaseSettings
+
+from gradbus.process import ProcessSettings
+from gradbus.transfer_settings import TransferSettings
+from gradbus_rollout.sglang_engine.config import SGLangSettings
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES = COMPOSE["services"]
+JOBS = {"secrets", "stores"}
+SERVERS = {"nats", "buffer", "objects"}
+EXAMPLES = {"example-reward", "example-reward-http"}
+GPU = {"trainer-gpu", "rollout-gpu"}
+OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
+DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
+SETTINGS = {
+    "weight-store": "gradbus_weight_store.settings.WeightStoreSettings",
+    "reward": "gradbus_reward.settings.RewardSettings",
+    "reference": "gradbus_reference.settings.ReferenceSettings",
+    "conductor": "gradbus_conductor.settings.Settings",
+    "trainer": "gradbus_trainer.settings.Settings",
+    "rollout": "gradbus_rollout.settings.Settings",
+    "gateway": "gradbus_gateway.settings.GatewaySettings",
+    "trainer-gpu": "gradbus_trainer.settings.Settings",
+    "rollout-gpu": "gradbus_rollout.settings.Settings",
+    "stores": "gradbus.process.ProcessSettings",
+}
+NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR"}
+BASES = {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "${SGLANG_IMAGE}", "core", "torch", "extra"}
+SECRET = re.compile(r"PASSWORD|TOKEN|SECRET_ACCESS|API_KEY$|CREDENTIALS", re.IGNORECASE)
+
+
+def every(*names):
+    return pytest.mark.parametrize("name", sorted(names or SERVICES))
+
+
+def settings_of(name) -> type[BaseSettings]:
+    module, _, cls = SETTINGS[name].rpartition(".")
+    return getattr(importlib.import_module(module), cls)
+
+
+def test_every_service_is_known_to_these_tests():
+    assert set(SERVICES) == JOBS | SERVERS | OURS | GPU | EXAMPLES
+
+
+@every()
+def test_a_container_has_no_rights_it_does_not_need(name):
+    service = SERVICES[name]
+    user, _, group = service["user"].partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"] is True
+    assert not {"cap_add", "privileged", "pid", "ipc", "devices"} & set(service)
+
+
+@every()
+def test_a_container_has_bounds(name):
+    service = SERVICES[name]
+    assert re.fullmatch(r"\d+[mg]|\$\{\w+:-\d+[mg]\}", service["mem_limit"])
+    assert service["pids_limit"] > 0
+    assert service["logging"]["options"]["max-size"]
+
+
+@every(*set(SERVICES) - JOBS)
+def test_what_stays_up_is_started_again_and_checked(name):
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
+    assert service["healthcheck"]["test"][1:] not in ([], ["true"])
+
+
+@every(*OURS, *GPU)
+def test_a_service_is_asked_for_its_readiness_and_given_time_to_drain(name):
+    from gradbus.process.frame import _THREADS_SECONDS, DRAIN_SECONDS
+
+    service = SERVICES[name]
+    assert "/opt/ready.py" in service["healthcheck"]["test"]
+    assert int(service["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS + _THREADS_SECONDS
+
+
+def test_only_the_gateway_publishes_a_port_and_that_on_loopback():
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway"}
+    assert SERVICES["gateway"]["ports"] == ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]
+
+
+def test_what_holds_state_has_no_way_out():
+    assert COMPOSE["networks"]["wires"] == {"internal": True}
+    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires"}}
+    assert outside == {"gateway", "reward"} | EXAMPLES
+
+
+@every()
+def test_no_variable_holds_a_secret(name):
+    assert [variable for variable in SERVICES[name].get("environment", {}) if SECRET.search(variable)] == []
+
+
+@every(*SETTINGS)
+def test_every_variable_is_one_the_service_reads(name):
+    known = {f"GRADBUS_{field.upper()}" for field in settings_of(name).model_fields}
+    if name in GPU:
+        known |= {f"GRADBUS_TRANSFER_{field.upper()}" for field in TransferSettings.model_fields}
+        known |= {f"GRADBUS_SGLANG_{field.upper()}" for field in SGLangSettings.model_fields}
+    assert set(SERVICES[name]["environment"]) - NOT_OURS - known == set()
+
+
+@every(*SETTINGS)
+def test_each_sees_its_own_secrets_alone(name):
+    mounted = {volume.partition(":")[0]: volume for volume in SERVICES[name]["volumes"]}
+    own = {volume for volume in mounted if volume.startswith("secrets")}
+    role = name.removesuffix("-gpu")
+    assert own == {f"secrets-{role}"}
+    assert mounted[f"secrets-{role}"].endswith(":/run/gradbus:ro")
+
+
+def test_the_job_that_makes_secrets_reaches_nothing_and_holds_a_volume_for_each():
+    job = SERVICES["secrets"]
+    assert job["network_mode"] == "none"
+    mounted = {volume.partition(":")[0] for volume in job["volumes"]}
+    assert mounted == {"secrets", "nats", "buffer", "objects"} | {f"secrets-{name}" for name in SERVERS | OURS | {"stores"}}
+
+
+@every(*SETTINGS)
+def test_the_users_named_are_those_of_the_access_table(name):
+    from gradbus.access import BUFFER_USERS, NATS_USERS
+
+    environment = SERVICES[name]["environment"]
+    role = {"stores": "supervisor"}.get(name, name.removesuffix("-gpu").replace("-", "_"))
+    assert environment.get("GRADBUS_NATS_USER", role) == role
+    assert environment.get("GRADBUS_BUFFER_USER", role) == role
+    assert ("GRADBUS_NATS_USER" in environment) == (role in NATS_USERS and name != "stores")
+    assert ("GRADBUS_BUFFER_USER" in environment) == (role in BUFFER_USERS)
+
+
+def test_every_volume_and_network_that_is_named_exists():
+    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    named = {mount["source"] if isinstance(mount, dict) else mount.partition(":")[0] for mount in mounts}
+    assert named == set(COMPOSE["volumes"])
+    assert {network for service in SERVICES.values() for network in service.get("networks", [])} == set(COMPOSE["networks"])
+
+
+def test_the_settings_of_a_process_start_with_what_compose_gives(monkeypatch):
+    for variable, value in SERVICES["reward"]["environment"].items():
+        monkeypatch.setenv(variable, re.sub(r"\$\{\w+:-(.*)\}", r"\1", str(value)))
+    monkeypatch.delenv("GRADBUS_SECRETS_DIR")
+    settings = settings_of("reward")()
+    assert settings.addresses.allowed_hosts == tuple(sorted(EXAMPLES))
+    assert settings.python_graders is True
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_image_has_a_pinned_base_and_an_ordinary_user(path):
+    text = path.read_text()
+    assert re.search(r"^ARG (PYTHON|DEBIAN|SGLANG)_IMAGE=[\w/]+:v?\d+\.\d+[\w.-]*$", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {
+        "${PYTHON_IMAGE}",
+        "${DEBIAN_IMAGE}",
+        "${SGLANG_IMAGE}",
+        "core",
+        "torch",
+        "extra",
+    }
+    assert re.findall(r"^USER (.*)", text, re.MULTILINE)[-1] == "10001:10001"
+
+
+@every(*SERVERS)
+def test_a_servers_image_is_pinned_to_a_version(name):
+    assert re.fullmatch(r"\$\{\w+_IMAGE:-[\w/]+:\d+\.[\w.-]+\}", SERVICES[name]["image"])
+
+
+@pytest.mark.parametrize("stage", ["core", "torch"])
+def test_a_shared_stage_is_the_same_in_every_dockerfile_so_that_it_is_built_once(stage):
+    pattern = re.compile(rf"^FROM \S+ AS {stage}\n.*?(?=^FROM|^#|\Z)", re.MULTILINE | re.DOTALL)
+    stages = [found[0] for path in DOCKERFILES if (found := pattern.findall(path.read_text()))]
+    assert len(stages) >= 3
+    assert len(set(stages)) == 1
+
+
+def test_there_is_a_dockerfile_for_every_service_and_compose_builds_it():
+    built = {service["build"]["dockerfile"] for name, service in SERVICES.items() if "build" in service}
+    assert built == {str(path.relative_to(ROOT)) for path in DOCKERFILES}
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_an_image_holds_its_own_service_and_no_other(name):
+    folder = name.replace("-", "_")
+    copied = set(re.findall(r"^COPY services/\w+/gradbus_(\w+) ", (ROOT / f"services/{folder}/Dockerfile").read_text(), re.M))
+    assert copied == {folder}
+
+
+def test_no_setting_of_a_process_is_left_out_of_the_shared_ones():
+    assert {"nats_url", "buffer_url", "objects_url", "objects_credentials"} <= set(ProcessSettings.model_fields)

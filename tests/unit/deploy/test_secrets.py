@@ -1,0 +1,92 @@
+import json
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from gradbus.access import BUFFER_USERS, NATS_USERS
+from gradbus.api_keys import find_api_key, read_api_keys
+from gradbus.deploy.secrets import api_key, write_secrets
+from gradbus.errors import SettingsError
+
+SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store", "supervisor")
+
+
+@pytest.fixture
+def state(tmp_path):
+    write_secrets(tmp_path)
+    return tmp_path
+
+
+def files(state):
+    return {str(path.relative_to(state)): path.read_bytes() for path in sorted(state.rglob("*")) if path.is_file()}
+
+
+def test_a_second_start_changes_nothing(state):
+    before = files(state)
+    write_secrets(state)
+    assert files(state) == before
+
+
+def test_only_the_owner_reads(state):
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (state / "secrets").rglob("*") if path.is_file()}
+    assert modes == {0o600}
+
+
+def test_nats_is_told_of_one_user_a_role_with_its_password(state):
+    text = (state / "secrets/nats/nats.conf").read_text()
+    assert "sync_interval: always" in text
+    for role in NATS_USERS:
+        assert f'"user": "{role}", "password": "{(state / "secrets" / role / "gradbus_nats_password").read_text()}"' in text
+
+
+def test_the_buffer_is_told_hashes_and_writes_every_answer_to_disk(state):
+    users = (state / "secrets/buffer/users.acl").read_text()
+    assert [line.split()[1] for line in users.splitlines()] == ["default", *BUFFER_USERS]
+    for role in BUFFER_USERS:
+        assert (state / "secrets" / role / "gradbus_buffer_password").read_text() not in users
+    assert "appendfsync always" in (state / "secrets/buffer/buffer.conf").read_text()
+
+
+def test_services_that_store_objects_have_the_key_that_the_server_knows_and_reward_has_none(state):
+    server = json.loads((state / "secrets/objects/s3.json").read_text())["identities"][0]
+    for role in SERVICES:
+        kept = state / "secrets" / role / "gradbus_objects_credentials"
+        if role == "reward":
+            assert not kept.exists()
+            continue
+        pair = json.loads(kept.read_text())
+        assert server["credentials"] == [{"accessKey": pair["access_key_id"], "secretKey": pair["secret_access_key"]}]
+        assert (state / "secrets/objects/access-key").read_text() == f"{pair['access_key_id']},{pair['secret_access_key']}"
+    assert all(action.endswith(":gradbus") for action in server["actions"])
+
+
+def test_the_key_is_one_the_gateway_accepts(state):
+    assert find_api_key(read_api_keys(state / "secrets/gateway/api-keys.json"), api_key(state)).allows("admin")
+
+
+def test_no_key_before_the_first_start_says_what_to_do(tmp_path):
+    with pytest.raises(SettingsError, match="start the stack first"):
+        api_key(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_says_so_and_what_to_do(tmp_path):
+    (tmp_path / "secrets").write_text("a file")
+    with pytest.raises(SettingsError, match="mount a volume there"):
+        write_secrets(tmp_path)
+
+
+def test_the_command_prints_the_key_and_nothing_else(state):
+    done = subprocess.run(
+        [sys.executable, "-m", "gradbus.deploy", "key", "--state", str(state)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == f"{api_key(state)}\n"
+
+
+def test_the_command_ends_with_a_message_and_status_1(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "gradbus.deploy", "key", "--state", str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("there is no API key")
