@@ -1,11 +1,12 @@
-"""Bytes and seconds from handing a version to the trainer's publisher until an engine attests it: whole files beside deltas.
+"""Bytes and seconds from handing a version to the trainer's publisher until an engine attests it: whole files, deltas, broadcast.
 
     OMP_NUM_THREADS=1 python benchmarks/weights.py [--layers 12] [--rounds 3] [--s3]
 
 A Llama-like model in bf16; masters, step and shares of changed elements as in `weights_delta.py`. One process: the trainer's
 `VersionWriter`, an object store (a folder, and with --s3 a bucket of a moto server, which is a process of its own), the worker's
-`Shards`, the embedded engine with its attestation. Left out is the call of the weight store, a few milliseconds of gRPC and
-NATS. Beside it in the same rounds: safetensors written and read in the folder, two other codecs by themselves, and memcpy.
+`Shards`, the embedded engine with its attestation; of a broadcast the trainer's end, and the worker's member, which is a process.
+Left out are the calls of the weight store, some milliseconds of gRPC and NATS. Beside it in the same rounds: safetensors written
+and read in the folder, two other codecs by themselves, and memcpy.
 Wall seconds, the best of the rounds.
 Writes results/weights.json, .md and .svg.
 """
@@ -36,16 +37,22 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from weights_delta import adam_direction, codecs, floor_bytes, versions
 
+from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
-from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus.transfer_settings import TransferSettings
+from gradbus.v1.transfer_pb2 import Membership, Transfer
+from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus_rollout.member import Member, Seat
 from gradbus_rollout.shards import Shards
 from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_trainer.broadcaster import Broadcaster
 from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import Export, export_version
 
+TRANSPORTS = ("store", "delta", "collective")
 SHARES = (0.001, 0.01, 0.03, 0.1)
 Times = dict[str, list[float]]
 
@@ -94,18 +101,55 @@ def moto_bucket() -> Iterator[str]:
         server.wait()
 
 
+class Broadcast:
+    """A group of two: this process, and a worker's member."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = TransferSettings(stall_seconds=60.0, seconds=600.0)
+        self.terms = settings.terms
+        self._sender = Broadcaster(settings, "cpu")
+        self._members = Membership(group="benchmark", address=self._sender.address, workers=["worker"])
+        self._receiver = Member(Seat("worker", settings.host, "cpu", sys.executable, folder))
+        self._receiver.wait_until_ready()
+
+    async def connect(self) -> None:
+        """Both join."""
+        ends = (lambda: self._sender.connect(self._members), lambda: self._receiver.connect(self._members, self.terms))
+        await asyncio.gather(*map(asyncio.to_thread, ends))
+
+    async def bring(self, export: Export) -> None:
+        """Puts a version's file into the worker's cache."""
+        content = export.file.mapped()
+        shard = Shard(digest=await asyncio.to_thread(digest_of, content), size_bytes=len(content))
+        transfer = Transfer(step=export.step, terms=self.terms, shards=[shard])
+        await asyncio.gather(
+            asyncio.to_thread(self._sender.send, export.step, self._members, [content]),
+            asyncio.to_thread(self._receiver.receive, transfer, self._members),
+        )
+
+    def close(self) -> None:
+        """Ends both."""
+        self._receiver.abort()
+        self._sender.abort()
+
+
 async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[Export, Export], times: Times) -> int:
     """One version on its way to an engine that holds the one before; the bytes it put into object storage."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         objects = ObjectStore.open(url or f"file://{folder}/objects")
         writer = VersionWriter(objects, "benchmark", 1, WeightsSpec(transport=transport, dtype="bf16"))
-        shards = Shards(objects, Path(folder) / "cache")
+        shards = Shards(objects, Path(folder) / "shards")
+        broadcast = Broadcast(Path(folder)) if transport == "collective" else None
         old, new = exports
         first = await writer.store(old, whole=True)
+        if broadcast:
+            await broadcast.connect()
+            await broadcast.bring(old)
         writer.advance(old, first)
         await engine.load(await shards.files(first), 0)
         begin = time.perf_counter()
-        manifest = await writer.store(new, whole=False)
+        ways = [broadcast.bring(new)] if broadcast else []
+        manifest, *_ = await asyncio.gather(writer.store(new, whole=False), *ways)
         stored = time.perf_counter()
         files = await shards.files(manifest)
         here = time.perf_counter()
@@ -116,6 +160,8 @@ async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[E
         for part, spent in seconds.items():
             times[f"{'bucket' if url else 'folder'}, {transport}, {part}"].append(spent)
         moved = moved_bytes(manifest)
+        if broadcast:
+            broadcast.close()
         await forget(objects, first, manifest)
         return moved
 
@@ -171,7 +217,7 @@ def measure(shapes: dict[str, torch.Size], flats: tuple[Tensor, Tensor], model: 
         engine = TorchEngine.from_folder(model, TorchEngineConfig(slots=4, max_new_tokens=4))
         for _ in range(rounds):
             for url in urls:
-                for transport in ("store", "delta"):
+                for transport in TRANSPORTS:
                     moved[transport] = await travel(url, engine, transport, exports, times)
             moved.update(probes(old, new, model, times))
         await engine.close()
@@ -203,8 +249,16 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
         lines.append(f"| {found['changed']:.2%} | {row} |")
     for place in ("folder", "bucket"):
         if f"{place}, store, all" in results[0]["seconds"]:
-            lines += ["", f"Seconds by a {place}, from publishing to attested (storing + fetching + loading and attesting):", ""]
-            lines += ["| changed | dense | delta |", "|---:|---:|---:|", *(_seconds_row(found, place) for found in results)]
+            lines += [
+                "",
+                f"Seconds by a {place}, from publishing to attested (storing and broadcasting + fetching + loading and attesting):",
+                "",
+            ]
+            lines += [
+                "| changed | dense | delta | collective |",
+                "|---:|---:|---:|---:|",
+                *(_seconds_row(found, place) for found in results),
+            ]
     names = ("memcpy", "safetensors write + read", "delta", "XOR + zstd", "index + value")
     lines += [
         "",
@@ -219,7 +273,7 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
 
 def _seconds_row(found: dict[str, Any], place: str) -> str:
     cells = []
-    for transport in ("store", "delta"):
+    for transport in TRANSPORTS:
         parts = [found["seconds"][f"{place}, {transport}, {part}"] for part in ("all", "store", "fetch", "load")]
         cells.append(f"{parts[0]:.2f} ({' + '.join(f'{part:.2f}' for part in parts[1:])})")
     return f"| {found['changed']:.2%} | {' | '.join(cells)} |"
