@@ -144,12 +144,13 @@ wait
 """
 WORKER = """
 import asyncio, pathlib, sys
-from gradbus_rollout.sglang_engine import SGLangSettings
+from gradbus_rollout.sglang_engine import SGLangConfig, SGLangSettings
 from gradbus_rollout.sglang_engine.launch import Launch, LaunchedServer
 
 async def main():
     folder = pathlib.Path(sys.argv[1])
-    server = await LaunchedServer.start(Launch(SGLangSettings(python=str(folder / "server")), folder, 4, "key", folder / "log"))
+    settings = SGLangSettings(python=str(folder / "server"))
+    server = await LaunchedServer.start(Launch(settings, folder, SGLangConfig(slots=4), "key", folder / "log"))
     print(server.pid, flush=True)
     await asyncio.sleep(1000)
 
