@@ -44,7 +44,7 @@ DEEPSPEED["deepspeed-2-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, off
 DEEPSPEED["deepspeed-3-cpu_adam"] = partial(deepspeed_learner, zero_stage=3, offload="all", optimizer="cpu_adam")
 DEEPSPEED["deepspeed-3-checkpointing"] = partial(deepspeed_learner, zero_stage=3, gradient_checkpointing=True)
 BF16 = {f"deepspeed-{stage}-bf16": partial(deepspeed_learner, zero_stage=stage, dtype="bf16") for stage in (1, 2, 3)}
-BF16["deepspeed-2-bf16-offload"] = partial(deepspeed_learner, zero_stage=2, dtype="bf16", offload="optimizer")
+BF16 |= {f"{name}-offload": partial(BF16[name], offload="optimizer") for name in ("deepspeed-1-bf16", "deepspeed-2-bf16")}
 BF16["deepspeed-2-bf16-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, dtype="bf16", offload="optimizer", optimizer="cpu_adam")
 ALL = LEARNERS | DEEPSPEED | BF16
 WITH_ADAPTERS = ["torch", "deepspeed-0", "deepspeed-2", "deepspeed-3", "deepspeed-3-checkpointing", "deepspeed-2-bf16", "deepspeed-3-bf16"]

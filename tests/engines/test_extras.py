@@ -4,6 +4,7 @@ Torch, the large part, is installed once, in an environment of its own that a `.
 tests do not show that pip finds a torch for an extra; they show that nothing else is missing and that no second torch comes.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from gradbus.rpc import token_hash
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -189,6 +192,7 @@ def test_a_service_comes_up_with_its_extra_alone(installed, servers, tmp_path, n
         "GRADBUS_OBJECTS_URL": f"file://{tmp_path}/objects",
         "GRADBUS_CACHE_DIR": str(tmp_path / "cache"),
         "GRADBUS_API_KEYS_FILE": str(tmp_path / "keys.json"),
+        "GRADBUS_RPC_CALLERS": json.dumps({"conductor": token_hash("of-the-test")}),
         "GRADBUS_WORKER_ID": name,
         "DS_ACCELERATOR": "cpu",
     }

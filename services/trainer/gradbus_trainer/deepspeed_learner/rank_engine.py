@@ -159,7 +159,8 @@ class RankEngine:
 
     def _forget_gradients(self) -> float:
         """With an offload in bf16 DeepSpeed 0.19.8 would add the next step's to the ones that are not finite."""
-        if self._spec.trainer.deepspeed.zero_stage < 3:
+        chosen = self._spec.trainer.deepspeed
+        if chosen.zero_stage < 3 and chosen.offload != "none":
             sums = self._engine.optimizer.averaged_gradients
             sums.update(dict.fromkeys(sums))
         return math.inf
