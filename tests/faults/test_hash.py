@@ -58,6 +58,7 @@ async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_
             assert faults_of(stack, outcome, spec) == [], points
 
 
+@pytest.mark.slow
 async def test_everything_killed_in_one_run_changes_no_bit(stack_of, spec, true_digest):
     async with stack_of(2) as stack:
         outcome = await train(stack, spec, [name for name in PROCESSES if name != "gateway"], seed=1)

@@ -80,6 +80,7 @@ async def test_a_trainer_of_an_older_term_is_refused(stack_of, spec):
         assert await zombie_is_refused(stack, spec)
 
 
+@pytest.mark.slow
 async def test_the_zombie_test_sees_a_missing_fence(stack_of, spec):
     async with stack_of(1, command_overrides={"weight_store": plant("no_fence", "gradbus_weight_store")}) as stack:
         assert not await zombie_is_refused(stack, spec)
@@ -104,6 +105,7 @@ async def test_samples_come_from_the_versions_they_name(stack_of, example):
         assert await version_error(stack, example) < 1e-3
 
 
+@pytest.mark.slow
 async def test_the_version_test_sees_a_version_read_after_the_reply(stack_of, example):
     async with stack_of(1, command_overrides={"rollout-0": plant("version_after_reply", "gradbus_rollout")}) as stack:
         assert await version_error(stack, example) > 1e-3

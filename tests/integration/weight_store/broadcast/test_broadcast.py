@@ -44,7 +44,7 @@ async def test_a_group_is_made_anew_only_when_its_members_change(lab, store_proc
     assert made == [(["a"], True), (["a"], False), (["a"], False), (["a", "b"], True)]
 
 
-@pytest.mark.parametrize("kind", ["deaf", "dies", "hangs"])
+@pytest.mark.parametrize("kind", [pytest.param("deaf", marks=pytest.mark.slow), "dies", "hangs"])
 async def test_a_worker_that_fails_is_dropped_and_has_the_version_from_object_storage(lab, kind):
     publisher = await lab.trainer()
     await lab.worker("a")
@@ -93,6 +93,7 @@ async def test_a_zombie_of_an_older_term_reaches_nobody(lab):
         await lab.stub.OpenTransfer(pb.OpenTransferRequest(transfer=transfer))
 
 
+@pytest.mark.slow
 async def test_bytes_that_do_not_match_their_digest_are_thrown_away(lab, monkeypatch):
     publisher = await lab.trainer()
     await lab.worker("a")
