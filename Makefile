@@ -82,26 +82,25 @@ bench: $(VENV)/.installed-dev  ## Gradbus beside TRL, and five seeds of the demo
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Torch comes first and by itself; pins next; then this checkout, which brings nothing more. Python compiles what is imported.
-# Compiling all that is installed would take a minute.
+# Torch comes first and by itself; pins next; then this checkout, which brings nothing more.
 $(VENV)/.installed-%: requirements/%.txt requirements/torch.txt pyproject.toml | $(VENV)/bin/python
 	@echo "installing the packages of requirements/$*.txt into $(VENV) (once; torch is the large part)"
-	python -m pip install --quiet --no-compile --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
-	python -m pip install --quiet --no-compile --disable-pip-version-check -r $<
-	python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -e .
+	python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
+	python -m pip install --quiet --disable-pip-version-check -r $<
+	python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 $(DEEPSPEED)/.installed: requirements/deepspeed.txt requirements/dev.txt requirements/torch.txt pyproject.toml
 	@echo "installing the packages of $< and requirements/dev.txt into $(DEEPSPEED) (once; 2 GB)"
 	$(PYTHON) -m venv $(DEEPSPEED)
-	$(DEEPSPEED)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
-	$(DEEPSPEED)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r requirements/dev.txt -r $<
-	$(DEEPSPEED)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -e .
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt -r $<
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 $(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/torch.txt
 	@echo "installing the packages of $< into $(SGLANG) (once; 3 GB)"
 	$(PYTHON) -m venv $(SGLANG)
-	$(SGLANG)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
-	$(SGLANG)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r $<
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
