@@ -38,11 +38,12 @@ async def is_whole(stack, spec, kills, true_digest):
     return outcome.state == "succeeded" and outcome.digest == true_digest and not faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "name", "module"),
     [
         ("ack_early", "conductor", "gradbus_conductor"),
-        pytest.param("cursor", "trainer-0", "gradbus_trainer", marks=pytest.mark.slow),
+        ("cursor", "trainer-0", "gradbus_trainer"),
     ],
 )
 async def test_the_hash_test_sees(stack_of, spec, true_digest, fault, name, module):
