@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from gradbus.errors import ModelError
 
+PYTORCH: Final[Mapping[str, str]] = {"format": "pt"}
+"""Metadata that transformers asks for."""
 _LENGTH_BYTES: Final = 8
 _LONGEST_HEADER: Final = 100 << 20
 _NAMES_SHOWN: Final = 3
@@ -48,14 +50,17 @@ def mapped(file: Path) -> mmap.mmap:
         raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
 
 
-def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], item_bytes: int) -> bytes:
-    """How a file begins that holds these (dtype, shape) in this order, of `item_bytes` an element; their bytes follow."""
-    described: dict[str, Any] = {}
+def header(tensors: Mapping[str, tuple[str, Sequence[int]]], item_bytes: int, metadata: Mapping[str, str] | None = PYTORCH) -> bytes:
+    """How a file begins that holds these (dtype, shape) in this order, of `item_bytes` an element; their bytes follow.
+
+    To the byte as the safetensors library writes tensors of one dtype that are in order of name.
+    """
+    described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, (dtype, shape) in tensors.items():
         begin, end = end, end + item_bytes * math.prod(shape)
-        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps({"__metadata__": {"format": "pt"}} | described).encode()
+        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)  # tensors are aligned
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 

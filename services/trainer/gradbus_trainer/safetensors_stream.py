@@ -5,18 +5,17 @@ https://github.com/huggingface/safetensors#format: the header's length in 8 byte
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 import torch
 
+from gradbus.tensor_files import header
 from gradbus_kernels.weights_digest import SAFETENSORS_DTYPES, WeightsDigest, bytes_of
 from gradbus_trainer.tensors import LazyTensors
 
 BUCKET_ELEMENTS = 1 << 24
-_ALIGNMENT = 8
 
 
 def write_safetensors(
@@ -27,7 +26,8 @@ def write_safetensors(
     One is held at a time, and of one that must be cast or copied from a device `BUCKET_ELEMENTS` elements.
     What is written is added to `digest`. Raises OSError.
     """
-    file.write(_header(tensors.shapes, dtype, metadata))
+    described = {name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}
+    file.write(header(described, dtype.itemsize, metadata))
     for name in sorted(tensors):
         if digest is not None:
             digest.begin(name, dtype, tensors.shapes[name])
@@ -41,19 +41,6 @@ def write_safetensors(
 def size_of(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> int:
     """Bytes of all elements."""
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
-
-
-def _header(shapes: Mapping[str, torch.Size], dtype: torch.dtype, metadata: Mapping[str, str] | None) -> bytes:
-    """Tensors of one dtype lie in order of name."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    begin = 0
-    for name in sorted(shapes):
-        end = begin + size_of({name: shapes[name]}, dtype)
-        entries[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shapes[name]), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _buckets(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:

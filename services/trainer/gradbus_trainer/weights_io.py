@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
+from gradbus.tensor_files import PYTORCH
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights_digest import WeightsDigest
 from gradbus_trainer.scratch import Scratch, TensorFile
@@ -45,7 +46,7 @@ def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch
     Raises StorageError.
     """
     digest = WeightsDigest()
-    file = scratch.write(weights, dtype, {"format": "pt"}, digest)
+    file = scratch.write(weights, dtype, PYTORCH, digest)
     return Export(step, digest.text, file, noop)
 
 
