@@ -49,9 +49,9 @@ class RolloutService:
             status = await self._status(record, runs)
             training = await self._table(encoder, status.prompts)
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
-            if record.spec.is_deterministic:
-                await self._probe(folder, record, encoder, training)
             engine = self._watched(await self._engine(folder, record, encoder))
+            if record.spec.is_deterministic:
+                await self._probed(engine, folder, record, encoder, training)
         except (DatasetError, ModelError):
             self._wires.station.presence.fatal = True
             raise
@@ -116,14 +116,19 @@ class RolloutService:
             raise
         return engine
 
-    async def _probe(self, folder: Path, record: RunRecord, encoder: PromptEncoder, training: PromptTable) -> None:
-        """In an engine of its own, for what is probed is the base model, and the run's versions may be adapters."""
-        engine = self._watched(await asyncio.to_thread(self._torch, folder, record, encoder, None))
+    async def _probed(self, engine: Engine, folder: Path, record: RunRecord, encoder: PromptEncoder, training: PromptTable) -> None:
+        """Compares the base model with what other workers hold; where the run's versions are adapters, in an engine of its own."""
+        lora = record.spec.trainer.lora
+        probed = engine if lora is None else self._watched(await asyncio.to_thread(self._torch, folder, record, encoder, None))
         try:
-            await engine.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
-            await check_probe(engine, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
-        finally:
+            await probed.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
+            await check_probe(probed, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
+        except BaseException:
             await engine.close()
+            raise
+        finally:
+            if probed is not engine:
+                await probed.close()
 
     async def _table(self, encoder: PromptEncoder, digest: str) -> PromptTable:
         content = await self._wires.objects.get_blob(digest)
