@@ -64,6 +64,11 @@ def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> dict[str, nn.Pa
     return {PREFIX + name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def is_adapted(model: nn.Module) -> bool:
+    """Whether any of its layers has adapters."""
+    return any(isinstance(module, LoraLinear) for module in model.modules())
+
+
 @contextlib.contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Inside, the model computes what its base does."""

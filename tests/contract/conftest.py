@@ -39,7 +39,7 @@ class Kind:
                 np.testing.assert_allclose(np.frombuffer(sample.logprobs, "<f4"), np.frombuffer(twin.logprobs, "<f4"), atol=1e-5)
 
 
-KINDS = {"torch": Kind("torch", True, 2000, 0.05), "sglang": Kind("sglang", False, 1000, 0.5)}
+KINDS = {"torch": Kind("torch", True, 2000, 0.05), "sglang": Kind("sglang", False, 3000, 0.5)}
 
 
 @pytest.fixture(params=["torch", pytest.param("sglang", marks=pytest.mark.engines)])

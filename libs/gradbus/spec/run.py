@@ -58,8 +58,8 @@ class RunSpec(BaseModel):
 
     @property
     def needs_probe(self) -> bool:
-        """Whether a version carries a probe: a server samples with adapters, and nobody can read back which."""
-        return self.rollout.engine == "sglang" and self.trainer.lora is not None
+        """Whether a version carries a probe: of adapters, and of weights in some servers, nobody can read back which are there."""
+        return self.rollout.engine == "sglang"
 
     @property
     def total_groups(self) -> int:

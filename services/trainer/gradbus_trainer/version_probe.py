@@ -1,4 +1,4 @@
-"""What a version computes for a fixed text: a server that says it has the adapters is asked for the same."""
+"""What a version computes for a fixed text: a server that says it has the version is asked for the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gradbus.v1.weights_pb2 import VersionProbe
-from gradbus_kernels.lora import adapters_off
+from gradbus_kernels.lora import adapters_off, is_adapted
 from gradbus_trainer.batch import TrainSample
 
 _TOKENS = 32
@@ -22,8 +22,10 @@ def version_probe(model: torch.nn.Module, vocab_size: int, forward: Forward) -> 
     rest = np.ones(_TOKENS - 1, np.float32)
     row = TrainSample(ids[:1], ids[1:], rest, rest > 0, 0.0)
     logprobs, _ = forward([row])
-    with adapters_off(model):
-        base, _ = forward([row])
+    base = logprobs
+    if is_adapted(model):
+        with adapters_off(model):
+            base, _ = forward([row])
     return VersionProbe(token_ids=ids.astype("<i4").tobytes(), logprobs=_bytes(logprobs), base_logprobs=_bytes(base))
 
 

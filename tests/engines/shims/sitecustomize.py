@@ -2,9 +2,10 @@
 
 A torchvision that was built for CUDA is imported beside a torch that was not: it decorates two operators whose definitions
 its CUDA library would bring. And SGLang's weight checker moves what it compares to the GPU, and its LoRA pins memory for one: here
-all stays where it is.
+all stays where it is; with GRADBUS_TEST_CUDA_CHECKER the checker goes for the GPU after all, and fails.
 """
 
+import os
 import sys
 from importlib.abc import MetaPathFinder
 
@@ -25,7 +26,9 @@ def _fill_gaps():
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _kept.append(library)
-    torch.Tensor.cuda = torch.Tensor.pin_memory = lambda tensor, *_args, **_kwargs: tensor
+    torch.Tensor.pin_memory = lambda tensor, *_args, **_kwargs: tensor
+    if not os.environ.get("GRADBUS_TEST_CUDA_CHECKER"):
+        torch.Tensor.cuda = torch.Tensor.pin_memory
     for maker in ("tensor", "empty", "zeros"):
         setattr(torch, maker, _unpinned(getattr(torch, maker)))
 

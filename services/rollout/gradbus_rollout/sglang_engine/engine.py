@@ -7,6 +7,7 @@ import contextlib
 import uuid
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,7 +21,7 @@ from gradbus_rollout.sglang_engine.adapters import make_adapter_folder, stored_a
 from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.sglang_engine.draft import Draft, began_with
 from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
-from gradbus_rollout.sglang_engine.install import Held, install
+from gradbus_rollout.sglang_engine.install import Held, Installer
 from gradbus_rollout.sglang_engine.server import Server
 from gradbus_rollout.sglang_engine.shelf import Shelf
 from gradbus_rollout.sglang_engine.slots import Slots
@@ -56,6 +57,7 @@ class SGLangEngine:
         self._slots = Slots(config.slots)
         self._name = "sglang"
         self._held: Held | None = None
+        self._installer = Installer()
         self._shelf = Shelf()
         self._proven_life = 0
         """Life of the server in which the base model was proven, where versions are adapters."""
@@ -154,7 +156,7 @@ class SGLangEngine:
             check_fit(tensors, stored_adapters(self._tensors, lora))
             return Held(version, digest(tensors), make_adapter_folder(self._versions, self._tensors, lora, weights, copy), probe)
         check_fit(tensors, {name: tensor.shape for name, tensor in self._tensors.items()})
-        return Held(version, digest(tensors), make_version_folder(self._versions, self._model, weights, copy))
+        return Held(version, digest(tensors), make_version_folder(self._versions, self._model, weights, copy), probe)
 
     def _drop_folders(self) -> None:
         """Removes those of versions that are neither held nor named by a request."""
@@ -244,7 +246,7 @@ class SGLangEngine:
             return
         if self._proven_life != self.server.lives:
             self._shelf.clear()
-            base = await asyncio.to_thread(self._base)
+            base = await asyncio.to_thread(self._base, held.probe)
             self._folders.add(base.folder)
             await self._install_weights(base)
             self._proven_life = self.server.lives
@@ -252,11 +254,12 @@ class SGLangEngine:
         self._installs += 1
         await self._shelf.tidy(self.server.api)
 
-    def _base(self) -> Held:
+    def _base(self, probe: VersionProbe | None) -> Held:
         """The run's model itself: adapters say nothing without it."""
         shards = sorted({tensor.file for tensor in self._tensors.values()})
         folder = make_version_folder(self._versions, self._model, shards, self._settings.copy_weights)
-        return Held(_BASE, digest(self._tensors), folder)
+        plain = None if probe is None else replace(probe, logprobs=probe.base_logprobs)
+        return Held(_BASE, digest(self._tensors), folder, plain)
 
     async def _install_weights(self, held: Held) -> None:
         api = self.server.api
@@ -267,13 +270,13 @@ class SGLangEngine:
                 try:
                     if self._config.pause == "retract":  # in place the cache is in use
                         await self._flushed()
-                    await install(api, held)
+                    await self._installer.install(api, held)
                 finally:
                     await api.resume()
             else:
                 await self._emptied()
                 await self._flushed()
-                await install(api, held)
+                await self._installer.install(api, held)
             self._installs += 1
             self._label = held.label
 

@@ -3,7 +3,7 @@
 The server answers 200 to an update that moved nothing, so its word is no proof. What is: after the update its tensors are
 kept aside, overwritten with noise, read from the same files again and compared, tensor by tensor. They are equal only if
 reading those files decides every tensor that the server holds. The files' own digest is then the digest of what it holds.
-(slime's `--check-weight-update-equal` uses the same three actions.)
+(slime's `--check-weight-update-equal` uses the same three actions.) A server that refuses them is asked for log-probabilities.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from typing import Final
 
 from gradbus.errors import AttestationError, EngineError
 from gradbus.faults import point
+from gradbus.telemetry import get_logger
 from gradbus_rollout.engine import VersionProbe
 from gradbus_rollout.sglang_engine.api import ServerApi
+from gradbus_rollout.sglang_engine.proof import prove_weights
 
 _UNPROVEN: Final = "gradbus-unproven"
 """Label of weights between the update and the proof: a sample that shows it is thrown away."""
 _DIFFERENT: Final = "check tensor equality failed"
 _DIGEST_SHOWN: Final = 12
+_NO_PROOF: Final = (
+    "the server's /weights_checker does not answer, and this version came without a probe; start SGLang with its weight checker, "
+    "or train the run anew with this trainer"
+)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class Held:
     digest: str
     folder: Path
     probe: VersionProbe | None = None
-    """Only where versions are adapters."""
+    """What the trainer computes with it."""
 
     @property
     def label(self) -> str:
@@ -39,21 +46,41 @@ class Held:
         return f"{self.version}-{self.digest.removeprefix('sha256:')[:_DIGEST_SHOWN]}"
 
 
-async def install(api: ServerApi, held: Held) -> None:
-    """Brings `held` in and proves it; the server must not be decoding.
+class Installer:
+    """Brings versions into one server, the proof each time the best that it can give."""
 
-    Raises AttestationError when the weights did not arrive, EngineError when the server fails or cannot prove anything.
-    """
-    folder = str(held.folder.absolute())
-    await api.update_from_disk(folder, _UNPROVEN)
-    await api.check_weights("snapshot")
-    await api.check_weights("reset_tensors")
-    point("mid-load")
-    await api.update_from_disk(folder)
-    try:
-        await api.check_weights("compare")
-    except EngineError as error:
-        if _DIFFERENT in str(error):
-            raise AttestationError(f"the server did not take all of version {held.version} ({error}); it is loaded again") from error
-        raise
-    await api.label(held.label)
+    def __init__(self) -> None:
+        self._compares = True
+        self._before: VersionProbe | None = None
+
+    async def install(self, api: ServerApi, held: Held) -> None:
+        """Brings `held` in and proves it; the server must not be decoding.
+
+        Raises AttestationError when the weights did not arrive, EngineError when the server fails or cannot prove anything.
+        """
+        folder = str(held.folder.absolute())
+        if not (self._compares and await self._compared(api, held, folder)):
+            await api.update_from_disk(folder, _UNPROVEN)
+            if held.probe is None:
+                raise EngineError("refused", _NO_PROOF)
+            await prove_weights(api, held.version, held.probe, self._before)
+        await api.label(held.label)
+        self._before = held.probe
+
+    async def _compared(self, api: ServerApi, held: Held, folder: str) -> bool:
+        """Noise, the files again, compared; False, from then on at once, for a server without these actions."""
+        await api.update_from_disk(folder, _UNPROVEN)
+        try:
+            await api.check_weights("snapshot")
+            await api.check_weights("reset_tensors")
+            point("mid-load")
+            await api.update_from_disk(folder)
+            await api.check_weights("compare")
+        except EngineError as error:
+            if _DIFFERENT in str(error):
+                raise AttestationError(f"the server did not take all of version {held.version} ({error}); it is loaded again") from error
+            if error.state != "refused":
+                raise
+            _log.warning("server_cannot_compare", error=str(error), instead="log-probabilities of a fixed text, by the trainer's")
+            self._compares = False
+        return self._compares

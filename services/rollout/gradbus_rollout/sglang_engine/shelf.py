@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradbus.errors import AttestationError, EngineError, ModelError
-from gradbus_rollout.sglang_engine.adapters import prove_adapters
 from gradbus_rollout.sglang_engine.api import ServerApi
 from gradbus_rollout.sglang_engine.install import Held
+from gradbus_rollout.sglang_engine.proof import prove_adapters
 
 
 class Shelf:
