@@ -115,8 +115,9 @@ async def test_a_load_in_flight_begins_a_new_span(start, weights, tmp_path, kind
     engine = start(max_new_tokens=kind.long)
     await engine.load([weights], 4)
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
+    moment = await kind.midway(engine)
     running = asyncio.create_task(engine.generate([PromptGroup("a", (1, 2, 3), (5, 6))]))
-    await asyncio.sleep(kind.moment)
+    await asyncio.sleep(moment)
     await engine.load([tmp_path / "next"], 5)
     assert not running.done()
     for completion in (await running)[0].completions:
@@ -173,8 +174,9 @@ async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, we
 async def test_close_ends_calls_in_flight(start, weights, kind):
     engine = start(max_new_tokens=kind.long)
     await engine.load([weights], 0)
+    moment = await kind.midway(engine)
     running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), (1,))]))
-    await asyncio.sleep(kind.moment)
+    await asyncio.sleep(moment)
     await engine.close()
     with pytest.raises(ModelError, match="closed"):
         await running
@@ -184,8 +186,9 @@ async def test_close_ends_calls_in_flight(start, weights, kind):
 async def test_a_cancelled_call_frees_its_slots(start, weights, kind):
     engine = start(max_new_tokens=kind.long, slots=4)
     await engine.load([weights], 0)
+    moment = await kind.midway(engine)
     running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), tuple(range(40)))]))
-    await asyncio.sleep(kind.moment)
+    await asyncio.sleep(moment)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

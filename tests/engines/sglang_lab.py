@@ -21,7 +21,7 @@ VOCAB = 40
 KEY = "of-the-tests"
 ARGUMENTS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--disable-cuda-graph", "--disable-overlap-schedule", "--dtype", "float32"),
+    *("--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle", "--dtype", "float32"),
     *("--mem-fraction-static", "0.1", "--max-total-tokens", "16384"),
 )
 ENVIRONMENT = {

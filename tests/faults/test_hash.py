@@ -9,11 +9,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 # Two a run: what is killed in between finds the other one starting.
 PAIRS = [("weight_store", "reward"), ("conductor", "gateway"), ("trainer-0", "nats"), ("rollout-0", "buffer")]
 PROCESSES = [name for pair in PAIRS for name in pair]
-POINTS = [
-    {"after-append": "conductor", "between-manifest-and-head": "weight_store"},
-    {"between-version-and-head": "weight_store", "mid-decode": "rollout-0"},
-    {"mid-publish": "trainer-0"},
-]
+MOST_POINTS = {
+    "after-append": "conductor",
+    "between-manifest-and-head": "weight_store",
+    "mid-decode": "rollout-0",
+    "mid-publish": "trainer-0",
+}
+OTHER_POINTS = {"between-version-and-head": "weight_store"}
 
 
 def faults_of(stack, outcome, spec):
@@ -31,31 +33,35 @@ async def test_the_number_of_rollouts_changes_no_bit(stack_of, spec, true_digest
         assert faults_of(stack, outcome, spec) == []
 
 
-async def test_every_process_killed_twice_at_random_changes_no_bit(stack_of, spec, true_digest):
+@pytest.mark.parametrize(
+    ("groups", "times"),
+    [pytest.param([PROCESSES[:4], PROCESSES[4:]], 1, id="once"), pytest.param(PAIRS, 2, id="twice", marks=pytest.mark.slow)],
+)
+async def test_every_process_killed_at_random_changes_no_bit(stack_of, spec, true_digest, groups, times):
     async with stack_of(2) as stack:
-        for seed, pair in enumerate(PAIRS):
-            outcome = await train(stack, spec, pair * 2, seed)
-            assert tuple(outcome.killed) == pair * 2, f"the run ended before {pair} were killed twice"
-            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), pair
-            assert faults_of(stack, outcome, spec) == [], pair
+        for seed, group in enumerate(groups):
+            kills = tuple(group) * times
+            outcome = await train(stack, spec, kills, seed)
+            assert tuple(outcome.killed) == kills, f"the run ended before {group} were killed"
+            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), group
+            assert faults_of(stack, outcome, spec) == [], group
 
 
-async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_digest, tmp_path):
+@pytest.mark.parametrize("points", [MOST_POINTS, pytest.param(OTHER_POINTS, marks=pytest.mark.slow)], ids=["most", "others"])
+async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_digest, tmp_path, points):
     async with stack_of(1) as stack:
-        for points in POINTS:
-            for point, name in points.items():
-                (tmp_path / point).mkdir()
-                fault = {"GRADBUS_FAULT_POINT": f"{point}:2,5", "GRADBUS_FAULT_DIR": str(tmp_path / point)}
-                stack.config.environment_overrides[name] = fault
-                await stack.kill(name)
-            await stack.until_ready(list(points.values()), 30.0)
-            outcome = await train(stack, spec)
-            for point, name in points.items():
-                died = {marker.name for marker in (tmp_path / point).iterdir()}
-                assert died == {f"{point}-2", f"{point}-5"}, f"{name} did not die twice at {point}"
-                del stack.config.environment_overrides[name]
-            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), points
-            assert faults_of(stack, outcome, spec) == [], points
+        for point, name in points.items():
+            (tmp_path / point).mkdir()
+            fault = {"GRADBUS_FAULT_POINT": f"{point}:2,5", "GRADBUS_FAULT_DIR": str(tmp_path / point)}
+            stack.config.environment_overrides[name] = fault
+            await stack.kill(name)
+        await stack.until_ready(list(points.values()), 30.0)
+        outcome = await train(stack, spec)
+        for point, name in points.items():
+            died = {marker.name for marker in (tmp_path / point).iterdir()}
+            assert died == {f"{point}-2", f"{point}-5"}, f"{name} did not die twice at {point}"
+        assert (outcome.state, outcome.digest) == ("succeeded", true_digest)
+        assert faults_of(stack, outcome, spec) == []
 
 
 @pytest.mark.slow
