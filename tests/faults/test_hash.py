@@ -55,7 +55,7 @@ async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_
             fault = {"GRADBUS_FAULT_POINT": f"{point}:2,5", "GRADBUS_FAULT_DIR": str(tmp_path / point)}
             stack.config.environment_overrides[name] = fault
             await stack.kill(name)
-        await stack.until_ready(list(points.values()), 30.0)
+        await stack.until_ready(list(points.values()), 120.0)
         outcome = await train(stack, spec)
         for point, name in points.items():
             died = {marker.name for marker in (tmp_path / point).iterdir()}

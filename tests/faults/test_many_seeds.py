@@ -31,3 +31,15 @@ async def test_any_schedule_of_kills_loses_and_doubles_nothing_in_free(stack_of,
         schedule = spec["schedule"]
         ledger = read_ledger(stack.state.root, outcome.run_id)
     assert check(ledger, schedule["groups_per_step"], schedule["steps"], lag, fixed_lag=False) == []
+
+
+@pytest.mark.parametrize("transport", ["store", "collective"])
+async def test_kills_change_no_bit_of_adapters(stack_of, example, transport):
+    changes = {"trainer": {"learning_rate": 0.02, "lora": {"rank": 4}}, "algorithm": {"kl": 0.02}, "weights": {"transport": transport}}
+    spec = smoke_spec(example, **changes)
+    kills = [name for name in PROCESSES if name != "gateway"]
+    async with stack_of(2) as stack:
+        quiet, killed = await train(stack, spec, seconds=400.0), await train(stack, spec, kills, 1, seconds=400.0)
+        assert (quiet.state, killed.state, killed.digest) == ("succeeded", "succeeded", quiet.digest)
+        assert killed.killed == kills
+        assert faults_of(stack, killed, spec) == []
