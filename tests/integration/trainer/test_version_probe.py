@@ -17,10 +17,10 @@ async def test_adapters_for_a_server_come_with_a_probe(new_run, make_spec, secti
     await run.train()
     manifests = [(await run.stub.GetVersion(pb.GetVersionRequest(run_id=run.run_id, step=step))).manifest for step in (5, 6)]
     assert [manifest.HasField("probe") for manifest in manifests] == [carries] * 2
-    assert [VersionHead.of(manifest, 1).manifest(run.run_id).HasField("probe") for manifest in manifests] == [carries] * 2
+    assert [VersionHead.of(manifest).manifest(run.run_id).HasField("probe") for manifest in manifests] == [carries] * 2
     if carries:
         before, after = (manifest.probe for manifest in manifests)
         assert before.token_ids == after.token_ids
         assert before.base_logprobs == after.base_logprobs != before.logprobs != after.logprobs
         assert len(np.frombuffer(after.logprobs, "<f4")) == len(np.frombuffer(after.token_ids, "<i4")) - 1
-        assert VersionHead.of(manifests[1], 1).manifest(run.run_id).probe == after
+        assert VersionHead.of(manifests[1]).manifest(run.run_id).probe == after
