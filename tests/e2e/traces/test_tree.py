@@ -20,6 +20,7 @@ GRADER = {
     "graders": {"alike": ALIKE, "letters": {"type": "python", "source": GRADE}},
     "calculate_output": "alike + letters",
 }
+EVALUATED = (0, 2, 4)
 CLOCK = 1_000_000  # the log tells times to the millisecond
 
 
@@ -72,7 +73,7 @@ def trees(run, collector):
     def whole():
         spans = collector.of_run(run["id"])
         names = Counter(span.name for span in spans)
-        wanted = {"group": STEPS * GROUPS, "train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
+        wanted = {"group": STEPS * GROUPS + len(EVALUATED), "train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
         attested = {span.id for span in spans if span.name.endswith("/Attest")}
         loads = [span for span in spans if span.name == "load_weights"]
         return all(names[name] >= count for name, count in wanted.items()) and len(attested) >= 2 * len(loads)
@@ -182,7 +183,7 @@ def used(span):
 
 
 def test_held_out_rows_have_traces_of_their_own(run, trees):
-    for version in (0, 2, 4):
+    for version in EVALUATED:
         tree = trees[trace_id(evaluation_trace(run["id"], version, 0))]
         assert tree.root.attributes["gradbus.evaluation.version"] == version
         assert {"send prompts.*", "generate", "score"} == {span.name for span in tree.below[tree.root.id]}
