@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gradbus.telemetry.timed import Attributes, TimedSpan, links_to, record
@@ -28,7 +29,7 @@ def span(name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str = "", attrib
     """
     context = _context(parent) if parent else None
     if trace.get_current_span(context).get_span_context().trace_flags.sampled:
-        with trace.get_tracer("gradbus").start_as_current_span(name, context, kind, attributes) as current:
+        with _tracer().start_as_current_span(name, context, kind, attributes) as current:
             yield current
         return
     began = time.time_ns()
@@ -42,7 +43,7 @@ def span(name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str = "", attrib
 @contextmanager
 def root_span(name: str, links: Iterable[str], attributes: Attributes | None = None) -> Iterator[Span]:
     """A span that begins a trace and is current inside the block, linked to the spans it works for."""
-    with trace.get_tracer("gradbus").start_as_current_span(name, Context(), SpanKind.INTERNAL, attributes, links_to(links)) as current:
+    with _tracer().start_as_current_span(name, Context(), SpanKind.INTERNAL, attributes, links_to(links)) as current:
         yield current
 
 
@@ -72,6 +73,12 @@ def trace_headers() -> dict[str, str] | None:
 def traceparent_of(headers: Mapping[str, str] | None) -> str:
     """The traceparent among a message's headers, or empty."""
     return headers.get(_HEADER, "") if headers else ""
+
+
+@cache
+def _tracer() -> Tracer:
+    """Kept: to be given one takes longer than a span. It follows a provider that is set later."""
+    return trace.get_tracer("gradbus")
 
 
 def _context(traceparent: str) -> Context:

@@ -21,6 +21,7 @@ GRADER = {
     "calculate_output": "alike + letters",
 }
 EVALUATED = (0, 2, 4)
+CALLED = {"score_call": "gradbus-reward", "reference_call": "gradbus-reference"}
 CLOCK = 1_000_000  # the log tells times to the millisecond
 
 
@@ -74,15 +75,21 @@ def trees(run, collector):
         spans = collector.of_run(run["id"])
         names = Counter(span.name for span in spans)
         wanted = {"group": STEPS * GROUPS + len(EVALUATED), "train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
-        attested = {span.id for span in spans if span.name.endswith("/Attest")}
-        loads = [span for span in spans if span.name == "load_weights"]
-        return all(names[name] >= count for name, count in wanted.items()) and len(attested) >= 2 * len(loads)
+        loads, attested = names["load_weights"], names["gradbus.v1.WeightStoreService/Attest"]
+        return all(names[name] >= count for name, count in wanted.items()) and attested == 2 * loads and answered(spans)
 
     collector.until(whole)
     found = defaultdict(list)
     for span in collector.of_run(run["id"]):
         found[span.trace].append(span)
     return {trace: Tree(spans) for trace, spans in found.items()}
+
+
+def answered(spans):
+    """Whether each call has been told of by both sides."""
+    calls = {span.id: span for span in spans if span.name.startswith("gradbus.v1.")}
+    servers = {span.id for span in calls.values() if span.parent in calls}
+    return calls.keys() - servers == {span.parent for span in calls.values()} & calls.keys()
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +166,7 @@ def test_a_call_for_many_groups_is_a_trace_that_they_link_from(trees, groups):
             (client,) = tree.below[tree.root.id]
             (server,) = tree.below[client.id]
             assert client.name == server.name
-            assert (client.service, server.service) == ("gradbus-conductor", f"gradbus-{tree.root.name.removesuffix('_call')}")
+            assert (client.service, server.service) == ("gradbus-conductor", CALLED[tree.root.name])
 
 
 def test_a_steps_trace_goes_on_to_every_workers_activation(run, trees, steps, groups):
@@ -257,7 +264,7 @@ def test_a_failed_score_is_told_and_the_next_attempt_too(foreign, collector):
 def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, foreign, collector):
     unseen = {entry.name for entry in SPANS}
     for span in list(collector.spans):
-        (entry,) = [entry for entry in SPANS if fnmatchcase(span.name, entry.name)]
+        (entry,) = [entry for entry in SPANS if fnmatchcase(span.name, entry.name)] or [pytest.fail(f"{span.name} is not declared")]
         unseen.discard(entry.name)
         assert span.service.removeprefix("gradbus-") in entry.services, span
         strange = [name for name in span.attributes if not any(fnmatchcase(name, known) for known in entry.attributes)]

@@ -10,18 +10,21 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gradbus.telemetry.timed import SpanIds
+from gradbus.telemetry.teller import SpanTeller
+from gradbus.telemetry.timed import tell_nobody, tell_to
 
 
 @pytest.fixture(scope="session")
 def memory():
     """Spans and metrics of this process from here on; a process has one SDK, so it stays for the tests after."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-    provider = TracerProvider(id_generator=SpanIds())
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider, processor = TracerProvider(), SimpleSpanProcessor(exporter)
+    provider.add_span_processor(processor)
+    tell_to(SpanTeller(processor, provider.resource))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([reader]))
     yield exporter, reader
+    tell_nobody()
     exporter.shutdown()
 
 
