@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"gateway", "conductor", "rollout", "reward", "reference", "trainer", "weight-store", "kernels", "embedded", "all", "dev"}
+SERVING = {"gateway", "conductor", "rollout", "reward", "reference", "trainer", "weight-store", "kernels", "telemetry"}
+EXTRAS = SERVING | {"embedded", "all", "dev"}
 SERVICES = ("gateway", "conductor", "rollout", "reward", "reference", "trainer", "weight_store")
 WITHOUT_TORCH = ("gateway", "conductor", "reward", "weight_store")
 TOP_LEVEL = ("libs", "kernels", "services", "proto", "tests", "examples", "benchmarks", "loadtests", "deploy", "docs")
@@ -34,7 +35,7 @@ def test_the_base_needs_no_torch():
 
 def test_all_holds_every_service_and_no_engine_or_tool():
     inside = re.search(r"\[(.*)\]", PROJECT["optional-dependencies"]["all"][0]).group(1).split(",")
-    assert set(inside) == EXTRAS - {"embedded", "all", "dev"}
+    assert set(inside) == SERVING
 
 
 @pytest.mark.parametrize("folder", TOP_LEVEL)

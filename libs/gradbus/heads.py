@@ -67,19 +67,38 @@ class VersionHead(_Head):
     noop: bool = False
     probe: str = ""
     """The manifest's, as base64; empty without one."""
+    traceparent: str = ""
+    """Of the publication that moved the head here."""
 
     @classmethod
-    def of(cls, manifest: WeightManifest, term: int) -> VersionHead:
-        """The head that names `manifest`, moved under `term`."""
+    def of(cls, manifest: WeightManifest) -> VersionHead:
+        """The head that names `manifest`; its term and its trace are those of the publication, which may be a replay."""
         shards = tuple(map(ShardName.of, manifest.shards))
         probe = base64.b64encode(manifest.probe.SerializeToString()).decode()
-        return cls(term=term, step=manifest.step, digest=manifest.digest, shards=shards, noop=manifest.noop, probe=probe)
+        return cls(
+            term=manifest.term,
+            step=manifest.step,
+            digest=manifest.digest,
+            shards=shards,
+            noop=manifest.noop,
+            probe=probe,
+            traceparent=manifest.traceparent,
+        )
 
     def manifest(self, run_id: str) -> WeightManifest:
         """The version's manifest, without the names of its tensors."""
         shards = [name.shard() for name in self.shards]
         probe = VersionProbe.FromString(base64.b64decode(self.probe)) if self.probe else None
-        return WeightManifest(run_id=run_id, term=self.term, step=self.step, digest=self.digest, shards=shards, noop=self.noop, probe=probe)
+        return WeightManifest(
+            run_id=run_id,
+            term=self.term,
+            step=self.step,
+            digest=self.digest,
+            shards=shards,
+            noop=self.noop,
+            probe=probe,
+            traceparent=self.traceparent,
+        )
 
 
 class CheckpointHead(_Head):

@@ -15,9 +15,9 @@ RUN groupadd --gid 10001 gradbus \
     && python3 -m venv /opt/gradbus
 WORKDIR /build
 COPY requirements/demo.txt ./
-COPY --from=needs /needs/core.txt /needs/sglang.txt ./
+COPY --from=needs /needs/core.txt /needs/telemetry.txt /needs/sglang.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/gradbus/bin/pip install --quiet --disable-pip-version-check -r core.txt -r sglang.txt -c demo.txt
+    /opt/gradbus/bin/pip install --quiet --disable-pip-version-check -r core.txt -r telemetry.txt -r sglang.txt -c demo.txt
 COPY libs/gradbus /app/gradbus
 COPY kernels/gradbus_kernels /app/gradbus_kernels
 COPY services/rollout/gradbus_rollout /app/gradbus_rollout

@@ -51,6 +51,7 @@ EXTRAS = {
     "trainer-deepspeed": Extra("gradbus_trainer", torch=True),
     "weight-store": Extra("gradbus_weight_store"),
     "kernels": Extra("gradbus_kernels", torch=True, serves=False),
+    "telemetry": Extra("gradbus.telemetry", serves=False),
     "embedded": Extra("gradbus.embedded", serves=False),
 }
 IMPORT_ALL = """

@@ -35,6 +35,11 @@ class StoredEntry:
         return entry
 
     @property
+    def written(self) -> int:
+        """When the buffer took it: nanoseconds since 1970, to the millisecond."""
+        return int(self.stream_id.partition("-")[0]) * 1_000_000
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the entry's payload, hex."""
         return record_digest(self.record)

@@ -119,7 +119,7 @@ class Bus:
         async def deliver(message: Msg) -> None:
             with operation.measured(len(message.data)):
                 if parent := traceparent_of(message.headers):
-                    with span(f"process {template}", SpanKind.CONSUMER, parent):
+                    with span(f"process {template}", SpanKind.CONSUMER, parent, operation.attributes):
                         await handler(message.data)
                 else:
                     await handler(message.data)

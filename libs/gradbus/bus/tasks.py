@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,11 +11,10 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError
-from opentelemetry.trace import SpanKind
 
 from gradbus.bus import subjects
 from gradbus.bus.connection import Bus
-from gradbus.telemetry import Attributes, WireOperation, get_logger, span, traceparent_of
+from gradbus.telemetry import WireOperation, get_logger
 from gradbus.v1.task_pb2 import Task
 
 _log = get_logger(__name__)
@@ -30,8 +30,8 @@ class Delivery:
     """A task as it was received."""
 
     task: Task
-    traceparent: str = ""
-    """The `dispatch` span that it was sent from; empty when nobody traces."""
+    received: int = 0
+    """When, in nanoseconds since 1970."""
 
 
 class TaskQueue:
@@ -44,10 +44,9 @@ class TaskQueue:
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     async def publish(self, tasks: Sequence[Task]) -> None:
-        """Puts tasks on the queue without waiting for each acknowledgement. Each begins a trace: that of its groups."""
+        """Puts tasks on the queue without waiting for each acknowledgement. The traces of their groups are named inside."""
         for task in tasks:
-            with span("dispatch", SpanKind.PRODUCER, attributes=_attributes(task)):
-                await self._bus.publish(self._subject, task.SerializeToString())
+            await self._bus.publish(self._subject, task.SerializeToString())
 
     async def fetch(self, most: int) -> list[Delivery]:
         """Up to `most` tasks, acknowledged at receipt; empty after two seconds without one."""
@@ -63,9 +62,10 @@ class TaskQueue:
             _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
             self._subscription = None
             return []
+        now = time.time_ns()
         for message in messages:
             await message.ack()
-        return [Delivery(Task.FromString(message.data), traceparent_of(message.headers)) for message in messages]
+        return [Delivery(Task.FromString(message.data), now) for message in messages]
 
     async def waiting(self) -> int:
         """Tasks that no worker has fetched."""
@@ -98,12 +98,3 @@ class TaskQueue:
             ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000, inactive_threshold=_UNUSED_SECONDS
         )
         return await self._bus.jetstream.pull_subscribe(self._subject, durable=self._durable, stream=subjects.PROMPTS_STREAM, config=config)
-
-
-def _attributes(task: Task) -> Attributes:
-    return {
-        "gradbus.run.id": task.run_id,
-        "gradbus.task.id": task.task_id,
-        "gradbus.policy.version": task.version,
-        "gradbus.groups": len(task.groups),
-    }

@@ -18,7 +18,7 @@ from gradbus.embedded.supervised import Program
 
 REFERENCE: Final = "reference"
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
-_PREFIXES_PASSED_ON: Final = ("GRADBUS_FAULT_", "GRADBUS_TRANSFER_", "OTEL_")
+_PREFIXES_PASSED_ON: Final = ("GRADBUS_FAULT_", "GRADBUS_TRACE_", "GRADBUS_TRANSFER_", "OTEL_")
 # Only the gateway fetches from the hub.
 _PASSED_ON_TO_GATEWAY: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 # Where its sampling server is, or how to launch one on these GPUs.

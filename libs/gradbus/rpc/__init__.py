@@ -2,7 +2,8 @@
 
 from gradbus.rpc.callers import token_hash
 from gradbus.rpc.client import open_channel
+from gradbus.rpc.operation import rpc_attributes
 from gradbus.rpc.refusal import in_words
 from gradbus.rpc.server import RpcServer, RpcSettings
 
-__all__ = ["RpcServer", "RpcSettings", "in_words", "open_channel", "token_hash"]
+__all__ = ["RpcServer", "RpcSettings", "in_words", "open_channel", "rpc_attributes", "token_hash"]

@@ -9,7 +9,7 @@ import grpc
 from grpc.aio import Channel, ClientCallDetails, UnaryUnaryClientInterceptor
 from opentelemetry.trace import SpanKind
 
-from gradbus.rpc.operation import rpc_operation
+from gradbus.rpc.operation import rpc_attributes, rpc_operation
 from gradbus.rpc.options import CHANNEL, TOKEN_HEADER
 from gradbus.telemetry import span, trace_headers
 
@@ -26,7 +26,7 @@ class _Metadata(UnaryUnaryClientInterceptor):  # type: ignore[type-arg, misc, un
     async def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: ClientCallDetails, request: Any) -> Any:
         """The response; the call's error is raised here, inside the call's span."""
         name = _name(client_call_details.method)
-        with span(name, SpanKind.CLIENT, attributes={"rpc.system": "grpc"}), rpc_operation("client", name).measured(request.ByteSize()):
+        with span(name, SpanKind.CLIENT, attributes=rpc_attributes(name)), rpc_operation("client", name).measured(request.ByteSize()):
             metadata = grpc.aio.Metadata(*self._fixed, *(trace_headers() or {}).items())
             for key, value in client_call_details.metadata or ():
                 metadata.add(key, value)

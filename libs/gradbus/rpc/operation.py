@@ -5,10 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-from gradbus.telemetry import WireOperation
+from gradbus.telemetry import Attributes, WireOperation
 
 
 @cache
 def rpc_operation(side: Literal["client", "server"], method: str) -> WireOperation:
     """The operation of `package.Service/Method`, seen from one side. Method names come from stubs and servicers alone."""
     return WireOperation("grpc", {"rpc.system": "grpc", "rpc.method": method, "gradbus.side": side})
+
+
+def rpc_attributes(method: str) -> Attributes:
+    """Of a call's span."""
+    return {"rpc.system.name": "grpc", "rpc.method": method}

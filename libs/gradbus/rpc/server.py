@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind
 
 from gradbus.errors import SettingsError
 from gradbus.rpc.callers import Callers
-from gradbus.rpc.operation import rpc_operation
+from gradbus.rpc.operation import rpc_attributes, rpc_operation
 from gradbus.rpc.options import SERVER, TOKEN_HEADER
 from gradbus.telemetry import span
 
@@ -92,7 +92,7 @@ def _traced(handler: Any, method: str, traceparent: str) -> Any:
     operation = rpc_operation("server", name)
 
     async def behaviour(request: Any, context: Any) -> Any:
-        with span(name, SpanKind.SERVER, traceparent, {"rpc.system": "grpc"}), operation.measured(request.ByteSize()):
+        with span(name, SpanKind.SERVER, traceparent, rpc_attributes(name)), operation.measured(request.ByteSize()):
             return await handler.unary_unary(request, context)
 
     return grpc.unary_unary_rpc_method_handler(

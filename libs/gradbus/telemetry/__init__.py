@@ -2,21 +2,35 @@
 
 from gradbus.telemetry.logs import configure_logging, get_logger
 from gradbus.telemetry.setup import exported
-from gradbus.telemetry.traces import Attributes, current_traceparent, linked_span, span, trace_headers, traceparent_of
+from gradbus.telemetry.timed import MAX_LINKS, Attributes, Interval, TimedSpan, is_tracing, record
+from gradbus.telemetry.trace_ids import child_of, evaluation_trace, group_trace, is_sampled, start_trace, step_trace
+from gradbus.telemetry.traces import current_traceparent, root_span, span, trace_headers, traceparent_of, under
 from gradbus.telemetry.weights import way_failed, weights_active, weights_moved, weights_trouble
 from gradbus.telemetry.wires import WireOperation
 
 __all__ = [
+    "MAX_LINKS",
     "Attributes",
+    "Interval",
+    "TimedSpan",
     "WireOperation",
+    "child_of",
     "configure_logging",
     "current_traceparent",
+    "evaluation_trace",
     "exported",
     "get_logger",
-    "linked_span",
+    "group_trace",
+    "is_sampled",
+    "is_tracing",
+    "record",
+    "root_span",
     "span",
+    "start_trace",
+    "step_trace",
     "trace_headers",
     "traceparent_of",
+    "under",
     "way_failed",
     "weights_active",
     "weights_moved",

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from threading import Thread
 from typing import Any
 
 from opentelemetry import metrics, trace
 
 from gradbus.telemetry.logs import get_logger
+from gradbus.telemetry.timed import tell_nobody, tell_to
 
 _log = get_logger(__name__)
-_FLUSH_MILLISECONDS = 5_000
+_FLUSH_SECONDS = 3.0
+_DEFAULTS = {
+    # A process that is killed loses what it has not sent.
+    "OTEL_BSP_SCHEDULE_DELAY": "1000",
+    # What is dropped is counted: otel.sdk.processor.span.processed, with error.type.
+    "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true",
+}
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PACKAGES = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 @contextmanager
 def exported(service: str, worker: str) -> Iterator[None]:
-    """Exports spans and metrics inside the block, and flushes what is left at its end.
+    """Exports spans and metrics inside the block, and what is left at its end, for three seconds at most.
 
     `OTEL_TRACES_EXPORTER` and `OTEL_METRICS_EXPORTER` name exporters (`otlp`, `console`, `none`); with an
     `OTEL_EXPORTER_OTLP_ENDPOINT` both are `otlp` by default. Nothing is configured otherwise, nor, with a
@@ -32,9 +40,17 @@ def exported(service: str, worker: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for provider in providers:
-            provider.force_flush(_FLUSH_MILLISECONDS)
-            provider.shutdown()
+        tell_nobody()
+        _end(providers)
+
+
+def _end(providers: Sequence[Any]) -> None:
+    """Each sends what it has. A collector that does not answer must not hold the process, so nobody waits for the threads beyond that."""
+    threads = [Thread(target=provider.shutdown, name="telemetry-end", daemon=True) for provider in providers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_FLUSH_SECONDS)
 
 
 def _exporters(signal: str, variable: str) -> list[Any]:
@@ -52,20 +68,29 @@ def _exporters(signal: str, variable: str) -> list[Any]:
 
 def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) -> tuple[Any, ...]:
     # Loaded only where it is used: the SDK takes longer to import than the rest of a small service.
+    for variable, value in _DEFAULTS.items():
+        os.environ.setdefault(variable, value)
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor, TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON  # noqa: PLC0415
+
+    from gradbus.telemetry.teller import SpanTeller  # noqa: PLC0415
 
     name = os.environ.get("OTEL_SERVICE_NAME", f"gradbus-{service}")
     resource = Resource.create({"service.name": name, "service.namespace": "gradbus", "service.instance.id": worker})
-    tracing = TracerProvider(resource=resource)
+    measuring = MeterProvider([PeriodicExportingMetricReader(exporter) for exporter in numbers], resource=resource, shutdown_on_exit=False)
+    # What is sampled has been decided by whoever began the trace. What the tracer could count of each span nobody reads.
+    tracing = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False, meter_provider=metrics.NoOpMeterProvider())
+    queues = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
     for exporter in spans:
-        tracing.add_span_processor(BatchSpanProcessor(exporter))
-    measuring = MeterProvider([PeriodicExportingMetricReader(exporter) for exporter in numbers], resource=resource)
+        queues.add_span_processor(BatchSpanProcessor(exporter, meter_provider=measuring))
+    tracing.add_span_processor(queues)
     if spans:
         trace.set_tracer_provider(tracing)
+        tell_to(SpanTeller(queues, resource))
     if numbers:
         metrics.set_meter_provider(measuring)
     return tracing, measuring

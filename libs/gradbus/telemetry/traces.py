@@ -1,39 +1,61 @@
-"""Spans. Without a configured SDK all of this costs next to nothing, and a context that comes in still goes on."""
+"""Spans of what goes on now, each below another. Where there is none above it nothing is made: whoever begins a trace has decided.
+
+Work that is done for many groups at once is told afterwards instead, by `gradbus.telemetry.timed`.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from functools import cache
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-_MAX_LINKS = 128  # the SDK's default limit; more would be dropped silently
+from gradbus.telemetry.timed import Attributes, TimedSpan, links_to, record
+
 _HEADER = "traceparent"
 _W3C = TraceContextTextMapPropagator()
-
-Attributes = Mapping[str, str | int | float | bool]
 
 
 @contextmanager
 def span(name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str = "", attributes: Attributes | None = None) -> Iterator[Span]:
-    """A span that is current inside the block. `parent` is a W3C traceparent; empty means the current context."""
+    """A span that is current inside the block. `parent` is a W3C traceparent; empty means the current span.
+
+    Without a parent that is recorded there is no span, but an error is told: by one that begins a trace of its own.
+    """
     context = _context(parent) if parent else None
-    with trace.get_tracer("gradbus").start_as_current_span(name, context, kind, attributes) as current:
+    if trace.get_current_span(context).get_span_context().trace_flags.sampled:
+        with _tracer().start_as_current_span(name, context, kind, attributes) as current:
+            yield current
+        return
+    began = time.time_ns()
+    try:
+        yield INVALID_SPAN
+    except Exception as error:
+        record(TimedSpan(name, began, attributes=attributes or {}, kind=kind, error=f"{type(error).__name__}: {error}"))
+        raise
+
+
+@contextmanager
+def root_span(name: str, links: Iterable[str], attributes: Attributes | None = None) -> Iterator[Span]:
+    """A span that begins a trace and is current inside the block, linked to the spans it works for."""
+    with _tracer().start_as_current_span(name, Context(), SpanKind.INTERNAL, attributes, links_to(links)) as current:
         yield current
 
 
 @contextmanager
-def linked_span(name: str, parents: Iterable[str], attributes: Attributes | None = None) -> Iterator[Span]:
-    """A span of a trace of its own with links to the first 128 traces it consumed: a training step to its groups."""
-    different = islice(dict.fromkeys(parent for parent in parents if parent), _MAX_LINKS)
-    contexts = [trace.get_current_span(_context(parent)).get_span_context() for parent in different]
-    links = [Link(context) for context in contexts if context.is_valid]
-    with trace.get_tracer("gradbus").start_as_current_span(name, Context(), SpanKind.CONSUMER, attributes, links) as current:
-        yield current
+def under(traceparent: str) -> Iterator[None]:
+    """What goes on in the block is below a span that is made later, or elsewhere. Empty: nothing changes."""
+    token = attach(_context(traceparent)) if traceparent else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            detach(token)
 
 
 def current_traceparent() -> str:
@@ -51,6 +73,12 @@ def trace_headers() -> dict[str, str] | None:
 def traceparent_of(headers: Mapping[str, str] | None) -> str:
     """The traceparent among a message's headers, or empty."""
     return headers.get(_HEADER, "") if headers else ""
+
+
+@cache
+def _tracer() -> Tracer:
+    """Kept: to be given one takes longer than a span. It follows a provider that is set later."""
+    return trace.get_tracer("gradbus")
 
 
 def _context(traceparent: str) -> Context:

@@ -40,7 +40,7 @@ class SampleReward(_message.Message):
     def __init__(self, sample_id: _Optional[str] = ..., status: _Optional[_Union[RewardStatus, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ScoreSample(_message.Message):
-    __slots__ = ("sample_id", "group_id", "prompt", "response", "item_json", "finish_reason", "weight_version")
+    __slots__ = ("sample_id", "group_id", "prompt", "response", "item_json", "finish_reason", "weight_version", "traceparent")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ScoreSample(_message.Message):
     ITEM_JSON_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     sample_id: str
     group_id: str
     prompt: str
@@ -55,7 +56,8 @@ class ScoreSample(_message.Message):
     item_json: str
     finish_reason: str
     weight_version: int
-    def __init__(self, sample_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., item_json: _Optional[str] = ..., finish_reason: _Optional[str] = ..., weight_version: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, sample_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., item_json: _Optional[str] = ..., finish_reason: _Optional[str] = ..., weight_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("run_id", "reward_json", "samples")

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gradbus/v1/task.proto\x12\ngradbus.v1\"\'\n\tGroupTask\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0b\n\x03row\x18\x02 \x01(\x03\"\x83\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.gradbus.v1.TaskKind\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12%\n\x06groups\x18\x05 \x03(\x0b\x32\x15.gradbus.v1.GroupTask\"u\n\rGroupsSampled\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.gradbus.v1.TaskKind\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07indexes\x18\x04 \x03(\x03\x12\x0e\n\x06worker\x18\x05 \x01(\t*T\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x01\x12\x18\n\x14TASK_KIND_EVALUATION\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gradbus/v1/task.proto\x12\ngradbus.v1\"<\n\tGroupTask\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0b\n\x03row\x18\x02 \x01(\x03\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"\x83\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.gradbus.v1.TaskKind\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12%\n\x06groups\x18\x05 \x03(\x0b\x32\x15.gradbus.v1.GroupTask\"u\n\rGroupsSampled\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.gradbus.v1.TaskKind\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07indexes\x18\x04 \x03(\x03\x12\x0e\n\x06worker\x18\x05 \x01(\t*T\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x01\x12\x18\n\x14TASK_KIND_EVALUATION\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradbus.v1.task_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKKIND']._serialized_start=331
-  _globals['_TASKKIND']._serialized_end=415
+  _globals['_TASKKIND']._serialized_start=352
+  _globals['_TASKKIND']._serialized_end=436
   _globals['_GROUPTASK']._serialized_start=37
-  _globals['_GROUPTASK']._serialized_end=76
-  _globals['_TASK']._serialized_start=79
-  _globals['_TASK']._serialized_end=210
-  _globals['_GROUPSSAMPLED']._serialized_start=212
-  _globals['_GROUPSSAMPLED']._serialized_end=329
+  _globals['_GROUPTASK']._serialized_end=97
+  _globals['_TASK']._serialized_start=100
+  _globals['_TASK']._serialized_end=231
+  _globals['_GROUPSSAMPLED']._serialized_start=233
+  _globals['_GROUPSSAMPLED']._serialized_end=350
 # @@protoc_insertion_point(module_scope)

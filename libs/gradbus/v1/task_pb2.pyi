@@ -17,12 +17,14 @@ TASK_KIND_TRAIN: TaskKind
 TASK_KIND_EVALUATION: TaskKind
 
 class GroupTask(_message.Message):
-    __slots__ = ("index", "row")
+    __slots__ = ("index", "row", "traceparent")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     index: int
     row: int
-    def __init__(self, index: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, index: _Optional[int] = ..., row: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "run_id", "kind", "version", "groups")

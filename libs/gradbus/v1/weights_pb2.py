@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gradbus/v1/weights.proto\x12\ngradbus.v1\"X\n\nShardDelta\x12\x11\n\tbase_step\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"w\n\x05Shard\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07tensors\x18\x03 \x03(\t\x12%\n\x05\x63hain\x18\x04 \x03(\x0b\x32\x16.gradbus.v1.ShardDelta\x12\x12\n\ndelta_only\x18\x05 \x01(\x08\"J\n\x0cVersionProbe\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x15\n\rbase_logprobs\x18\x03 \x01(\x0c\"\xb5\x01\n\x0eWeightManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12!\n\x06shards\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12\x0c\n\x04noop\x18\x06 \x01(\x08\x12,\n\x05probe\x18\x07 \x01(\x0b\x32\x18.gradbus.v1.VersionProbeH\x00\x88\x01\x01\x42\x08\n\x06_probe\"K\n\x0b\x41ttestation\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"7\n\x08\x46rontier\x12\r\n\x05\x62\x65low\x18\x01 \x01(\x03\x12\r\n\x05\x61\x62ove\x18\x02 \x03(\x03\x12\r\n\x05\x63hain\x18\x03 \x01(\t\"W\n\x0fTrainerProgress\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12&\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x14.gradbus.v1.Frontier\"\xe1\x03\n\x12\x43heckpointManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12+\n\x07weights\x18\x04 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12$\n\toptimizer\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12&\n\x08\x66rontier\x18\x06 \x01(\x0b\x32\x14.gradbus.v1.Frontier\x12*\n\x06pinned\x18\x07 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12\x10\n\x08previous\x18\x08 \x01(\t\x12<\n\x07trained\x18\t \x03(\x0b\x32+.gradbus.v1.CheckpointManifest.TrainedEntry\x12\x44\n\x0b\x66ingerprint\x18\n \x03(\x0b\x32/.gradbus.v1.CheckpointManifest.FingerprintEntry\x1a.\n\x0cTrainedEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gradbus/v1/weights.proto\x12\ngradbus.v1\"X\n\nShardDelta\x12\x11\n\tbase_step\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"w\n\x05Shard\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07tensors\x18\x03 \x03(\t\x12%\n\x05\x63hain\x18\x04 \x03(\x0b\x32\x16.gradbus.v1.ShardDelta\x12\x12\n\ndelta_only\x18\x05 \x01(\x08\"J\n\x0cVersionProbe\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x15\n\rbase_logprobs\x18\x03 \x01(\x0c\"\xca\x01\n\x0eWeightManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12!\n\x06shards\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12\x0c\n\x04noop\x18\x06 \x01(\x08\x12,\n\x05probe\x18\x07 \x01(\x0b\x32\x18.gradbus.v1.VersionProbeH\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x08 \x01(\tB\x08\n\x06_probe\"K\n\x0b\x41ttestation\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"7\n\x08\x46rontier\x12\r\n\x05\x62\x65low\x18\x01 \x01(\x03\x12\r\n\x05\x61\x62ove\x18\x02 \x03(\x03\x12\r\n\x05\x63hain\x18\x03 \x01(\t\"W\n\x0fTrainerProgress\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12&\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x14.gradbus.v1.Frontier\"\xe1\x03\n\x12\x43heckpointManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12+\n\x07weights\x18\x04 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12$\n\toptimizer\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12&\n\x08\x66rontier\x18\x06 \x01(\x0b\x32\x14.gradbus.v1.Frontier\x12*\n\x06pinned\x18\x07 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12\x10\n\x08previous\x18\x08 \x01(\t\x12<\n\x07trained\x18\t \x03(\x0b\x32+.gradbus.v1.CheckpointManifest.TrainedEntry\x12\x44\n\x0b\x66ingerprint\x18\n \x03(\x0b\x32/.gradbus.v1.CheckpointManifest.FingerprintEntry\x1a.\n\x0cTrainedEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,17 +42,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERSIONPROBE']._serialized_start=251
   _globals['_VERSIONPROBE']._serialized_end=325
   _globals['_WEIGHTMANIFEST']._serialized_start=328
-  _globals['_WEIGHTMANIFEST']._serialized_end=509
-  _globals['_ATTESTATION']._serialized_start=511
-  _globals['_ATTESTATION']._serialized_end=586
-  _globals['_FRONTIER']._serialized_start=588
-  _globals['_FRONTIER']._serialized_end=643
-  _globals['_TRAINERPROGRESS']._serialized_start=645
-  _globals['_TRAINERPROGRESS']._serialized_end=732
-  _globals['_CHECKPOINTMANIFEST']._serialized_start=735
-  _globals['_CHECKPOINTMANIFEST']._serialized_end=1216
-  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_start=1118
-  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_end=1164
-  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_start=1166
-  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_end=1216
+  _globals['_WEIGHTMANIFEST']._serialized_end=530
+  _globals['_ATTESTATION']._serialized_start=532
+  _globals['_ATTESTATION']._serialized_end=607
+  _globals['_FRONTIER']._serialized_start=609
+  _globals['_FRONTIER']._serialized_end=664
+  _globals['_TRAINERPROGRESS']._serialized_start=666
+  _globals['_TRAINERPROGRESS']._serialized_end=753
+  _globals['_CHECKPOINTMANIFEST']._serialized_start=756
+  _globals['_CHECKPOINTMANIFEST']._serialized_end=1237
+  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_start=1139
+  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_end=1185
+  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_start=1187
+  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_end=1237
 # @@protoc_insertion_point(module_scope)

@@ -43,7 +43,7 @@ class VersionProbe(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., base_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class WeightManifest(_message.Message):
-    __slots__ = ("run_id", "term", "step", "digest", "shards", "noop", "probe")
+    __slots__ = ("run_id", "term", "step", "digest", "shards", "noop", "probe", "traceparent")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class WeightManifest(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NOOP_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     step: int
@@ -58,7 +59,8 @@ class WeightManifest(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
     noop: bool
     probe: VersionProbe
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ..., probe: _Optional[_Union[VersionProbe, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ..., probe: _Optional[_Union[VersionProbe, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("run_id", "worker", "step", "digest")

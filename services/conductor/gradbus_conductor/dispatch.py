@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
@@ -11,6 +12,7 @@ from gradbus.bus import TaskQueue
 from gradbus.runs import WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_conductor.group_traces import GroupTraces
 
 _log = get_logger(__name__)
 _PATIENCE_SECONDS = 2.0
@@ -28,8 +30,9 @@ class _Sent:
 class Dispatcher:
     """Tasks of one run: of its training, or of the evaluation of one version."""
 
-    def __init__(self, queue: TaskQueue, run_id: str, evaluated: int | None = None) -> None:
+    def __init__(self, queue: TaskQueue, run_id: str, traces: GroupTraces, evaluated: int | None = None) -> None:
         self._queue = queue
+        self._traces = traces
         self._run_id = run_id
         self._evaluated = evaluated
         self._kind = TaskKind.TASK_KIND_TRAIN if evaluated is None else TaskKind.TASK_KIND_EVALUATION
@@ -41,16 +44,17 @@ class Dispatcher:
 
     async def send(self, groups: Iterable[tuple[int, int, int]], workers: int) -> None:
         """Publishes tasks for (index, version, row), spread over `workers`."""
-        now = asyncio.get_running_loop().time()
+        now, began = asyncio.get_running_loop().time(), time.time_ns()
         tasks: list[Task] = []
         for version, same in groupby(sorted(groups, key=lambda group: (group[1], group[0])), key=lambda group: group[1]):
             members = list(same)
             size = max(1, min(_GROUPS_A_TASK, -(-len(members) // max(1, workers))))
-            tasks += [self._task(version, part) for part in _batched(members, size)]
+            tasks += [self._task(version, part, began) for part in _batched(members, size)]
             for index, _, _ in members:
                 sent = self._sent.setdefault(index, _Sent(since=now))
                 sent.at, sent.attempts = now, sent.attempts + 1
         await self._queue.publish(tasks)
+        self._traces.sent(tasks, began)
 
     def settled(self, indexes: Iterable[int]) -> None:
         """These need no dispatching any more."""
@@ -108,13 +112,13 @@ class Dispatcher:
             return worker.claims
         return [index for version, index in worker.evaluation_claims if version == self._evaluated]
 
-    def _task(self, version: int, members: Iterable[tuple[int, int, int]]) -> Task:
+    def _task(self, version: int, members: Iterable[tuple[int, int, int]], began: int) -> Task:
         return Task(
             task_id=f"{self._kind}.{version}.{next(self._serial)}",
             run_id=self._run_id,
             kind=self._kind,
             version=version,
-            groups=[GroupTask(index=index, row=row) for index, _, row in members],
+            groups=[GroupTask(index=index, row=row, traceparent=self._traces.begin(index, began)) for index, _, row in members],
         )
 
 

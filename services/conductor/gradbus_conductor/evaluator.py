@@ -96,7 +96,13 @@ class Evaluator:
             text = f"version {version} was deleted before it could be evaluated"
             self._work.events.emit("evaluation", text, {"version": version}, "warning")
             self._skipped.add(version)
+            sampling.traces.abandon("the version was deleted")
             await self.close()
+
+    def abandon(self, reason: str) -> None:
+        """The run ends before what is under way."""
+        if self._active:
+            self._active[1].traces.abandon(reason)
 
     async def close(self) -> None:
         """Drops what is in flight."""

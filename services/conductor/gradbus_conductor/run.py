@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ class RunLoop:
                 await self._queue.purge()  # nobody has fetched these, and all that is lacking is sent by this conductor
                 while True:
                     if (ending := await self._pass()) is not None:
+                        if ending.state in {"cancelled", "failed"}:
+                            self._sampling.traces.abandon(ending.state)
+                            self._evaluator.abandon(ending.state)
                         return ending
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._wake.wait(), _TICK_SECONDS)
@@ -193,13 +197,19 @@ class RunLoop:
         entries = {index: judged[index] for index in admission.append}
         entries |= {index: self._dropped(index, reason) for index, reason in admission.drop.items()}
         if entries:
-            await self._log.append(self._frame.lease.term, entries)
+            await self._append(entries)
             point("after-append")
             self._frame.report.count(entries.values())
             for index, entry in entries.items():
                 self._schedule.appended(index, entry.verdict == VERDICT_TRAIN)
                 self._harvest.add(entry)
         self._sampling.settled([*entries, *(index for index in list(judged) if index not in outstanding and index not in entries)])
+
+    async def _append(self, entries: dict[int, LogEntry]) -> None:
+        began = time.time_ns()
+        self._sampling.traces.stamp(entries)
+        accepted = await self._log.append(self._frame.lease.term, entries)
+        self._sampling.traces.admitted([entries[index] for index in accepted], began)
 
     def _ready(self, entry: LogEntry) -> Ready:
         return Ready(entry.index, self._sampling.oldest_version(entry.index), entry.verdict == VERDICT_TRAIN)
@@ -310,6 +320,6 @@ class RunLoop:
         """After the last step: whatever was dispatched and not trained leaves with a reason."""
         left = list(self._schedule.outstanding())
         entries = {index: self._dropped(index, "end of run") for index in left}
-        await self._log.append(self._frame.lease.term, entries)
+        await self._append(entries)
         for index in left:
             self._schedule.appended(index, False)

@@ -16,6 +16,7 @@ from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.dispatch import Dispatcher
+from gradbus_conductor.group_traces import GroupTraces
 from gradbus_conductor.scoring import Scoring, oldest_version
 from gradbus_conductor.wires import Wires
 
@@ -43,8 +44,9 @@ class Sampling:
         self._work = work
         self._wake = wake
         self._store = GroupStore(wires.buffer, run_id)
-        self._dispatcher = Dispatcher(queue, run_id, work.evaluated)
-        self._scoring = Scoring(wires, run_id, work.record.spec, self._judged)
+        self.traces = GroupTraces(run_id, wires.trace_groups, work.evaluated)
+        self._dispatcher = Dispatcher(queue, run_id, self.traces, work.evaluated)
+        self._scoring = Scoring(wires, run_id, work.record.spec, self.traces, self._judged)
         self._signalled: set[int] = set()
         self._taken: dict[int, int] = {}
         self.judged: dict[int, LogEntry] = {}
@@ -109,6 +111,7 @@ class Sampling:
             self._taken.pop(index, None)
         self._scoring.forget(indexes)
         self._dispatcher.settled(indexes)
+        self.traces.forget(indexes)
 
     async def close(self) -> None:
         """Stops scoring."""
@@ -125,6 +128,7 @@ class Sampling:
             found = {index: group for index, group in found.items() if index not in strangers}
         self._taken.update((index, _oldest_version(group)) for index, group in found.items())
         self.tokens += sum(len(sample.token_ids) // 4 for group in found.values() for sample in group.samples)
+        self.traces.found(found.values())
         self._scoring.submit((group, self._work.items[group.row]) for group in found.values())
         return set(found)
 
@@ -134,6 +138,8 @@ class Sampling:
 
     def _judged(self, entry: LogEntry) -> None:
         self.judged[entry.index] = entry
+        if self._work.evaluated is not None:
+            self.traces.judged(entry)
         self._wake.set()
 
 

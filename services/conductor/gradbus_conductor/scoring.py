@@ -7,7 +7,7 @@ run says meanwhile what it waits for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpc.aio import AioRpcError
@@ -16,11 +16,12 @@ from gradbus.algorithms import judge_group
 from gradbus.background import cancelled
 from gradbus.rpc import in_words
 from gradbus.spec import RunSpec
-from gradbus.telemetry import get_logger, linked_span
+from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
+from gradbus_conductor.group_traces import Call, GroupTraces
 from gradbus_conductor.wires import Wires
 
 _log = get_logger(__name__)
@@ -56,10 +57,11 @@ class ScoringState:
 class Scoring:
     """Scores groups in the background; `done` gets each group's log entry."""
 
-    def __init__(self, wires: Wires, run_id: str, spec: RunSpec, done: Callable[[LogEntry], None]) -> None:
+    def __init__(self, wires: Wires, run_id: str, spec: RunSpec, traces: GroupTraces, done: Callable[[LogEntry], None]) -> None:
         self._wires = wires
         self._run_id = run_id
         self._spec = spec
+        self._traces = traces
         self._done = done
         self._wanted: set[int] = set()
         self._waiting: dict[int, _Pending] = {}
@@ -125,8 +127,11 @@ class Scoring:
                 pending.entry = self._judge(pending)
         await self._add_reference([pending for pending in batch if pending.entry is not None])
 
-    def _note(self, batch: Iterable[_Pending], reason: str) -> None:
-        self.state.failing |= {pending.group.index: reason for pending in batch if pending.group.index in self._wanted}
+    def _note(self, batch: Iterable[_Pending], reason: str, call: Call | None = None) -> None:
+        failing = {pending.group.index: reason for pending in batch if pending.group.index in self._wanted}
+        self.state.failing |= failing
+        if call is not None:
+            call.failed(failing, reason)
 
     def _retry_later(self, pending: _Pending) -> None:
         delay = _BACKOFF_SECONDS[min(pending.attempts, len(_BACKOFF_SECONDS) - 1)]
@@ -143,20 +148,21 @@ class Scoring:
         asked = [(pending, sample) for pending in batch for sample in pending.unanswered()]
         if not asked:
             return
-        request = ScoreRequest(
-            run_id=self._run_id,
-            reward_json=self._spec.reward.model_dump_json(),
-            samples=[_question(pending, sample) for pending, sample in asked],
-        )
-        try:
-            parents = [pending.group.traceparent for pending in batch]
-            with linked_span("score", parents, {"gradbus.run.id": self._run_id, "gradbus.samples": len(asked)}):
+        with self._traces.call("score", (pending.group.index for pending in batch)) as call:
+            request = ScoreRequest(
+                run_id=self._run_id,
+                reward_json=self._spec.reward.model_dump_json(),
+                samples=[_question(pending, sample, call.spans.get(pending.group.index, "")) for pending, sample in asked],
+            )
+            try:
                 response = await self._wires.reward.Score(request, timeout=self._spec.reward.timeout_seconds + _EXTRA_SECONDS)
-        except AioRpcError as error:
-            _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-            self._note(batch, in_words("the reward service", self._wires.addresses.reward, error))
-            return
-        results = {result.sample_id: result for result in response.results}
+            except AioRpcError as error:
+                _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
+                self._note(batch, in_words("the reward service", self._wires.addresses.reward, error), call)
+                return
+            self._take_answers(asked, {result.sample_id: result for result in response.results}, call)
+
+    def _take_answers(self, asked: Sequence[tuple[_Pending, Sample]], results: Mapping[str, SampleReward], call: Call) -> None:
         noted: set[int] = set()
         for pending, sample in asked:
             result = results.get(sample.sample_id)
@@ -165,7 +171,11 @@ class Scoring:
             elif pending.group.index not in noted:
                 noted.add(pending.group.index)  # the first failure of a group is the cause, later ones may only follow from it
                 reason = result.reason if result is not None else "no answer for the sample"
-                self._note([pending], f"the scorer on sample {sample.sample_id}: {reason}")
+                self._note([pending], f"the scorer on sample {sample.sample_id}: {reason}", call)
+        for index, pending in {pending.group.index: pending for pending, _ in asked}.items():
+            call.answered(
+                index, (pending.answers[sample.sample_id] for sample in pending.group.samples if sample.sample_id in pending.answers)
+            )
 
     def _judge(self, pending: _Pending) -> LogEntry:
         group = pending.group
@@ -195,23 +205,26 @@ class Scoring:
             for sample in pending.group.samples
         ]
         request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
-        try:
-            response = await self._wires.reference.LogProbs(request, timeout=120.0)
-        except AioRpcError as error:
-            _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-            self._note(asked, in_words("the reference service", self._wires.addresses.reference, error))
-            return
-        found = {result.sample_id: result.logprobs for result in response.results}
+        with self._traces.call("reference", (pending.group.index for pending in asked)) as call:
+            try:
+                response = await self._wires.reference.LogProbs(request, timeout=120.0)
+            except AioRpcError as error:
+                _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
+                self._note(asked, in_words("the reference service", self._wires.addresses.reference, error), call)
+                return
+            self._take_logprobs(asked, {result.sample_id: result.logprobs for result in response.results}, call)
+
+    def _take_logprobs(self, asked: Iterable[_Pending], found: Mapping[str, bytes], call: Call) -> None:
         for pending in asked:
             samples = pending.group.samples
             values = [found[sample.sample_id] for sample in samples if len(found.get(sample.sample_id, b"")) == len(sample.token_ids)]
             if pending.entry is not None and len(values) == len(samples):
                 pending.entry.reference_logprobs.extend(values)
             else:
-                self._note([pending], "the reference service left log-probabilities out")
+                self._note([pending], "the reference service left log-probabilities out", call)
 
 
-def _question(pending: _Pending, sample: Sample) -> ScoreSample:
+def _question(pending: _Pending, sample: Sample, traceparent: str) -> ScoreSample:
     return ScoreSample(
         sample_id=sample.sample_id,
         group_id=str(pending.group.index),
@@ -220,6 +233,7 @@ def _question(pending: _Pending, sample: Sample) -> ScoreSample:
         item_json=pending.item,
         finish_reason="stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
         weight_version=oldest_version(sample, pending.group.version),
+        traceparent=traceparent,
     )
 
 

@@ -13,3 +13,4 @@ class Settings(ProcessSettings):
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     reward: str = Field("127.0.0.1:50052", description="host:port of the reward service.")
     reference: str = Field("127.0.0.1:50053", description="host:port of the reference service.")
+    trace_groups: float = Field(0.01, ge=0.0, le=1.0, description="Share of groups that are traced, where spans are exported.")

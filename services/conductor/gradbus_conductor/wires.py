@@ -44,6 +44,8 @@ class Wires:
     reference: ReferenceServiceAsyncStub
     channels: tuple[Channel, ...]
     addresses: Addresses
+    trace_groups: float = 0.0
+    """Share of groups that are traced."""
 
     @classmethod
     async def open(cls, settings: Settings) -> Wires:
@@ -59,6 +61,7 @@ class Wires:
             reference=ReferenceServiceStub(channels[2]),
             channels=channels,
             addresses=Addresses(settings.weight_store, settings.reward, settings.reference),
+            trace_groups=settings.trace_groups,
         )
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI
+from fastapi.telemetry import TelemetryConfig
 
 from gradbus_gateway import problems
 from gradbus_gateway.auth import ANY_KEY
@@ -16,7 +17,9 @@ _DESCRIPTION = "Reinforcement-learning runs of language models. Errors are `appl
 
 def create_app(gateway: Gateway | None = None) -> FastAPI:
     """The application over `gateway`; without one it can only describe itself."""
-    app = FastAPI(title="Gradbus", version="1", description=_DESCRIPTION, docs_url=None, redoc_url=None)
+    # Its own spans, several a request, would be most of what a collector gets, for everybody polls.
+    silent: TelemetryConfig = {"tracing": False, "operation_spans": False}
+    app = FastAPI(title="Gradbus", version="1", description=_DESCRIPTION, docs_url=None, redoc_url=None, telemetry=silent)
     v1 = APIRouter(prefix="/v1", dependencies=[ANY_KEY])
     for part in (runs, events, samples, versions, files, workers):
         v1.include_router(part.router)

@@ -18,6 +18,7 @@ from gradbus.graders.simple import UnjudgeableError
 from gradbus.spec import Grader, MultiGrader, PythonGrader
 from gradbus.v1 import reward_pb2
 from gradbus_reward.answers import MAX_COMPONENTS, MAX_NAME, MAX_REASON, all_failed, answers
+from gradbus_reward.grade_traces import graded
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
 
 ATTEMPTS = 3
@@ -56,14 +57,16 @@ class GraderScorer:
             return all_failed(samples, "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or score by a service of your own")
         end = time.monotonic() + deadline_seconds - min(_ANSWERING_SECONDS, deadline_seconds / 4)
         try:
-            # In a thread, so that long texts do not stop the event loop.
-            compared = await asyncio.to_thread(self._compared, samples, end)
-            graded = await self._graded(request.run_id, samples, end - time.monotonic())
+            with graded(self._judges, samples):
+                # In a thread, so that long texts do not stop the event loop.
+                compared = await asyncio.to_thread(self._compared, samples, end)
+            with graded(self._sources, samples):
+                run = await self._graded(request.run_id, samples, end - time.monotonic())
         except ScorerError as error:
             return all_failed(samples, str(error))
         return answers(
             samples,
-            [self._joined(left | right).message(sample.sample_id) for sample, left, right in zip(samples, compared, graded, strict=True)],
+            [self._joined(left | right).message(sample.sample_id) for sample, left, right in zip(samples, compared, run, strict=True)],
         )
 
     async def close(self) -> None:

@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Sequence
 
 import grpc.aio
-from opentelemetry import propagate
+from opentelemetry.trace import SpanKind
 
 from gradbus.errors import ScorerError
-from gradbus.rpc import in_words
+from gradbus.rpc import in_words, rpc_attributes
 from gradbus.rpc.options import UNCOMPRESSED
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import Attributes, get_logger, span, trace_headers
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.addresses import AddressPolicy, Endpoint
 from gradbus_reward.answers import all_failed, answers
 
 _log = get_logger(__name__)
 
+_METHOD = "gradbus.v1.RewardService/Score"
 _MOST_SENT_BYTES = 64 << 20
 _MOST_RECEIVED_BYTES = 16 << 20
 
@@ -44,14 +45,10 @@ class GrpcScorer:
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One answer per sample; a call that fails is `error` for all."""
-        metadata: dict[str, str] = {}
-        propagate.inject(metadata)
         try:
             async with asyncio.timeout(deadline_seconds):
                 endpoint = await self._policy.resolve(self._service)
-                stub = reward_service_pb2_grpc.RewardServiceStub(self._channel(endpoint))
-                # The scorer is told the deadline too; ours is what counts.
-                response = await stub.Score(request, timeout=deadline_seconds, metadata=tuple(metadata.items()))
+                response = await self._called(request, endpoint, deadline_seconds)
         except ScorerError as error:
             return all_failed(request.samples, str(error))
         except TimeoutError:
@@ -60,6 +57,13 @@ class GrpcScorer:
             _log.warning("scorer_failed", run_id=request.run_id, code=error.code().name, detail=error.details())
             return all_failed(request.samples, in_words("the scorer", self._service, error))
         return answers(request.samples, response.results)
+
+    async def _called(self, request: reward_pb2.ScoreRequest, endpoint: Endpoint, deadline_seconds: float) -> reward_pb2.ScoreResponse:
+        stub = reward_service_pb2_grpc.RewardServiceStub(self._channel(endpoint))
+        facts: Attributes = {**rpc_attributes(_METHOD), "server.address": endpoint.host, "server.port": endpoint.port}
+        with span(_METHOD, SpanKind.CLIENT, attributes=facts):
+            # The scorer is told the deadline too; ours is what counts.
+            return await stub.Score(request, timeout=deadline_seconds, metadata=tuple((trace_headers() or {}).items()))
 
     async def close(self) -> None:
         """Close the channels."""

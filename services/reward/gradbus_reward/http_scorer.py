@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import httpx2
 from opentelemetry import propagate
+from opentelemetry.trace import SpanKind
 
 from gradbus.errors import ScorerError
 from gradbus.graders.result import STATUS, Result
+from gradbus.telemetry import Attributes, span
 from gradbus.v1 import reward_pb2
 from gradbus_reward.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
 from gradbus_reward.answers import MAX_REASON, all_failed, answer_bytes, answers
@@ -49,10 +51,12 @@ class HttpScorer:
     async def _posted(self, content: bytes, most: int) -> bytes:
         """The body of the answer, of `most` bytes, from the first of the checked addresses that takes the connection."""
         endpoint = await self._policy.resolve(self._url)
-        for address in endpoint.addresses[:-1]:
-            with contextlib.suppress(httpx2.ConnectError):
-                return await self._posted_to(address, endpoint, content, most)
-        return await self._posted_to(endpoint.addresses[-1], endpoint, content, most)
+        facts: Attributes = {"http.request.method": "POST", "server.address": endpoint.host, "server.port": endpoint.port}
+        with span("POST", SpanKind.CLIENT, attributes=facts):
+            for address in endpoint.addresses[:-1]:
+                with contextlib.suppress(httpx2.ConnectError):
+                    return await self._posted_to(address, endpoint, content, most)
+            return await self._posted_to(endpoint.addresses[-1], endpoint, content, most)
 
     async def _posted_to(self, address: IPAddress, endpoint: Endpoint, content: bytes, most: int) -> bytes:
         url = httpx2.URL(self._url)

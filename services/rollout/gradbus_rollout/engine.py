@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from gradbus.errors import ModelError
+from gradbus.telemetry import Interval
 from gradbus.v1 import weights_pb2
 
 
@@ -49,6 +50,8 @@ class Completion:
     spans: tuple[TokenSpan, ...]
     """Cover `[0, T)` without gaps."""
     finish: Literal["stop", "length"]
+    times: Interval | None = field(default=None, compare=False)
+    """When its decoding began and ended, in nanoseconds since 1970, if the engine can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class GroupCompletion:
 
     key: str
     completions: tuple[Completion, ...]
+    prefill: Interval | None = field(default=None, compare=False)
+    """When its prompt was computed for all its samples, if the engine can tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class TaskBox:
             kept.CopyFrom(task)
             del kept.groups[:]
             kept.groups.extend(fresh)
-            self._aside.append(Delivery(kept, delivery.traceparent))
+            self._aside.append(Delivery(kept, delivery.received))
 
     def lowest(self, ready: Callable[[Task], bool]) -> Delivery | None:
         """Among the tasks set aside that are `ready`, one of the lowest version; evaluation first.

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc.aio import AioRpcError
@@ -19,7 +19,7 @@ from gradbus.bus import Buckets, Bus, View, subjects
 from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.heads import VersionHead
 from gradbus.objects import ObjectStore
-from gradbus.telemetry import Attributes, current_traceparent, get_logger, span, weights_active
+from gradbus.telemetry import Attributes, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
 from gradbus_rollout.engine import Engine, VersionProbe
@@ -32,13 +32,6 @@ _log = get_logger(__name__)
 _KEPT_MANIFESTS = 64
 
 
-class _Announcement(NamedTuple):
-    """When a version was heard of first: its trace, and the time of a clock that never goes back."""
-
-    traceparent: str
-    seconds: float
-
-
 class Versions:
     """What this worker knows of a run's versions. Announcements are hints; the key-value store is read as well."""
 
@@ -49,7 +42,8 @@ class Versions:
         self._shards = Shards(objects, cache_dir / "shards")
         self._manifests: dict[int, WeightManifest] = {}
         self._attestation: asyncio.Task[None] | None = None
-        self._announced: dict[int, _Announcement] = {}
+        self._announced: dict[int, float] = {}
+        """When each version was heard of, by a clock that never goes back."""
         self.newest = -1
         self.changed = asyncio.Event()
 
@@ -59,7 +53,7 @@ class Versions:
 
         async def announced(payload: bytes) -> None:
             manifest = WeightManifest.FromString(payload)
-            self._announced[manifest.step] = _Announcement(current_traceparent(), time.monotonic())
+            self._announced[manifest.step] = time.monotonic()
             self._learn(manifest)
 
         heads = await self._bus.bucket(Buckets.HEADS)
@@ -81,21 +75,26 @@ class Versions:
         """
         manifest = await self._manifest(step)
         attributes: Attributes = {"gradbus.run.id": self._run_id, "gradbus.policy.version": step}
-        announced = self._announced.get(step)
-        with span("load_weights", SpanKind.CONSUMER, announced.traceparent if announced else "", attributes):
-            try:
+        with span("load_weights", SpanKind.CONSUMER, manifest.traceparent, attributes):
+            return await self._load(engine, worker, manifest)
+
+    async def _load(self, engine: Engine, worker: str, manifest: WeightManifest) -> str:
+        step = manifest.step
+        try:
+            with span("fetch_shards"):
                 paths = await self._shards.files(manifest)
+            with span("load_engine"):
                 digest = await _loaded(engine, paths, manifest)
-            except ObjectMissingError:
-                self._manifests.pop(step, None)
-                raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
+        except ObjectMissingError:
+            self._manifests.pop(step, None)
+            raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
         self._attestation = asyncio.create_task(self._attest(Attestation(run_id=self._run_id, worker=worker, step=step, digest=digest)))
         if digest != manifest.digest:
             self._manifests.pop(step, None)
             self._shards.forget()
             raise AttestationError(f"version {step} is {manifest.digest} but the engine holds {digest}; it is loaded again")
-        if announced and self._announced.pop(step, None):
-            weights_active(time.monotonic() - announced.seconds)
+        if (announced := self._announced.pop(step, None)) is not None:
+            weights_active(time.monotonic() - announced)
         self._shards.loaded(paths)
         return digest
 

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opentelemetry.trace import SpanKind
 from redis.exceptions import RedisError
 
 from gradbus.background import cancelled
@@ -22,11 +21,12 @@ from gradbus.errors import AttestationError, VersionGoneError
 from gradbus.faults import point
 from gradbus.process import Station
 from gradbus.runs import RunRecord
-from gradbus.telemetry import Attributes, current_traceparent, get_logger, span
+from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout.busy_time import BusyTime
 from gradbus_rollout.engine import Engine
+from gradbus_rollout.generation_traces import told
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.samples import group_message, request_for
 from gradbus_rollout.taskbox import TaskBox
@@ -154,12 +154,12 @@ class RolloutWorker:
         table = self._table(task)
         size = self._spec.rollout.group_size
         requests = [request_for(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
-        attributes: Attributes = {"gradbus.run.id": self._run_id, "gradbus.policy.version": task.version, "gradbus.groups": len(requests)}
-        with span("rollout", SpanKind.CONSUMER, delivery.traceparent, attributes):
+        with told(delivery, {"gradbus.run.id": self._run_id}) as times:
             sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
             await asyncio.sleep(0)
             point("mid-decode")
             completions = await sampling
+            times.note(completions)
             messages = [
                 group_message(self._header(task, group, table), request, completion, table.decode)
                 for group, request, completion in zip(task.groups, requests, completions, strict=True)
@@ -197,7 +197,7 @@ class RolloutWorker:
             prompt_text=table.text(group.row),
             worker=self._parts.station.presence.worker,
             engine=self._parts.engine.name,
-            traceparent=current_traceparent(),
+            traceparent=group.traceparent,
         )
 
     def _table(self, task: Task) -> PromptTable:

@@ -21,6 +21,8 @@ class Collected:
     size_bytes: int
     prepared: PreparedGroup | None = None
     """The entry made ready ahead of its step, if it was."""
+    written: int = 0
+    """When the log took it, in nanoseconds since 1970, by the buffer's clock."""
 
     @property
     def trains(self) -> bool:

@@ -19,13 +19,14 @@ from gradbus.errors import FencedError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process import Station
 from gradbus.runs import RunRecord
-from gradbus.telemetry import get_logger, linked_span
+from gradbus.telemetry import get_logger, span
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
 from gradbus_trainer.learner import Learner, StepMetrics
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.rows import BatchFacts, build_batch
 from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.step_traces import StepTrace, StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.weights_io import VERSION_DTYPES, Export, export_version, fingerprint, until_stored
 
@@ -48,6 +49,7 @@ class FoldParts:
     events: EventLog
     station: Station
     lease: Lease
+    traces: StepTraces
     checkpoint_bytes: int
 
 
@@ -69,12 +71,14 @@ class Fold:
         """Trains to the last step and commits it. Raises FencedError when another trainer has the run."""
         state, steps = self._state, self._spec.schedule.steps
         try:
-            await self._publish(await self._export(state.step, noop=False))
+            with self._parts.traces.start(state.step) as trace:
+                await self._publish(await self._export(state.step, False, trace))
             while state.step < steps:
                 await self._gate()
-                await self._step()
-                if self._is_checkpoint_due():
-                    await self._checkpoint()
+                with self._parts.traces.step(state.step) as trace:
+                    await self._step(trace)
+                    if self._is_checkpoint_due():
+                        await self._checkpoint()
             await self._settle()
         finally:
             self._parts.publisher.cancel()
@@ -82,15 +86,16 @@ class Fold:
                 self._commit.cancel()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _step(self) -> None:
+    async def _step(self, trace: StepTrace) -> None:
         began = time.perf_counter()
         state = self._state
         items = await self._parts.reader.step(state.step, state.frontier)
+        trace.read(items)
         batch, facts = build_batch(state.step, items, self._spec.algorithm)
         arrived = time.perf_counter()
-        with linked_span("train_step", facts.parents, {"gradbus.run.id": self._run_id, "gradbus.step": state.step}):
-            metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
-            export = await self._export(batch.step + 1, metrics.noop)
+        metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
+        trace.trained(metrics)
+        export = await self._export(batch.step + 1, metrics.noop, trace)
         trained = time.perf_counter()
         state.frontier.add(state.step, [(item.entry.index, item.digest) for item in items])
         state.trained.update((item.entry.index, item.digest) for item in items)
@@ -102,9 +107,11 @@ class Fold:
         self._warn(state.step - 1, facts)
         self._show(seconds, facts)
 
-    async def _export(self, step: int, noop: bool) -> Export:
+    async def _export(self, step: int, noop: bool, trace: StepTrace) -> Export:
         learner, scratch, dtype = self._parts.learner, self._parts.scratch, VERSION_DTYPES[self._spec.weights.dtype]
-        return await self._written(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
+        export = await self._written(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
+        trace.exported()
+        return export
 
     async def _publish(self, export: Export) -> None:
         """Versions from (step - max_staleness) on stay named: a resume from here may have to sample with them."""
@@ -137,7 +144,8 @@ class Fold:
         parts = self._parts
         # The history of its steps first: once they are committed nobody trains them again, nor tells of them.
         await parts.events.stored()
-        digest = await commit(parts.store, parts.objects, snapshot, parts.lease.term, self._fingerprint)
+        with span("checkpoint", attributes={"gradbus.run.id": self._run_id, "gradbus.step": snapshot.state.step}):
+            digest = await commit(parts.store, parts.objects, snapshot, parts.lease.term, self._fingerprint)
         self._state.previous = digest
         step = snapshot.state.step
         parts.events.emit("checkpoint", f"checkpoint {step}", {"step": step, "digest": digest}, key=f"checkpoint:{step}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_trainer.batch import Batch
+from gradbus_trainer.phases import Phase
 from gradbus_trainer.tensors import LazyTensors
 
 
@@ -52,6 +53,8 @@ class StepMetrics:
     """Before clipping."""
     loss: LossMetrics = LossMetrics()
     ratio: RatioMetrics = RatioMetrics()
+    phases: Sequence[Phase] = field(default=(), compare=False)
+    """When it did what."""
 
 
 class Learner(Protocol):

@@ -78,6 +78,6 @@ class LogReader:
                 with contextlib.suppress(CorruptRecordError):
                     entry = stored.decode()
                     prepared = prepare(entry, self._algorithm)
-                    self._collector.add(Collected(entry, stored.digest, len(stored.record), prepared))
+                    self._collector.add(Collected(entry, stored.digest, len(stored.record), prepared, stored.written))
             if entries:
                 self._news.set()

@@ -31,7 +31,6 @@ class PreparedGroup:
     truncated: int = 0
     oldest_versions: Sequence[int | None] = ()
     """Of each sample's trainable spans; None for a sample without one."""
-    traceparent: str = ""
 
 
 NOTHING = PreparedGroup()
@@ -53,7 +52,6 @@ def prepare(entry: LogEntry, algorithm: AlgorithmSpec) -> PreparedGroup:
         lengths=lengths,
         truncated=sum(truncated),
         oldest_versions=[min((version for _, _, version, trainable in parts if trainable), default=None) for parts in spans],
-        traceparent=group.traceparent,
     )
 
 

@@ -9,7 +9,7 @@ from gradbus.background import background
 from gradbus.bus import EventLog
 from gradbus.errors import ObjectMissingError
 from gradbus.faults import point
-from gradbus.telemetry import span, weights_trouble
+from gradbus.telemetry import Attributes, current_traceparent, span, weights_trouble
 from gradbus.v1.weights_pb2 import VersionProbe, WeightManifest
 from gradbus_trainer.collective import Offer
 from gradbus_trainer.store_client import StoreClient
@@ -47,7 +47,8 @@ class Publisher:
             self._last.cancel()
 
     async def _publish(self, export: Export, whole: bool, probe: VersionProbe | None) -> WeightManifest:
-        with span("publish_version", attributes={"gradbus.run.id": self._run_id, "gradbus.policy.version": export.step}):
+        facts: Attributes = {"gradbus.run.id": self._run_id, "gradbus.policy.version": export.step, "gradbus.bytes": export.file.size_bytes}
+        with span("publish_version", attributes=facts):
             what = f"version {export.step} of {self._run_id}"
             async with background(self._offer(export), "offer") if self._offer else nullcontext() as offered:
                 manifest, diverged = await until_whole(lambda: self._stored_and_named(export, whole, probe, offered), what)
@@ -62,6 +63,7 @@ class Publisher:
         self, export: Export, whole: bool, probe: VersionProbe | None, offered: asyncio.Task[None] | None
     ) -> tuple[WeightManifest, bool]:
         manifest = await self._writer.store(export, whole)
+        manifest.traceparent = current_traceparent()
         if probe is not None:
             manifest.probe.CopyFrom(probe)
         if offered is not None:

@@ -30,8 +30,6 @@ class BatchFacts:
     dropped: int = 0
     unjudged: str = ""
     """Why the first sample that could not be judged was not."""
-    parents: list[str] = field(default_factory=list)
-    """Trace contexts of the groups."""
 
     @property
     def mean_staleness(self) -> float:
@@ -77,7 +75,6 @@ def _note(facts: BatchFacts, step: int, entry: LogEntry, prepared: PreparedGroup
                 facts.components[name].append(value)
         else:
             facts.unjudged = facts.unjudged or reward.reason
-    facts.parents.append(prepared.traceparent)
     facts.lengths += prepared.lengths
     facts.truncated += prepared.truncated
     facts.masked += prepared.masked

@@ -22,6 +22,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.settings import Settings
+from gradbus_trainer.step_traces import StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.version_writer import VersionWriter
 
@@ -77,6 +78,7 @@ class TrainerService:
                 events=events,
                 station=self._wires.station,
                 lease=lease,
+                traces=StepTraces(run_id, lease.term, self._settings.trace_steps),
                 checkpoint_bytes=self._settings.checkpoint_bytes,
             )
             await Fold(record, parts, state).run()

@@ -21,6 +21,7 @@ from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.learner import StepMetrics
+from gradbus_trainer.phases import Phases
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
@@ -81,21 +82,33 @@ class TorchLearner:
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
-        tally = Tally(self._spec.algorithm.clip)
+        tally, phase = Tally(self._spec.algorithm.clip), Phases()
         for samples, tokens in self._micro_batches(batch):
-            logprobs, entropy = self._forward(samples)
-            loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            tally.add(loss, tokens)
+            with phase("forward"):
+                logprobs, entropy = self._forward(samples)
+                loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
+            with phase("backward"):
+                loss.total.backward()  # type: ignore[no-untyped-call]
+                tally.add(loss, tokens)
+        with phase("optimise"):
+            norm = self._take(batch.step, rate)
+        return StepMetrics(
+            noop=False,
+            learning_rate=rate,
+            tokens=sum(batch.trainable_counts),
+            grad_norm=norm,
+            loss=tally.loss(),
+            ratio=tally.ratio(),
+            phases=phase.noted,
+        )
+
+    def _take(self, step: int, rate: float) -> float:
+        """Clips and steps; the norm before."""
         norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
         if not math.isfinite(norm):
-            raise TrainingError(
-                f"the gradient of step {batch.step} is not finite; lower trainer.learning_rate, or look at the step's samples"
-            )
+            raise TrainingError(f"the gradient of step {step} is not finite; lower trainer.learning_rate, or look at the step's samples")
         self._optimizer.step(rate)
-        return StepMetrics(
-            noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
-        )
+        return norm
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         counts = batch.trainable_counts

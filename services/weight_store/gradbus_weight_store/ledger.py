@@ -204,18 +204,15 @@ class Ledger:
             await self._manifests.write_version(manifest)
             known = self._versions[manifest.step] = [*known, manifest]
             faults.point("between-version-and-head")
-        await self._move_version(known[-1], manifest.term)
+        await self._move_version(_as_published(known[-1], manifest))
         return known[-1].term == manifest.term and any(one.digest != manifest.digest for one in known)
 
-    async def _move_version(self, manifest: WeightManifest, term: int) -> None:
+    async def _move_version(self, manifest: WeightManifest) -> None:
         head = self.version_head
-        if head and (head.term, head.step) >= (term, manifest.step):
+        if head and (head.term, head.step) >= (manifest.term, manifest.step):
             return
-        await self._version.write(VersionHead.of(manifest, term).to_bytes())
-        announcement = WeightManifest()
-        announcement.CopyFrom(manifest)
-        announcement.term = term
-        await self._bus.publish(subjects.versions(self.run_id), announcement.SerializeToString())
+        await self._version.write(VersionHead.of(manifest).to_bytes())
+        await self._bus.publish(subjects.versions(self.run_id), manifest.SerializeToString())
 
     async def _may_commit(self, manifest: CheckpointManifest, digest: str) -> bool:
         await self._fence(manifest.term)
@@ -247,3 +244,11 @@ class Ledger:
             await self._manifests.objects.make_durable({digest for shard in named_shards(manifest) for digest in needed_blobs(shard)})
         except ObjectMissingError as error:
             raise ObjectMissingError(f"checkpoint {manifest.step} of {self.run_id} is not whole: {error}") from None
+
+
+def _as_published(known: WeightManifest, now: WeightManifest) -> WeightManifest:
+    """What is stored, under the term and in the trace of who publishes it now: a replay gives the same weights again."""
+    manifest = WeightManifest()
+    manifest.CopyFrom(known)
+    manifest.term, manifest.traceparent = now.term, now.traceparent
+    return manifest

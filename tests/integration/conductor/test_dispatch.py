@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from gradbus.bus import TaskQueue
 from gradbus.runs import WorkerPresence
 from gradbus_conductor.dispatch import Dispatcher
+from gradbus_conductor.group_traces import GroupTraces
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ async def queue(bus, run_id):
 
 @pytest.fixture
 def dispatcher(queue, run_id):
-    return Dispatcher(queue, run_id)
+    return Dispatcher(queue, run_id, GroupTraces(run_id, 0.0))
 
 
 def worker(claims=(), incarnation="1", **fields):
@@ -150,7 +151,7 @@ async def test_a_settled_group_has_no_age_and_an_excused_one_starts_anew(dispatc
 
 
 async def test_claims_of_an_evaluation_are_those_of_its_version(queue, run_id):
-    dispatcher = Dispatcher(queue, run_id, evaluated=4)
+    dispatcher = Dispatcher(queue, run_id, GroupTraces(run_id, 0.0, 4), evaluated=4)
     await dispatcher.send([(0, 4, 0), (1, 4, 1)], 1)
     pass_time(dispatcher, 10_000)
     assert dispatcher.overdue({0: 4, 1: 4}, [worker([1], evaluation_claims=[(4, 0), (3, 1)])]) == [1]

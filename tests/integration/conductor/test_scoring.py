@@ -12,6 +12,7 @@ from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
 from gradbus.v1.sample_pb2 import FinishReason
+from gradbus_conductor.group_traces import GroupTraces
 from gradbus_conductor.scoring import Scoring
 
 OK, INVALID, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID, RewardStatus.REWARD_STATUS_ERROR
@@ -31,7 +32,7 @@ async def judged(wires, record, run_id):
             if len(found) == len(groups):
                 complete.set()
 
-        scoring = Scoring(wires, run_id, record(**sections).spec, done)
+        scoring = Scoring(wires, run_id, record(**sections).spec, GroupTraces(run_id, 0.0), done)
         opened.append(scoring)
         scoring.submit((group, f'{{"row": {group.index}}}') for group in groups)
         await asyncio.wait_for(complete.wait(), 20)
@@ -144,7 +145,7 @@ async def test_many_groups_all_come_through(judged, group):
 
 async def failing(wires, run_id, record, scorer, group):
     scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=ERROR, reason="the disk is full")
-    scoring = Scoring(wires, run_id, record().spec, lambda entry: pytest.fail(f"{entry.index} cannot be judged"))
+    scoring = Scoring(wires, run_id, record().spec, GroupTraces(run_id, 0.0), lambda entry: pytest.fail(f"{entry.index} cannot be judged"))
     scoring.submit([(group(0), "{}")])
     async with asyncio.timeout(20):
         while scorer.asked.get("0.0", 0) < 2:  # noqa: ASYNC110 - the scorer counts, it does not signal
@@ -160,7 +161,7 @@ async def test_why_a_group_waits_is_told(wires, run_id, record, scorer, group):
 
 async def test_what_a_service_says_itself_is_quoted(wires, run_id, record, scorer, group):
     scorer.down = 1000
-    scoring = Scoring(wires, run_id, record().spec, lambda _: None)
+    scoring = Scoring(wires, run_id, record().spec, GroupTraces(run_id, 0.0), lambda _: None)
     scoring.submit([(group(0), "{}")])
     async with asyncio.timeout(20):
         while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
@@ -178,7 +179,7 @@ async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_
             stub = {"reward": RewardServiceStub, "reference": ReferenceServiceStub}[service](channel)
             addresses = dataclasses.replace(wires.addresses, **{service: address})
             wires = dataclasses.replace(wires, addresses=addresses, **{service: stub})
-            scoring = Scoring(wires, run_id, record(algorithm={"kl": 0.1}).spec, lambda _: None)
+            scoring = Scoring(wires, run_id, record(algorithm={"kl": 0.1}).spec, GroupTraces(run_id, 0.0), lambda _: None)
             scoring.submit([(group(0), "{}")])
             async with asyncio.timeout(20):
                 while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
 
 from gradbus.background import background
 from gradbus.buffer import GroupStore
@@ -24,8 +23,8 @@ from .conftest import NEW_TOKENS, until
 EVALUATION = TaskKind.TASK_KIND_EVALUATION
 
 
-def task(version, indexes, kind=TaskKind.TASK_KIND_TRAIN):
-    groups = [GroupTask(index=index, row=index % 2) for index in indexes]
+def task(version, indexes, kind=TaskKind.TASK_KIND_TRAIN, traceparent=""):
+    groups = [GroupTask(index=index, row=index % 2, traceparent=traceparent) for index in indexes]
     return Task(task_id=f"{kind}.{version}.{indexes[0]}", kind=kind, version=version, groups=groups)
 
 
@@ -192,11 +191,9 @@ async def test_a_buffer_that_refuses_is_waited_for(working, trainer, queue, stor
         await buffer.config_set("maxmemory", memory)
 
 
-async def test_the_trace_of_a_task_goes_on_in_its_groups(working, trainer, queue, store, hints):
+async def test_the_trace_of_a_group_goes_on_from_its_task(working, trainer, queue, store, hints):
     await trainer.publish(0)
-    context = SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=True)
     async with working():
-        with use_span(NonRecordingSpan(context)):
-            await queue.publish([task(0, [0])])
+        await queue.publish([task(0, [0], traceparent=f"00-{0xABC:032x}-{0xDEF:016x}-01")])
         await until(lambda: hints)
-    assert (await store.get([0]))[0].traceparent.split("-")[1] == f"{0xABC:032x}"
+    assert (await store.get([0]))[0].traceparent == f"00-{0xABC:032x}-{0xDEF:016x}-01"

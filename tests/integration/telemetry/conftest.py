@@ -10,16 +10,21 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gradbus.telemetry.teller import SpanTeller
+from gradbus.telemetry.timed import tell_nobody, tell_to
+
 
 @pytest.fixture(scope="session")
 def memory():
     """Spans and metrics of this process from here on; a process has one SDK, so it stays for the tests after."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider, processor = TracerProvider(), SimpleSpanProcessor(exporter)
+    provider.add_span_processor(processor)
+    tell_to(SpanTeller(processor, provider.resource))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([reader]))
     yield exporter, reader
+    tell_nobody()
     exporter.shutdown()
 
 
@@ -29,6 +34,14 @@ def spans(memory):
     exporter, _ = memory
     exporter.clear()
     return lambda: {span.name: span for span in exporter.get_finished_spans()}
+
+
+@pytest.fixture
+def told(memory):
+    """Finished spans from here on, in the order of their ends."""
+    exporter, _ = memory
+    exporter.clear()
+    return lambda: list(exporter.get_finished_spans())
 
 
 @pytest.fixture

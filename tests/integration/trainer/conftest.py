@@ -27,6 +27,7 @@ from gradbus_trainer.fold import Fold, FoldParts
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.step_traces import StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
 from gradbus_trainer.version_writer import VersionWriter
@@ -140,8 +141,9 @@ class Trained:
             state = await restore(store, self.objects, learner, self.scratch, spec.schedule.max_staleness)
             reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
             publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
+            traces = StepTraces(run_id, lease.term, 1.0)
             parts = FoldParts(
-                learner, reader, store, self.objects, self.scratch, publisher, events, self.station, lease, self.checkpoint_bytes
+                learner, reader, store, self.objects, self.scratch, publisher, events, self.station, lease, traces, self.checkpoint_bytes
             )
             async with reader.reading():
                 yield Fold(self.record, parts, state)

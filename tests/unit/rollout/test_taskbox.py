@@ -12,7 +12,7 @@ TRAIN, EVALUATION = TaskKind.TASK_KIND_TRAIN, TaskKind.TASK_KIND_EVALUATION
 
 def task(version, indexes, kind=TRAIN):
     groups = [GroupTask(index=index, row=index) for index in indexes]
-    return Delivery(Task(task_id="t", run_id="run", kind=kind, version=version, groups=groups), f"trace of {version}")
+    return Delivery(Task(task_id="t", run_id="run", kind=kind, version=version, groups=groups), 1000 + version)
 
 
 def everything(_task):
@@ -61,7 +61,7 @@ def test_claims_last_from_the_fetch_to_the_end():
     box.start(first)
     assert sorted(box.claims) == [4, 5, 6]
     assert box.running == [first.task]
-    assert first.traceparent == "trace of 1"
+    assert first.received == 1001
     box.finish(first)
     assert box.claims == [6]
     assert box.running == []

@@ -9,10 +9,10 @@ import pytest
 PROGRAM = """
 import asyncio, sys
 from gradbus.process import ProcessSettings, run_process
-from gradbus.telemetry import WireOperation, span
+from gradbus.telemetry import WireOperation, root_span
 
 async def main(process):
-    with span("work", attributes={"gradbus.step": 3}), WireOperation("nats", {"messaging.system": "nats"}).measured(5):
+    with root_span("work", [], {"gradbus.step": 3}), WireOperation("nats", {"messaging.system": "nats"}).measured(5):
         pass
     print("SDK" if "opentelemetry.sdk.trace" in sys.modules else "no SDK")
 

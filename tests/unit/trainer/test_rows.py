@@ -32,7 +32,7 @@ def sample(index, n, length=3, version=5, finish=STOP):
 
 def collected(index, rewards, samples=None, verdict=Verdict.VERDICT_TRAIN, **fields):
     samples = samples or [sample(index, n) for n in range(len(rewards))]
-    group = Group(index=index, prompt_ids=np.array([7, index], "<i4").tobytes(), samples=samples, traceparent=f"trace {index}")
+    group = Group(index=index, prompt_ids=np.array([7, index], "<i4").tobytes(), samples=samples)
     scored = [SampleReward(sample_id=f"{index}.{n}", status=status, reward=reward) for n, (status, reward) in enumerate(rewards)]
     entry = LogEntry(index=index, verdict=verdict, group=group.SerializeToString(), rewards=reversed(scored), **fields)
     return Collected(entry, f"digest {index}", 1)
@@ -40,7 +40,7 @@ def collected(index, rewards, samples=None, verdict=Verdict.VERDICT_TRAIN, **fie
 
 def test_rows_are_in_order_of_index_and_n_whatever_the_order_of_answers():
     items = [collected(index, [(OK, 0.0), (OK, 1.0), (OK, 3.0)]) for index in (4, 5)]
-    batch, facts = build_batch(5, items, AlgorithmSpec())
+    batch, _ = build_batch(5, items, AlgorithmSpec())
     assert [int(row.token_ids[0]) for row in batch.samples] == [400, 410, 420, 500, 510, 520]
     advantages = [row.advantage for row in batch.samples]
     deviation = math.sqrt(7 / 3)
@@ -48,7 +48,6 @@ def test_rows_are_in_order_of_index_and_n_whatever_the_order_of_answers():
     assert advantages[:3] == advantages[3:]
     np.testing.assert_array_equal(batch.samples[4].behaviour_logprobs, np.full(3, -1.5, np.float32))
     np.testing.assert_array_equal(batch.samples[4].prompt_ids, [7, 5])
-    assert facts.parents == ["trace 4", "trace 5"]
 
 
 def test_masked_samples_are_absent_and_leave_the_mean():

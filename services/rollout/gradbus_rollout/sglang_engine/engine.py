@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeVar
 from gradbus.background import cancelled
 from gradbus.errors import EngineError, ModelError
 from gradbus.model_folder import check_model_folder
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import Interval, get_logger
 from gradbus.tensor_files import read_headers
 from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.sglang_engine.adapters import make_adapter_folder, stored_adapters
@@ -168,24 +169,28 @@ class SGLangEngine:
     # Samples
 
     async def _group(self, group: PromptGroup) -> GroupCompletion:
+        prefill: Interval | None = None
         if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
-            await self._share_prefix(group)
-        return GroupCompletion(group.key, tuple(await self._all([self._sample(group, seed) for seed in group.seeds])))
+            prefill = await self._share_prefix(group)
+        return GroupCompletion(group.key, tuple(await self._all([self._sample(group, seed) for seed in group.seeds])), prefill)
 
-    async def _share_prefix(self, group: PromptGroup) -> None:
+    async def _share_prefix(self, group: PromptGroup) -> Interval:
         """Puts the prompt into the server's prefix cache; without it every sample prefills the prompt for itself."""
         body = {"input_ids": group.prompt_ids, "sampling_params": {"max_new_tokens": 0}, "extra_key": self._cache_key}
+        began = time.time_ns()
         with contextlib.suppress(EngineError):  # the samples meet it as well, and deal with it
             async with self._slots.taken():
+                began = time.time_ns()
                 with self._adapter() as adapter:
                     await self.server.api.generate(body | {"lora_path": adapter}, self._settings.sample_seconds)
+        return began, time.time_ns()
 
     async def _sample(self, group: PromptGroup, seed: int) -> Completion:
-        draft = Draft(group, seed, self._config)
+        draft, began = Draft(group, seed, self._config), 0
         while True:
             try:
                 async with self._slots.taken():
-                    seen = self._installs
+                    seen, began = self._installs, began or time.time_ns()
                     completion = await self._request(draft)
             except EngineError as error:
                 await self._repair(error, seen)
@@ -196,7 +201,7 @@ class SGLangEngine:
             self._repairs = 0
             self._progress += 1
             if completion is not None:
-                return completion
+                return replace(completion, times=(began, time.time_ns()))
 
     async def _request(self, draft: Draft) -> Completion | None:
         request_id, label, versions = uuid.uuid4().hex, self._label, self._labels

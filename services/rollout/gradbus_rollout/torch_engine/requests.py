@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from gradbus.telemetry import Interval
 from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, TokenSpan
 
 
@@ -16,6 +17,8 @@ class Request:
         self.groups = groups
         self.future: Future[list[GroupCompletion]] = Future()
         self._done: list[dict[int, Completion]] = [{} for _ in groups]
+        self.prefills: list[Interval | None] = [None for _ in groups]
+        """When each group's prompt was computed."""
         self._missing = sum(len(group.seeds) for group in groups)
 
     def finish(self, group: int, n: int, completion: Completion) -> bool:
@@ -25,8 +28,8 @@ class Request:
         if self._missing:
             return False
         results = [
-            GroupCompletion(group.key, tuple(done[n] for n in range(len(done))))
-            for group, done in zip(self.groups, self._done, strict=True)
+            GroupCompletion(group.key, tuple(done[n] for n in range(len(done))), prefill)
+            for group, done, prefill in zip(self.groups, self._done, self.prefills, strict=True)
         ]
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(results)
@@ -42,6 +45,8 @@ class RunningSample:
     n: int
     lane: int
     """Where its prompt's keys and values and its first token lie until it is admitted."""
+    began: int = 0
+    """When it took its slot, in nanoseconds since 1970."""
     starts: list[tuple[int, int]] = field(default_factory=list)
     """(first token, version) of each span."""
 

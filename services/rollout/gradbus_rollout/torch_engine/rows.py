@@ -83,8 +83,8 @@ class Rows:
         self._place += self._active
         return ended
 
-    def completion(self, row: int, sample: RunningSample) -> Completion:
-        """What `sample` has drawn in `row`."""
+    def completion(self, row: int, sample: RunningSample, now: int) -> Completion:
+        """What `sample` has drawn in `row`, ended `now`."""
         length, first = self.drawn(row), int(self._first[row])
         tokens = self._token_ids[first : first + length].tolist()
         return Completion(
@@ -92,6 +92,7 @@ class Rows:
             logprobs=self._logprobs[first : first + length].tobytes(),
             spans=sample.spans(length),
             finish="stop" if self._stops[tokens[-1]] else "length",
+            times=(sample.began, now),
         )
 
     def clear(self, rows: list[int]) -> None:

@@ -7,6 +7,7 @@ weights, prompt and seed alone, so when and beside whom a sample is admitted is 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 
 import torch
@@ -82,7 +83,9 @@ class Scheduler:
             samples = [self._staged.popleft() for _ in range(min(len(self._free), len(self._staged)))]
             rows = [self._free.pop() for _ in samples]
             self._copy_prompts(rows, samples)
+            now = time.time_ns()
             for sample in samples:
+                sample.began = now
                 sample.begin_span(0, self._version)
             self._running.update(zip(rows, samples, strict=True))
             self._finish(self._rows.start(rows, samples, self._first))
@@ -91,8 +94,11 @@ class Scheduler:
         """Prefill the next prompts. All lanes are refilled at once, when the last sample has left them."""
         taken = [self._queue.popleft() for _ in range(min(self._prefill.lanes, len(self._queue)))]
         self._lanes = [request.groups[number] for request, number in taken]
+        began = time.time_ns()
         self._prefill_lanes()
+        prefill = began, time.time_ns()
         for lane, (request, number) in enumerate(taken):
+            request.prefills[number] = prefill
             self._staged.extend(RunningSample(request, number, n, lane) for n in range(len(request.groups[number].seeds)))
 
     def _prefill_lanes(self) -> None:
@@ -115,9 +121,10 @@ class Scheduler:
     def _finish(self, rows: list[int]) -> None:
         if not rows:
             return
+        now = time.time_ns()
         for row in rows:
             sample = self._running.pop(row)
-            if sample.request.finish(sample.group, sample.n, self._rows.completion(row, sample)):
+            if sample.request.finish(sample.group, sample.n, self._rows.completion(row, sample, now)):
                 self.requests.discard(sample.request)
         self._release(rows)
 

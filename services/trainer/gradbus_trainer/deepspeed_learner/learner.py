@@ -81,7 +81,13 @@ class DeepSpeedLearner:
         norm, tally = self._lead(command, lambda: self._engine.train(batch, rate))
         self._updates += 1
         return StepMetrics(
-            noop=False, learning_rate=rate, tokens=sum(batch.trainable_counts), grad_norm=norm, loss=tally.loss(), ratio=tally.ratio()
+            noop=False,
+            learning_rate=rate,
+            tokens=sum(batch.trainable_counts),
+            grad_norm=norm,
+            loss=tally.loss(),
+            ratio=tally.ratio(),
+            phases=self._engine.phases.noted,
         )
 
     def _weight(self, name: str) -> torch.Tensor:

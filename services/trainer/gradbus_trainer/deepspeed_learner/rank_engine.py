@@ -31,6 +31,7 @@ from gradbus_trainer.deepspeed_learner.parameter_state import ParameterState
 from gradbus_trainer.deepspeed_learner.policy import Policy
 from gradbus_trainer.deepspeed_learner.ranks import Ranks
 from gradbus_trainer.deepspeed_learner.shares import Piece, idle_piece, pieces_of
+from gradbus_trainer.phases import Phases
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.tally import Tally
 from gradbus_trainer.version_probe import version_probe
@@ -67,6 +68,8 @@ class RankEngine:
         ranks.bound()
         self._state = ParameterState(self._engine, spec.trainer.deepspeed, ranks)
         self._has_moments = False
+        self.phases = Phases()
+        """Of the newest step, on this rank."""
         if spec.trainer.deepspeed.dtype == "bf16":
             self.restore(0, exact)
 
@@ -126,22 +129,27 @@ class RankEngine:
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, Tally]:
         algorithm, temperature = self._spec.algorithm, self._spec.rollout.temperature
-        tally = Tally(algorithm.clip)
+        tally, phase = Tally(algorithm.clip), Phases()
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
             if self._spec.shares_reference:
                 base = partial(self._engine.module, piece.samples, temperature, self._ranks.device)
                 tokens = with_base_reference(tokens, self._engine.module, base)
-            logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
-            loss = grpo_loss(logprobs, entropy, tokens, algorithm)
-            # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
-            self._engine.backward(loss.total * self._ranks.size)
-            tally.add(loss, tokens)
+            with phase("forward"):
+                logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
+                loss = grpo_loss(logprobs, entropy, tokens, algorithm)
+            with phase("backward"):
+                # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
+                self._engine.backward(loss.total * self._ranks.size)
+                tally.add(loss, tokens)
             point(f"mid-step-{self._ranks.rank}")
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
-        return self._take(), tally
+        with phase("optimise"):
+            norm = self._take()
+        self.phases = phase
+        return norm, tally
 
     def _take(self) -> float:
         """Clips and steps; the norm before, not finite if nothing was changed."""

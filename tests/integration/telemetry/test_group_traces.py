@@ -1,0 +1,171 @@
+"""What a group's trace says when things do not go as they should: not sampled, failing, dispatched again, dropped, given up."""
+
+import pytest
+from opentelemetry.trace import SpanKind
+
+from gradbus.bus import Delivery
+from gradbus.telemetry import group_trace, is_sampled
+from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
+from gradbus.v1.reward_pb2 import ScoreSample
+from gradbus.v1.task_pb2 import GroupTask, Task
+from gradbus_conductor.group_traces import GroupTraces
+from gradbus_reward.grade_traces import graded
+from gradbus_rollout.engine import Completion, GroupCompletion, TokenSpan
+from gradbus_rollout.generation_traces import told as generation_told
+
+RUN = {"gradbus.run.id": "run"}
+
+
+def dispatched(traces, *indexes):
+    task = Task(task_id="1.0.0", groups=[GroupTask(index=index, traceparent=traces.begin(index, 10)) for index in indexes])
+    traces.sent([task], 10)
+    return task
+
+
+def entry(traces, index, verdict=Verdict.VERDICT_TRAIN, reason=""):
+    made = LogEntry(index=index, verdict=verdict, reason=reason)
+    traces.stamp({index: made})
+    return made
+
+
+def orphans(spans):
+    ids = {span.context.span_id for span in spans}
+    return [span.name for span in spans if span.parent and span.parent.span_id not in ids]
+
+
+def test_a_group_that_is_not_traced_leaves_nothing(told):
+    traces = GroupTraces("run", 0.0)
+    task = dispatched(traces, 1)
+    assert task.groups[0].traceparent == ""
+    with traces.call("score", [1]) as call:
+        assert call.spans == {}
+        call.answered(1, [])
+    with generation_told(Delivery(task, 5), RUN) as times:
+        times.note([GroupCompletion("1", ())])
+    with graded(["part"], [ScoreSample(group_id="1")]):
+        pass
+    made = entry(traces, 1)
+    assert made.traceparent == ""
+    traces.admitted([made], 10)
+    assert told() == []
+
+
+def test_the_share_decides_and_always_alike(told):
+    one, other = GroupTraces("run", 0.3), GroupTraces("run", 0.3)
+    chosen = [index for index in range(200) if one.begin(index, 1)]
+    assert chosen == [index for index in range(200) if other.begin(index, 1)]
+    assert chosen == [index for index in range(200) if is_sampled(group_trace("run", index), 0.3)]
+    assert 30 < len(chosen) < 90
+
+
+def test_a_group_that_is_not_traced_is_from_its_first_failure_on(told):
+    traces = GroupTraces("run", 0.0)
+    dispatched(traces, 1, 2)
+    with traces.call("score", [1, 2]) as call:
+        call.failed([1], "the scorer is away")
+        call.failed([1], "a later reason")
+    (failed,) = told()
+    assert (failed.name, failed.status.description) == ("score", "the scorer is away")
+    with traces.call("score", [1, 2]) as call:
+        call.answered(1, [])
+    made = entry(traces, 1)
+    traces.admitted([made], 20)
+    assert made.traceparent == group_trace("run", 1)
+    assert sorted(span.name for span in told()) == ["admit", "group", "score", "score", "score_call"]
+    assert orphans(told()) == []
+
+
+def test_a_call_that_breaks_is_told_for_all_its_groups(told):
+    traces = GroupTraces("run", 1.0)
+    dispatched(traces, 1, 2)
+    with pytest.raises(ZeroDivisionError), traces.call("reference", [1, 2]):
+        raise ZeroDivisionError("a fault")
+    failures = [span for span in told() if span.name == "reference"]
+    assert [span.status.description for span in failures] == ["ZeroDivisionError: a fault"] * 2
+
+
+def test_a_group_dispatched_again_has_one_root(told):
+    traces = GroupTraces("run", 1.0)
+    dispatched(traces, 1)
+    dispatched(traces, 1)
+    traces.admitted([entry(traces, 1)], 30)
+    traces.admitted([], 30)
+    names = sorted(span.name for span in told())
+    assert names == ["admit", "group", "send prompts.*", "send prompts.*"]
+    assert orphans(told()) == []
+    (root,) = [span for span in told() if span.name == "group"]
+    assert root.start_time == 10
+
+
+def test_another_conductor_goes_on_in_the_same_trace(told):
+    first, second = GroupTraces("run", 1.0), GroupTraces("run", 1.0)
+    task = dispatched(first, 1)
+    second.found([Group(index=1, traceparent=task.groups[0].traceparent), Group(index=2)])
+    second.admitted([entry(second, 1), entry(second, 2)], 30)
+    assert orphans(told()) == []
+    assert len({span.context.trace_id for span in told()}) == 1
+
+
+def test_what_is_in_the_log_by_anothers_word_is_not_told_twice(told):
+    traces = GroupTraces("run", 1.0)
+    dispatched(traces, 1)
+    traces.forget([1])
+    traces.abandon("cancelled")
+    assert [span.name for span in told()] == ["send prompts.*"]
+
+
+def test_a_group_dropped_while_it_is_scored_leaves_no_orphan(told):
+    traces = GroupTraces("run", 1.0)
+    dispatched(traces, 1)
+    with traces.call("score", [1]) as call, graded(["part"], [ScoreSample(traceparent=call.spans[1])]):
+        traces.admitted([entry(traces, 1, Verdict.VERDICT_DROPPED, "deadline")], 30)
+    assert orphans(told()) == []
+    (root,) = [span for span in told() if span.name == "group"]
+    assert (root.attributes["gradbus.verdict"], root.attributes["gradbus.reason"]) == ("dropped", "deadline")
+
+
+def test_a_run_that_is_cancelled_ends_the_traces_under_way(told):
+    traces = GroupTraces("run", 1.0)
+    dispatched(traces, 1, 2)
+    traces.abandon("cancelled")
+    assert orphans(told()) == []
+    assert [span.attributes["gradbus.verdict"] for span in told() if span.name == "group"] == ["abandoned"] * 2
+
+
+def test_a_part_of_the_grader_that_breaks_is_told(told):
+    with pytest.raises(ZeroDivisionError), graded(["part"], [ScoreSample(traceparent=group_trace("run", 1))]):
+        raise ZeroDivisionError
+    assert not told()[0].status.is_ok
+
+
+def completion(times):
+    return Completion((1, 2), b"", (TokenSpan(0, 1, 3), TokenSpan(1, 2, 4)), "stop", times)
+
+
+def test_samples_say_which_versions_made_them(told):
+    task = dispatched(GroupTraces("run", 1.0), 1)
+    with generation_told(Delivery(task, 5), RUN) as times:
+        times.note([GroupCompletion("1", (completion((100, 200)), completion((150, 300))), (50, 100))])
+    samples = [span for span in told() if span.name == "sample"]
+    assert [(span.start_time, span.end_time, span.attributes["gradbus.queue.seconds"]) for span in samples] == [
+        (100, 200, 5e-8),
+        (150, 300, 1e-7),
+    ]
+    assert samples[0].attributes["gradbus.span.versions"] == [3, 4]
+    assert samples[0].attributes["gradbus.span.starts"] == [0, 1]
+
+
+def test_an_engine_that_cannot_tell_leaves_out_what_it_does_not_know(told):
+    task = dispatched(GroupTraces("run", 1.0), 1)
+    with generation_told(Delivery(task, 5), RUN) as times:
+        times.note([GroupCompletion("1", (completion(None),))])
+    assert sorted(span.name for span in told()) == ["deliver", "generate", "queue", "send prompts.*", "set_aside"]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_an_engine_that_breaks_is_told_whether_its_groups_are_traced_or_not(told, share):
+    task = dispatched(GroupTraces("run", share), 1)
+    with pytest.raises(ZeroDivisionError), generation_told(Delivery(task, 5), RUN):
+        raise ZeroDivisionError("a fault")
+    (failed,) = [span for span in told() if span.name == "generate"]
+    assert (failed.kind, failed.status.description, failed.parent is None) == (SpanKind.CONSUMER, "ZeroDivisionError: a fault", not share)

@@ -1,0 +1,115 @@
+"""A step's trace: links to its groups, replays, failures."""
+
+import pytest
+
+from gradbus.telemetry import current_traceparent, group_trace, is_sampled, span, step_trace
+from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus_trainer.collector import Collected
+from gradbus_trainer.learner import StepMetrics
+from gradbus_trainer.phases import Phases
+from gradbus_trainer.step_traces import StepTraces
+
+
+def collected(index, traceparent="", verdict=Verdict.VERDICT_TRAIN):
+    return Collected(LogEntry(index=index, verdict=verdict, traceparent=traceparent), "digest", 1, written=5)
+
+
+def groups(*indexes):
+    return [collected(index, group_trace("run", index)) for index in indexes]
+
+
+def trained(traces, items, step=0):
+    phases = Phases()
+    with traces.step(step) as trace:
+        trace.read(items)
+        for name in ("forward", "backward", "optimise"):
+            with phases(name):
+                pass
+        trace.trained(StepMetrics(noop=False, learning_rate=0.0, phases=phases.noted))
+        trace.exported()
+        with span("publish_version"):
+            published = current_traceparent()
+    return published
+
+
+def trace_id(traceparent):
+    return int(traceparent.split("-")[1], 16)
+
+
+def test_a_step_and_its_groups_link_to_each_other(told):
+    published = trained(StepTraces("run", 2, 1.0), [*groups(1, 2), collected(3)])
+    root = trace_id(step_trace("run", 0, 2))
+    assert trace_id(published) == root
+    step = [one for one in told() if one.context.trace_id == root]
+    assert sorted(one.name for one in step) == ["backward", "export", "forward", "optimise", "publish_version", "read", "train_step"]
+    (read,) = [one for one in step if one.name == "read"]
+    assert [link.context.trace_id for link in read.links] == [trace_id(group_trace("run", index)) for index in (1, 2)]
+    (whole,) = [one for one in step if one.name == "train_step"]
+    assert (whole.attributes["gradbus.groups"], whole.attributes["gradbus.groups.linked"]) == (3, 2)
+    for index in (1, 2):
+        mine = [one for one in told() if one.context.trace_id == trace_id(group_trace("run", index))]
+        assert [one.name for one in mine] == ["wait_in_log", "train"]
+        assert [[link.context.trace_id for link in one.links] for one in mine] == [[root]] * 2
+        assert mine[0].start_time == 5
+
+
+def test_more_groups_than_a_span_can_link_are_spread_over_several(told):
+    trained(StepTraces("run", 2, 1.0), groups(*range(300)))
+    reads = [one for one in told() if one.name == "read"]
+    assert [len(one.links) for one in reads] == [128, 128, 44]
+    assert len({link.context.trace_id for one in reads for link in one.links}) == 300
+
+
+def test_a_group_that_is_not_trained_waits_but_is_not_in_the_step(told):
+    trained(StepTraces("run", 2, 1.0), [collected(1, group_trace("run", 1), Verdict.VERDICT_FILTERED)])
+    assert [one.name for one in told() if one.context.trace_id == trace_id(group_trace("run", 1))] == ["wait_in_log"]
+
+
+def test_a_trainer_that_comes_back_leaves_two_whole_traces_and_one_more_part_of_the_groups(told):
+    for term in (2, 3):
+        trained(StepTraces("run", term, 1.0), groups(1))
+    for term in (2, 3):
+        step = [one for one in told() if one.context.trace_id == trace_id(step_trace("run", 0, term))]
+        assert len([one for one in step if one.parent is None]) == 1
+    parts = [one for one in told() if one.name == "train"]
+    assert [one.attributes["gradbus.term"] for one in parts] == [2, 3]
+    assert len({one.parent.span_id for one in parts}) == 1
+
+
+def test_a_step_that_is_not_traced_is_named_by_its_groups_all_the_same(told):
+    assert trained(StepTraces("run", 2, 0.0), groups(1)) == ""
+    assert [one.name for one in told()] == ["wait_in_log", "train"]
+    assert [one.attributes["gradbus.step"] for one in told()] == [0, 0]
+    assert [len(one.links) for one in told()] == [0, 0]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_step_that_fails_is_told_whether_it_is_traced_or_not(told, share):
+    def fails():
+        with StepTraces("run", 2, share).step(4) as trace:
+            trace.read(groups(1))
+            raise ZeroDivisionError("a fault")
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    (failed,) = [one for one in told() if one.name == "train_step"]
+    assert (failed.status.description, failed.attributes["gradbus.step"]) == ("ZeroDivisionError: a fault", 4)
+    assert not [one for one in told() if one.name == "train"]
+
+
+def test_steps_are_traced_by_their_share(told):
+    for step in range(50):
+        trained(StepTraces("run", 1, 0.2), [], step)
+    wanted = {trace for step in range(50) if is_sampled(trace := step_trace("run", step, 1), 0.2)}
+    assert {one.context.trace_id for one in told()} == {trace_id(trace) for trace in wanted}
+
+
+def test_of_very_many_micro_batches_the_first_are_told_and_the_optimiser_always():
+    phases = Phases()
+    for _ in range(100):
+        with phases("forward"), phases("backward"):
+            pass
+    with phases("optimise"):
+        pass
+    assert len(phases.noted) == 65
+    assert phases.noted[-1].name == "optimise"
