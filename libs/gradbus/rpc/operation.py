@@ -11,4 +11,4 @@ from gradbus.telemetry import WireOperation
 @cache
 def rpc_operation(side: Literal["client", "server"], method: str) -> WireOperation:
     """The operation of `package.Service/Method`, seen from one side. Method names come from stubs and servicers alone."""
-    return WireOperation("grpc", {"rpc.system": "grpc", "rpc.method": method, "gradbus.side": side})
+    return WireOperation("grpc", {"rpc.system.name": "grpc", "rpc.method": method}, side)

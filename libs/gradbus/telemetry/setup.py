@@ -11,6 +11,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 
 from gradbus.telemetry.logs import get_logger
+from gradbus.telemetry.numbers import publish_numbers
 
 _log = get_logger(__name__)
 _FLUSH_MILLISECONDS = 5_000
@@ -68,4 +69,5 @@ def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) 
         trace.set_tracer_provider(tracing)
     if numbers:
         metrics.set_meter_provider(measuring)
+        publish_numbers(service)
     return tracing, measuring

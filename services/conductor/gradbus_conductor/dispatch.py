@@ -9,7 +9,7 @@ from itertools import count, groupby
 
 from gradbus.bus import TaskQueue
 from gradbus.runs import WorkerPresence
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import PROCESS, get_logger
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 
 _log = get_logger(__name__)
@@ -49,6 +49,7 @@ class Dispatcher:
             tasks += [self._task(version, part) for part in _batched(members, size)]
             for index, _, _ in members:
                 sent = self._sent.setdefault(index, _Sent(since=now))
+                PROCESS.count("gradbus.groups.dispatched", 1, {"gradbus.dispatch": "again" if sent.attempts else "first"})
                 sent.at, sent.attempts = now, sent.attempts + 1
         await self._queue.publish(tasks)
 

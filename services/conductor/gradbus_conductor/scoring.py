@@ -21,6 +21,7 @@ from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntr
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
+from gradbus_conductor.occupied import Occupied
 from gradbus_conductor.wires import Wires
 
 _log = get_logger(__name__)
@@ -51,6 +52,10 @@ class ScoringState:
     """Index to why its last attempt failed."""
     busy_seconds: float = 0.0
     """Time with at least one call in flight."""
+    scored: Occupied = field(default_factory=Occupied)
+    """Of that, the time in the reward service."""
+    referenced: Occupied = field(default_factory=Occupied)
+    """Of that, the time in the reference service."""
 
 
 class Scoring:
@@ -150,7 +155,8 @@ class Scoring:
         )
         try:
             parents = [pending.group.traceparent for pending in batch]
-            with linked_span("score", parents, {"gradbus.run.id": self._run_id, "gradbus.samples": len(asked)}):
+            attributes = {"gradbus.run.id": self._run_id, "gradbus.samples": len(asked)}
+            with linked_span("score", parents, attributes), self.state.scored:
                 response = await self._wires.reward.Score(request, timeout=self._spec.reward.timeout_seconds + _EXTRA_SECONDS)
         except AioRpcError as error:
             _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
@@ -196,7 +202,8 @@ class Scoring:
         ]
         request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
         try:
-            response = await self._wires.reference.LogProbs(request, timeout=120.0)
+            with self.state.referenced:
+                response = await self._wires.reference.LogProbs(request, timeout=120.0)
         except AioRpcError as error:
             _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
             self._note(asked, in_words("the reference service", self._wires.addresses.reference, error))

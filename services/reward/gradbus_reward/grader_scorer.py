@@ -53,14 +53,15 @@ class GraderScorer:
         """One answer per sample, within the deadline."""
         samples = request.samples
         if not self._allowed:
-            return all_failed(samples, "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or score by a service of your own")
+            reason = "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or score by a service of your own"
+            return all_failed(samples, reason, "refused")
         end = time.monotonic() + deadline_seconds - min(_ANSWERING_SECONDS, deadline_seconds / 4)
         try:
             # In a thread, so that long texts do not stop the event loop.
             compared = await asyncio.to_thread(self._compared, samples, end)
             graded = await self._graded(request.run_id, samples, end - time.monotonic())
         except ScorerError as error:
-            return all_failed(samples, str(error))
+            return all_failed(samples, str(error), "refused")
         return answers(
             samples,
             [self._joined(left | right).message(sample.sample_id) for sample, left, right in zip(samples, compared, graded, strict=True)],

@@ -53,12 +53,13 @@ class GrpcScorer:
                 # The scorer is told the deadline too; ours is what counts.
                 response = await stub.Score(request, timeout=deadline_seconds, metadata=tuple(metadata.items()))
         except ScorerError as error:
-            return all_failed(request.samples, str(error))
+            return all_failed(request.samples, str(error), "refused")
         except TimeoutError:
-            return all_failed(request.samples, f"the scorer at {self._service} gave no answer in {deadline_seconds:.1f} s; make it faster")
+            reason = f"the scorer at {self._service} gave no answer in {deadline_seconds:.1f} s; make it faster"
+            return all_failed(request.samples, reason, "timeout")
         except grpc.aio.AioRpcError as error:
             _log.warning("scorer_failed", run_id=request.run_id, code=error.code().name, detail=error.details())
-            return all_failed(request.samples, in_words("the scorer", self._service, error))
+            return all_failed(request.samples, in_words("the scorer", self._service, error), "unreachable")
         return answers(request.samples, response.results)
 
     async def close(self) -> None:

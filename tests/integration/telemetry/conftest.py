@@ -10,6 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gradbus.telemetry.numbers import publish_numbers
+
 
 @pytest.fixture(scope="session")
 def memory():
@@ -19,6 +21,7 @@ def memory():
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([reader]))
+    publish_numbers("weight_store")
     yield exporter, reader
     exporter.shutdown()
 

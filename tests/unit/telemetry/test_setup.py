@@ -44,7 +44,7 @@ def test_spans_are_exported_and_flushed_at_the_end():
 
 def test_metrics_are_exported_and_flushed_at_the_end():
     shown = run(OTEL_METRICS_EXPORTER="console", OTEL_SERVICE_NAME="mine").stdout
-    for name in ("gradbus.wire.items", "gradbus.wire.duration", "gradbus.wire.payload", '"service.name": "mine"'):
+    for name in ("gradbus.wire.items", "messaging.client.operation.duration", "gradbus.wire.payload", '"service.name": "mine"'):
         assert name in shown
     assert '"name": "work"' not in shown
 
