@@ -1,10 +1,12 @@
 """One real stack for all tests here, started by the command as a newcomer would; tiny models; a run as a few lines."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,29 +91,54 @@ class Command:
 
 
 @pytest.fixture(scope="session")
-def stack_state(tmp_path_factory):
-    """`gradbus up` in a process of its own; the folder it lives in."""
-    state = tmp_path_factory.mktemp("stack") / "state"
-    log = state.with_name("up.log")
-    command = [sys.executable, "-m", "gradbus.cli", "up", "--port", "0", "--state", str(state)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as up:
-        try:
-            deadline = time.monotonic() + 90
-            while "Gradbus is up" not in log.read_text():
-                assert up.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.1)
-            yield state
-        finally:
-            up.send_signal(signal.SIGINT)
-            up.wait(60)
-            assert "stopped; everything is kept in" in log.read_text()
+def stack(tmp_path_factory):
+    """Runs `gradbus up` in a process of its own inside a block; the folder it lives in."""
+
+    @contextmanager
+    def run(*options, **environment):
+        state = tmp_path_factory.mktemp("stack") / "state"
+        log = state.with_name("up.log")
+        command = [sys.executable, "-m", "gradbus.cli", "up", "--port", "0", "--state", str(state), *options]
+        given = os.environ | environment
+        with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=given) as up:
+            try:
+                deadline = time.monotonic() + 90
+                while "Gradbus is up" not in log.read_text():
+                    assert up.poll() is None, log.read_text()
+                    assert time.monotonic() < deadline, log.read_text()
+                    time.sleep(0.1)
+                yield state
+            finally:
+                up.send_signal(signal.SIGINT)
+                up.wait(60)
+                assert "stopped; everything is kept in" in log.read_text()
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def lab(stack_state):
-    with Client.discover(stack_state) as client:
-        yield Lab(client, stack_state)
+def lab_on():
+    """A lab on the stack in a folder, inside a block."""
+
+    @contextmanager
+    def lab(state):
+        with Client.discover(state) as client:
+            yield Lab(client, state)
+
+    return lab
+
+
+@pytest.fixture(scope="session")
+def stack_state(stack):
+    """The folder of the stack that most tests share."""
+    with stack() as state:
+        yield state
+
+
+@pytest.fixture(scope="session")
+def lab(stack_state, lab_on):
+    with lab_on(stack_state) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")

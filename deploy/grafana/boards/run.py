@@ -154,8 +154,7 @@ RUN = Board(
             [
                 Panel(
                     "KL to the base model",
-                    "k3 estimate, nats a token. A sudden rise: lower `trainer.learning_rate` or raise `algorithm.kl_coefficient`."
-                    " 0 without a KL term.",
+                    "k3 estimate, nats a token. A sudden rise: lower `trainer.learning_rate` or raise `algorithm.kl`. 0 without a KL term.",
                     [_one("gradbus_policy_kl", "KL")],
                     unit="none",
                 ),

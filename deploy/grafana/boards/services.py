@@ -113,28 +113,39 @@ SERVICES = Board(
             "Wires, slowest twentieth",
             [
                 Panel(
+                    "REST by route",
+                    "The gateway's answers. An event stream lasts as long as it is read.",
+                    _slow("http_server_request_duration", "http_route"),
+                    unit="s",
+                    width=6,
+                ),
+                Panel(
                     "gRPC by method",
                     "As the caller sees it. Diamonds open a trace.",
                     _slow("rpc_client_call_duration", "rpc_method"),
                     unit="s",
+                    width=6,
                 ),
                 Panel(
                     "Buffer by operation",
                     "`read_log` waits up to a second for news. Appends above 50 ms: the disk's fdatasync is slow.",
                     _slow("db_client_operation_duration", "db_operation_name"),
                     unit="s",
+                    width=6,
                 ),
                 Panel(
                     "NATS by operation",
                     "`receive` waits up to two seconds for tasks. Slow writes: the disk under JetStream.",
                     _slow("messaging_client_operation_duration", "messaging_operation_type"),
                     unit="s",
+                    width=6,
                 ),
                 Panel(
                     "Object storage by operation",
                     "Whole weights and deltas, archives, checkpoints.",
                     _slow("gradbus_wire_duration", "gradbus_operation"),
                     unit="s",
+                    width=6,
                 ),
                 Panel(
                     "Bytes by wire",
@@ -145,6 +156,14 @@ SERVICES = Board(
                         )
                     ],
                     unit="Bps",
+                    width=6,
+                ),
+                Panel(
+                    "Spans dropped",
+                    "A second. The collector is away or slow: the services drop what they cannot send and go on. Metrics and logs are"
+                    " bounded in the same way.",
+                    [Query(f'sum by (instance) (rate(otel_sdk_processor_span_processed_total{{{OF_SERVICES}, error_type!=""}}{_WINDOW}))')],
+                    width=6,
                 ),
                 Panel(
                     "Operations that failed",
@@ -165,6 +184,7 @@ SERVICES = Board(
                             "{{error_type}}",
                         )
                     ],
+                    width=6,
                 ),
             ],
         ),

@@ -107,7 +107,7 @@ def publish_numbers(service: str) -> None:
     """Makes the instruments that read what is kept, on the process's meter; once, before the service starts."""
     meter = metrics.get_meter(_METER)
     for metric in METRICS:
-        if metric.instrument != "histogram":
+        if metric.instrument != "histogram" and not metric.name.startswith("http."):
             _reading(meter, metric.instrument, metric.name)
         if service in metric.services:
             for attributes in metric.zeros:

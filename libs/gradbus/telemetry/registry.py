@@ -381,6 +381,16 @@ _REWARDS: Final = (
     ),
 )
 
+_HTTP: Final = ("http.request.method", "http.response.status_code", "http.route", "url.scheme", "error.type")
+_ADDRESSED: Final = ("server.address", "server.port", "network.protocol.name", "network.protocol.version")
+
+_REST: Final = (  # the web framework's own
+    Metric("http.server.request.duration", "histogram", "s", ("gateway",), "Time a REST request took.", (*_HTTP, *_ADDRESSED)),
+    Metric(
+        "http.server.active_requests", "up_down_counter", "{request}", ("gateway",), "REST requests in progress.", (*_HTTP, *_ADDRESSED)
+    ),
+)
+
 METRICS: Final[tuple[Metric, ...]] = (
     *_PROCESS,
     *_WIRES,
@@ -389,5 +399,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     *_GENERATION,
     *_WEIGHTS,
     *_REWARDS,
+    *_REST,
 )
 METRIC: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRICS}

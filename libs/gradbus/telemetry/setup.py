@@ -10,6 +10,7 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
+from gradbus.telemetry.lines import publish_lines
 from gradbus.telemetry.logs import get_logger
 from gradbus.telemetry.numbers import publish_numbers
 
@@ -21,15 +22,16 @@ _PACKAGES = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 @contextmanager
 def exported(service: str, worker: str) -> Iterator[None]:
-    """Exports spans and metrics inside the block, and flushes what is left at its end.
+    """Exports spans, metrics and log lines inside the block, and flushes what is left at its end.
 
-    `OTEL_TRACES_EXPORTER` and `OTEL_METRICS_EXPORTER` name exporters (`otlp`, `console`, `none`); with an
-    `OTEL_EXPORTER_OTLP_ENDPOINT` both are `otlp` by default. Nothing is configured otherwise, nor, with a
+    `OTEL_TRACES_EXPORTER`, `OTEL_METRICS_EXPORTER` and `OTEL_LOGS_EXPORTER` name exporters (`otlp`, `console`, `none`); with an
+    `OTEL_EXPORTER_OTLP_ENDPOINT` all are `otlp` by default. Nothing is configured otherwise, nor, with a
     warning, for an exporter whose package is not installed.
     """
     spans = _exporters("traces", "OTEL_TRACES_EXPORTER")
     numbers = _exporters("metrics", "OTEL_METRICS_EXPORTER")
-    providers = _providers(service, worker, spans, numbers) if spans or numbers else ()
+    lines = _exporters("logs", "OTEL_LOGS_EXPORTER")
+    providers = _providers(service, worker, spans, numbers, lines) if spans or numbers or lines else ()
     try:
         yield
     finally:
@@ -51,7 +53,7 @@ def _exporters(signal: str, variable: str) -> list[Any]:
     return found
 
 
-def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) -> tuple[Any, ...]:
+def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any], lines: list[Any]) -> tuple[Any, ...]:
     # Loaded only where it is used: the SDK takes longer to import than the rest of a small service.
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
@@ -70,4 +72,4 @@ def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) 
     if numbers:
         metrics.set_meter_provider(measuring)
         publish_numbers(service)
-    return tracing, measuring
+    return tracing, measuring, publish_lines(resource, lines)
