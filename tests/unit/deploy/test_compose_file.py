@@ -39,6 +39,7 @@ SETTINGS = {
     "stores": "gradbus.process.ProcessSettings",
 }
 NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR"}
+NOT_OURS |= {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRIC_EXPORT_INTERVAL"}
 BASES = {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "${SGLANG_IMAGE}", "core", "torch", "extra"}
 SECRET = re.compile(r"PASSWORD|TOKEN|SECRET_ACCESS|API_KEY$|CREDENTIALS", re.IGNORECASE)
 
@@ -127,7 +128,8 @@ def test_what_a_server_of_telemetry_is_configured_by_is_in_the_repository_and_re
 
 @every()
 def test_no_variable_holds_a_secret(name):
-    assert [variable for variable in SERVICES[name].get("environment", {}) if SECRET.search(variable)] == []
+    variables = [variable for variable in SERVICES[name].get("environment", {}) if not variable.endswith("__FILE")]
+    assert [variable for variable in variables if SECRET.search(variable)] == []
 
 
 @every(*SETTINGS)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_an_alert_says_which_promise_it_guards_and_what_to_do(rule):
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["action"].endswith(".")
     assert f"`{rule['alert']}`" in (ROOT / "docs/observability.md").read_text()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no `promtool` on the PATH; Debian has it in the package prometheus")
+def test_alerts_fire_for_what_they_say_and_for_nothing_else(tmp_path):
+    written = (Path(__file__).parent / "alerts_test.yml").read_text()
+    test = tmp_path / "test.yml"
+    test.write_text(written.replace("ALERTS", str(ROOT / "deploy/prometheus/alerts.yml")))
+    done = subprocess.run(["promtool", "test", "rules", str(test)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_from_a_point_to_its_trace_from_a_trace_to_its_logs_and_back():
