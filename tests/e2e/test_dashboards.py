@@ -68,7 +68,7 @@ def prometheus(received, tmp_path_factory):
 def exporting(received, stack):
     """A stack of its own: this one exports."""
     asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.address, "OTEL_METRIC_EXPORT_INTERVAL": "500", "OTEL_METRIC_EXPORT_TIMEOUT": "2000"}
-    with stack("--rollouts", "2", **asked) as state:
+    with stack(**asked) as state:
         yield state
 
 
@@ -78,9 +78,9 @@ def run(exporting, lab_on, prometheus, spec, rows):
     body = spec(
         data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
         reward={"grader": GRADER},
-        schedule={"steps": 60, "max_staleness": 1},
+        schedule={"steps": 40, "max_staleness": 1},
         algorithm={"kl": 0.01},
-        evaluation={"every": 20, "samples": 1},
+        evaluation={"every": 10, "samples": 1},
         weights={"transport": "delta"},
     )
     began = time.time()
@@ -140,7 +140,7 @@ def test_every_variable_has_values(prometheus, run):
             values = ask(prometheus, f"label/{label}/values", **{"match[]": selector, "start": began, "end": ended})
             assert values, f"{board['title']}: {variable['name']}"
             if variable["name"] == "run":
-                assert values == [run_id]
+                assert run_id in values
 
 
 @NEEDS
@@ -185,8 +185,9 @@ def test_what_is_in_the_registry_is_emitted(received, run):
     emitted = {(service, name) for service, found in received.emitted.items() for name, *_ in found}
     assert {(service, metric.name) for metric in METRICS for service in metric.services} - emitted == set()
     named = {(name, attribute) for found in received.emitted.values() for name, _, _, attributes in found for attribute in attributes}
-    rare = {"error.type", "network.protocol.name"}  # of what fails, and of websockets
-    assert {(metric.name, attribute) for metric in METRICS for attribute in metric.attributes if attribute not in rare} - named == set()
+    # What fails is rare, and the web framework's metrics are its own.
+    ours = {(metric.name, name) for metric in METRICS if not metric.name.startswith("http.") for name in metric.attributes} - named
+    assert {name for _, name in ours} <= {"error.type"}
 
 
 def test_a_metric_names_no_run_but_the_one_that_is_worked_on(received, run):

@@ -1,7 +1,7 @@
 """Logs, traces and metrics: structlog for lines, the OpenTelemetry API for spans and numbers."""
 
 from gradbus.telemetry.logs import configure_logging, get_logger
-from gradbus.telemetry.numbers import PROCESS, Few, Numbers, numbers_of, record, shown
+from gradbus.telemetry.numbers import PROCESS, Few, Numbers, are_read, numbers_of, record, shown
 from gradbus.telemetry.process import show_process
 from gradbus.telemetry.setup import exported
 from gradbus.telemetry.traces import Attributes, current_traceparent, linked_span, span, trace_headers, traceparent_of
@@ -14,6 +14,7 @@ __all__ = [
     "Few",
     "Numbers",
     "WireOperation",
+    "are_read",
     "configure_logging",
     "current_traceparent",
     "exported",

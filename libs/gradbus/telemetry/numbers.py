@@ -5,6 +5,7 @@ An instrument's own `add` costs the SDK tens of microseconds in Python, so only 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,11 +49,8 @@ class Numbers:
         """Adds each of `sizes` to the cumulative buckets of a counter that has `le`."""
         # Sorted once: a step has thousands of sizes and a dozen bounds.
         ordered = sorted(sizes)
-        at = 0
         for bound in METRIC[name].buckets:
-            while at < len(ordered) and ordered[at] <= bound:
-                at += 1
-            self.count(name, at, {"le": f"{bound:g}"})
+            self.count(name, bisect_right(ordered, bound), {"le": f"{bound:g}"})
         self.count(name, len(ordered), {"le": "+Inf"})
 
     def read(self, name: str) -> list[Observation]:
@@ -65,6 +63,7 @@ class Numbers:
 PROCESS: Final = Numbers()
 """Of this process: what has no run."""
 _RUNS: Final[list[Numbers]] = []
+_READERS: Final[list[str]] = []
 
 
 def numbers_of(run_id: str) -> Numbers:
@@ -103,8 +102,14 @@ class Few:
         return value
 
 
+def are_read() -> bool:
+    """Whether anybody reads what is kept: what takes work to be told is left out otherwise."""
+    return bool(_READERS)
+
+
 def publish_numbers(service: str) -> None:
     """Makes the instruments that read what is kept, on the process's meter; once, before the service starts."""
+    _READERS.append(service)
     meter = metrics.get_meter(_METER)
     for metric in METRICS:
         if metric.instrument != "histogram" and not metric.name.startswith("http."):

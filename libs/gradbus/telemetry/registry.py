@@ -56,7 +56,8 @@ _PROCESS: Final = (
     ),
 )
 
-_MESSAGING: Final = ("messaging.system", "messaging.operation.type", "messaging.destination.template", "gradbus.operation", "error.type")
+_PROCESSED: Final = ("messaging.system", "messaging.operation.type", "messaging.destination.template", "error.type")
+_MESSAGING: Final = (*_PROCESSED, "gradbus.operation")
 _DATABASE: Final = ("db.system.name", "db.operation.name", "error.type")
 _RPC: Final = ("rpc.system.name", "rpc.method", "error.type")
 _WIRE: Final = tuple(dict.fromkeys(("gradbus.wire", "gradbus.side", *_MESSAGING, *_DATABASE, *_RPC)))
@@ -89,7 +90,7 @@ _WIRES: Final = (
         "s",
         ("conductor", "rollout"),
         "Time a message's handler took.",
-        _MESSAGING,
+        _PROCESSED,
         _SECONDS,
     ),
     Metric(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gradbus.telemetry import Few, Numbers
+import numpy as np
+
+from gradbus.telemetry import Few, Numbers, are_read
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.rows import BatchFacts
 
@@ -25,6 +26,8 @@ class StepNumbers:
 
     def step(self, metrics: StepMetrics, facts: BatchFacts, seconds: Mapping[str, float]) -> None:
         """One more step; `seconds` by phase."""
+        if not are_read():
+            return
         numbers = self._numbers
         numbers.count("gradbus.trained.steps")
         numbers.count("gradbus.trained.tokens", metrics.tokens)
@@ -58,14 +61,14 @@ class StepNumbers:
             return  # the last step's stay: a step without a judged sample has no mean
         parts: dict[str, Sequence[float]] = {self._part(name): values for name, values in facts.components.items()}
         parts[WHOLE] = facts.rewards
-        self._numbers.replace("gradbus.reward.mean", "gradbus.reward.part", {name: statistics.fmean(of) for name, of in parts.items()})
-        spread = {name: statistics.pstdev(of) for name, of in parts.items()}
-        self._numbers.replace("gradbus.reward.deviation", "gradbus.reward.part", spread)
+        arrays = {name: np.asarray(values) for name, values in parts.items()}
+        self._numbers.replace("gradbus.reward.mean", "gradbus.reward.part", {name: float(of.mean()) for name, of in arrays.items()})
+        self._numbers.replace("gradbus.reward.deviation", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
 
     def _responses(self, facts: BatchFacts) -> None:
         numbers, lengths = self._numbers, sorted(facts.lengths)
         if lengths:
-            numbers.show("gradbus.response.length", statistics.fmean(lengths), {"gradbus.statistic": "mean"})
+            numbers.show("gradbus.response.length", sum(lengths) / len(lengths), {"gradbus.statistic": "mean"})
             numbers.show("gradbus.response.length", lengths[len(lengths) * 95 // 100], {"gradbus.statistic": "p95"})
             numbers.show("gradbus.response.length", lengths[-1], {"gradbus.statistic": "max"})
             numbers.show("gradbus.response.truncated", facts.truncated / len(lengths))

@@ -22,6 +22,7 @@ def exported(monkeypatch):
     meter = MeterProvider([reader]).get_meter("test")
     monkeypatch.setattr(module.metrics, "get_meter", lambda _: meter)
     monkeypatch.setattr(module, "PROCESS", Numbers())
+    monkeypatch.setattr(module, "_READERS", [])
 
     def collect():
         data = reader.get_metrics_data()

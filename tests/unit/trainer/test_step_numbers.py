@@ -3,6 +3,7 @@
 import pytest
 
 from gradbus.telemetry import Numbers
+from gradbus_trainer import step_numbers
 from gradbus_trainer.learner import LossMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.rows import BatchFacts
 from gradbus_trainer.step_numbers import StepNumbers
@@ -28,7 +29,8 @@ def facts(**changes):
 
 
 @pytest.fixture
-def shown():
+def shown(monkeypatch):
+    monkeypatch.setattr(step_numbers, "are_read", lambda: True)
     numbers = Numbers()
     steps = StepNumbers(numbers)
     return steps, lambda name: {tuple(one.attributes.values()): one.value for one in numbers.read(name)}
@@ -76,3 +78,10 @@ def test_length_by_verdict_is_tokens_by_samples(shown):
     assert read("gradbus.groups.tokens")["dropped",] / read("gradbus.groups.samples")["dropped",] == 100
     assert read("gradbus.response.length") == {("mean",): 20, ("p95",): 30, ("max",): 30}
     assert read("gradbus.response.truncated") == {(): 0.5}
+
+
+def test_nothing_is_worked_out_for_nobody(shown, monkeypatch):
+    steps, read = shown
+    monkeypatch.setattr(step_numbers, "are_read", lambda: False)
+    steps.step(METRICS, facts(), SECONDS)
+    assert read("gradbus.reward.mean") == {}
