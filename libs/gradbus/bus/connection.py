@@ -119,7 +119,7 @@ class Bus:
         async def deliver(message: Msg) -> None:
             with operation.measured(len(message.data)):
                 if parent := traceparent_of(message.headers):
-                    with span(f"process {template}", SpanKind.CONSUMER, parent, operation.attributes):
+                    with span(f"process {template}", SpanKind.CONSUMER, parent, operation.moved):
                         await handler(message.data)
                 else:
                     await handler(message.data)

@@ -13,7 +13,7 @@ from nats.js.errors import APIError
 from gradbus.background import cancelled
 from gradbus.bus.kv import Bucket, Conflict
 from gradbus.bus.subjects import LEASE_TTL_SECONDS
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import PROCESS, get_logger
 
 _log = get_logger(__name__)
 
@@ -28,6 +28,7 @@ class Lease:
         self.key = key
         self.term = revision
         self.lost = asyncio.Event()
+        self._held(1)
         self._renewal = asyncio.create_task(self._renew(), name=f"lease {key}")
 
     @classmethod
@@ -53,6 +54,7 @@ class Lease:
         await cancelled(self._renewal)
         if not self.lost.is_set():
             self.lost.set()
+            self._held(-1)
             with contextlib.suppress(Conflict, NatsError, APIError, TimeoutError):
                 current = await self._bucket.get(self.key)
                 if current is not None and current.value == self._value:
@@ -74,6 +76,12 @@ class Lease:
                     break
         _log.warning("lease_lost", key=self.key, term=self.term)
         self.lost.set()
+        self._held(-1)
+        PROCESS.count("gradbus.leases.lost")
+
+    def _held(self, change: int) -> None:
+        """`trainer.<run>` is a lease of a trainer."""
+        PROCESS.count("gradbus.leases.held", change, {"gradbus.lease": self.key.partition(".")[0]})
 
     async def _renewed(self) -> int:
         try:

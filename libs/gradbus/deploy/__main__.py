@@ -1,6 +1,6 @@
 """The init jobs of a deployment: `python -m gradbus.deploy secrets`, then `stores` once the servers are up. Both may run again.
 
-`key` prints the API key made by `secrets`.
+`key` prints the API key made by `secrets`, `grafana` the password of Grafana's user `admin`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 def main() -> int:
     """Does one job; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gradbus.deploy", description=__doc__)
-    parser.add_argument("job", choices=("secrets", "stores", "key"))
+    parser.add_argument("job", choices=("secrets", "stores", "key", "grafana"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/gradbus"), help="where the volumes are mounted (/var/lib/gradbus)")
     arguments = parser.parse_args()
     from gradbus.errors import GradbusError
@@ -38,9 +38,9 @@ def _do(job: str, state: Path) -> None:
 
         write_secrets(state)
     else:
-        from gradbus.deploy.secrets import api_key
+        from gradbus.deploy.secrets import api_key, grafana_password
 
-        print(api_key(state))  # noqa: T201 - what was asked for
+        print((api_key if job == "key" else grafana_password)(state))  # noqa: T201 - what was asked for
 
 
 if __name__ == "__main__":

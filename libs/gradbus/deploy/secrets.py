@@ -15,6 +15,7 @@ BUCKET: Final = "gradbus"
 OBJECT_USERS: Final = ("gateway", "conductor", "rollout", "trainer", "reference", "weight_store", "supervisor")
 _CREDENTIALS: Final = "gradbus_objects_credentials"
 _BUFFER_BYTES: Final = 2 << 30
+_GRAFANA: Final = "secrets/grafana/admin-password"
 
 
 def write_secrets(state: Path) -> None:
@@ -27,6 +28,7 @@ def write_secrets(state: Path) -> None:
         credentials = Credentials(root)
         _write_servers(credentials)
         _write_objects(root, credentials)
+        _write_grafana(credentials)
     except OSError as error:
         raise SettingsError(f"cannot write {error.filename or root} ({error.strerror}); mount a volume there that this user owns") from None
 
@@ -37,6 +39,20 @@ def api_key(state: Path) -> str:
         return (state / "secrets" / "api-key").read_text()
     except OSError as error:
         raise SettingsError(f"there is no API key ({error.strerror}); start the stack first, its init job makes one") from None
+
+
+def grafana_password(state: Path) -> str:
+    """Of Grafana's user `admin`. Raises SettingsError when there is none yet."""
+    try:
+        return (state / _GRAFANA).read_text()
+    except OSError as error:
+        raise SettingsError(f"there is no password ({error.strerror}); start the stack first, its init job makes one") from None
+
+
+def _write_grafana(credentials: Credentials) -> None:
+    path = credentials.folder("grafana") / Path(_GRAFANA).name
+    if not path.exists():
+        write_secret(path, secrets.token_urlsafe(24))
 
 
 def _write_servers(credentials: Credentials) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
-from gradbus.telemetry import Attributes, WireOperation
+from gradbus.telemetry import WireOperation
+
+
+def rpc_attributes(method: str) -> Mapping[str, str]:
+    """Of a call, in spans and in numbers."""
+    return {"rpc.system.name": "grpc", "rpc.method": method}
 
 
 @cache
 def rpc_operation(side: Literal["client", "server"], method: str) -> WireOperation:
     """The operation of `package.Service/Method`, seen from one side. Method names come from stubs and servicers alone."""
-    return WireOperation("grpc", {"rpc.system": "grpc", "rpc.method": method, "gradbus.side": side})
-
-
-def rpc_attributes(method: str) -> Attributes:
-    """Of a call's span."""
-    return {"rpc.system.name": "grpc", "rpc.method": method}
+    return WireOperation("grpc", rpc_attributes(method), side)

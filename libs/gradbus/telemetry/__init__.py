@@ -1,6 +1,8 @@
 """Logs, traces and metrics: structlog for lines, the OpenTelemetry API for spans and numbers."""
 
 from gradbus.telemetry.logs import configure_logging, get_logger
+from gradbus.telemetry.numbers import PROCESS, Few, Numbers, are_read, numbers_of, observe, shown
+from gradbus.telemetry.process import show_process
 from gradbus.telemetry.setup import exported
 from gradbus.telemetry.timed import MAX_LINKS, Attributes, Interval, TimedSpan, is_tracing, record
 from gradbus.telemetry.trace_ids import child_of, evaluation_trace, group_trace, is_sampled, start_trace, step_trace
@@ -10,10 +12,14 @@ from gradbus.telemetry.wires import WireOperation
 
 __all__ = [
     "MAX_LINKS",
+    "PROCESS",
     "Attributes",
+    "Few",
     "Interval",
+    "Numbers",
     "TimedSpan",
     "WireOperation",
+    "are_read",
     "child_of",
     "configure_logging",
     "current_traceparent",
@@ -23,8 +29,12 @@ __all__ = [
     "group_trace",
     "is_sampled",
     "is_tracing",
+    "numbers_of",
+    "observe",
     "record",
     "root_span",
+    "show_process",
+    "shown",
     "span",
     "start_trace",
     "step_trace",

@@ -11,6 +11,8 @@ from opentelemetry import trace
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
+from gradbus.telemetry import lines
+
 
 def configure_logging(service: str, level: str = "INFO") -> None:
     """Sets up structlog for this process. `run_id` and other context come from structlog's context variables."""
@@ -22,6 +24,7 @@ def configure_logging(service: str, level: str = "INFO") -> None:
             _add_trace,
             # Without local variables: they hold secrets.
             structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False, max_frames=20)),
+            _export,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -42,4 +45,9 @@ def _add_trace(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
     if context.is_valid:
         event["trace_id"] = trace.format_trace_id(context.trace_id)
         event["span_id"] = trace.format_span_id(context.span_id)
+    return event
+
+
+def _export(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    lines.emit(event)
     return event

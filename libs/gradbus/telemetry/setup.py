@@ -11,7 +11,9 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
+from gradbus.telemetry.lines import publish_lines
 from gradbus.telemetry.logs import get_logger
+from gradbus.telemetry.numbers import publish_numbers
 from gradbus.telemetry.timed import tell_nobody, tell_to
 
 _log = get_logger(__name__)
@@ -28,15 +30,16 @@ _PACKAGES = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 @contextmanager
 def exported(service: str, worker: str) -> Iterator[None]:
-    """Exports spans and metrics inside the block, and what is left at its end, for three seconds at most.
+    """Exports spans, metrics and log lines inside the block, and what is left at its end, for three seconds at most.
 
-    `OTEL_TRACES_EXPORTER` and `OTEL_METRICS_EXPORTER` name exporters (`otlp`, `console`, `none`); with an
-    `OTEL_EXPORTER_OTLP_ENDPOINT` both are `otlp` by default. Nothing is configured otherwise, nor, with a
+    `OTEL_TRACES_EXPORTER`, `OTEL_METRICS_EXPORTER` and `OTEL_LOGS_EXPORTER` name exporters (`otlp`, `console`, `none`); with an
+    `OTEL_EXPORTER_OTLP_ENDPOINT` all are `otlp` by default. Nothing is configured otherwise, nor, with a
     warning, for an exporter whose package is not installed.
     """
     spans = _exporters("traces", "OTEL_TRACES_EXPORTER")
     numbers = _exporters("metrics", "OTEL_METRICS_EXPORTER")
-    providers = _providers(service, worker, spans, numbers) if spans or numbers else ()
+    lines = _exporters("logs", "OTEL_LOGS_EXPORTER")
+    providers = _providers(service, worker, spans, numbers, lines) if spans or numbers or lines else ()
     try:
         yield
     finally:
@@ -66,7 +69,7 @@ def _exporters(signal: str, variable: str) -> list[Any]:
     return found
 
 
-def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) -> tuple[Any, ...]:
+def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any], lines: list[Any]) -> tuple[Any, ...]:
     # Loaded only where it is used: the SDK takes longer to import than the rest of a small service.
     for variable, value in _DEFAULTS.items():
         os.environ.setdefault(variable, value)
@@ -93,4 +96,5 @@ def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any]) 
         tell_to(SpanTeller(queues, resource))
     if numbers:
         metrics.set_meter_provider(measuring)
-    return tracing, measuring
+        publish_numbers(service)
+    return tracing, measuring, publish_lines(resource, lines)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Self
 
-from opentelemetry import metrics
-from opentelemetry.metrics import Counter, Histogram
+from gradbus.telemetry.numbers import PROCESS, observe
 
 Wire = Literal["nats", "redis", "grpc", "objects", "collective"]
 
@@ -21,21 +18,26 @@ class WireOperation:
     Its attributes tell kinds apart, never runs, groups or workers: each combination is a time series for ever.
     """
 
-    def __init__(self, wire: Wire, attributes: Mapping[str, str]) -> None:
-        self.attributes = {"gradbus.wire": wire, **attributes}
+    def __init__(self, wire: Wire, attributes: Mapping[str, str], side: Literal["client", "server", ""] = "") -> None:
+        self.moved = {"gradbus.wire": wire, **({"gradbus.side": side} if side else {}), **attributes}
+        """Attributes of what it moves."""
+        self.duration = _duration(wire, side, attributes)
+        """The histogram of its time, by OpenTelemetry's conventions where it has some."""
+        self.timed = self.moved if self.duration.startswith("gradbus.") else dict(attributes)
+        """Attributes of its time."""
 
     def measured(self, payload_bytes: int = 0, items: int = 1) -> Measurement:
         """Measures the block; both numbers may be set inside it. An error is told by the attribute `error.type`."""
-        return Measurement(self.attributes, payload_bytes, items)
+        return Measurement(self, payload_bytes, items)
 
 
 class Measurement:
     """One operation under way."""
 
-    __slots__ = ("_attributes", "_began", "items", "payload_bytes")
+    __slots__ = ("_began", "_operation", "items", "payload_bytes")
 
-    def __init__(self, attributes: Mapping[str, str], payload_bytes: int, items: int) -> None:
-        self._attributes = attributes
+    def __init__(self, operation: WireOperation, payload_bytes: int, items: int) -> None:
+        self._operation = operation
         self._began = 0.0
         self.payload_bytes = payload_bytes
         self.items = items
@@ -45,27 +47,23 @@ class Measurement:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        numbers = _instruments()
-        attributes = self._attributes if kind is None else {**self._attributes, "error.type": kind.__name__}
-        numbers.seconds.record(perf_counter() - self._began, attributes)
-        if kind is None:
-            numbers.items.add(self.items, attributes)
-            if self.payload_bytes:
-                numbers.payload.add(self.payload_bytes, attributes)
+        seconds, operation = perf_counter() - self._began, self._operation
+        if kind is not None:
+            observe(operation.duration, seconds, {**operation.timed, "error.type": kind.__name__})
+            return
+        observe(operation.duration, seconds, operation.timed)
+        PROCESS.count("gradbus.wire.items", self.items, operation.moved)
+        if self.payload_bytes:
+            PROCESS.count("gradbus.wire.payload", self.payload_bytes, operation.moved)
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruments:
-    items: Counter
-    seconds: Histogram
-    payload: Counter
-
-
-@cache
-def _instruments() -> _Instruments:
-    meter = metrics.get_meter("gradbus")
-    return _Instruments(
-        items=meter.create_counter("gradbus.wire.items", "{item}", "Messages, groups or objects moved by operations that succeeded."),
-        seconds=meter.create_histogram("gradbus.wire.duration", "s", "Time an operation took; a read's wait for news is in it."),
-        payload=meter.create_counter("gradbus.wire.payload", "By", "Bytes put on or taken off a wire."),
-    )
+def _duration(wire: Wire, side: str, attributes: Mapping[str, str]) -> str:
+    match wire:
+        case "nats":
+            processed = attributes.get("messaging.operation.type") == "process"
+            return "messaging.process.duration" if processed else "messaging.client.operation.duration"
+        case "redis":
+            return "db.client.operation.duration"
+        case "grpc":
+            return f"rpc.{side}.call.duration"
+    return "gradbus.wire.duration"

@@ -10,7 +10,7 @@ from itertools import count, groupby
 
 from gradbus.bus import TaskQueue
 from gradbus.runs import WorkerPresence
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import PROCESS, get_logger
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_conductor.group_traces import GroupTraces
 
@@ -52,6 +52,7 @@ class Dispatcher:
             tasks += [self._task(version, part, began) for part in _batched(members, size)]
             for index, _, _ in members:
                 sent = self._sent.setdefault(index, _Sent(since=now))
+                PROCESS.count("gradbus.groups.dispatched", 1, {"gradbus.dispatch": "again" if sent.attempts else "first"})
                 sent.at, sent.attempts = now, sent.attempts + 1
         await self._queue.publish(tasks)
         self._traces.sent(tasks, began)

@@ -12,7 +12,7 @@ from gradbus.bus import Bucket, EventLog, Lease, TaskQueue, View
 from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.rpc import in_words
 from gradbus.runs import FINAL_STATES, RunRecord, RunState
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import get_logger, shown
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.archive import Archive
 from gradbus_conductor.known_runs import queued, state_of
@@ -39,11 +39,13 @@ class Driver:
         self._workforce = workforce
         events = EventLog(wires.bus, record.run_id)
         self._report = Report(runs, events, record.run_id, record.spec.schedule.groups_per_step)
+        self._report.numbers.show("gradbus.run.steps", record.spec.schedule.steps)
 
     async def drive(self, lease: Lease) -> None:
         """Returns when the run is over. Whatever stops it otherwise is raised, and told in the run's status."""
         try:
-            await self._drive(lease)
+            with shown(self._report.numbers):
+                await self._drive(lease)
         except FencedError:
             raise
         except Exception as error:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from gradbus.bus import Bucket, EventLog, Level, OwnedKey, View
 from gradbus.runs import FINAL_STATES, DesiredState, RunProgress, RunState, RunStatus, WorkerPresence
+from gradbus.telemetry import numbers_of
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_conductor.heads import Heads
 
 _WRITE_SECONDS = 0.5
+_AT_REST: frozenset[RunState] = FINAL_STATES | {"queued", "paused"}
 
 
 class Report:
@@ -33,6 +35,10 @@ class Report:
         """What the user should know while the run goes on."""
         self.scoring_seconds = 0.0
         self.tokens = 0
+        self._moved: tuple[RunState, int, float] = ("queued", -1, time.monotonic())
+        self.numbers = numbers_of(run_id)
+        """What metrics tell of the run."""
+        self.numbers.show("gradbus.run.still", self._still)
 
     @property
     def paused(self) -> bool:
@@ -88,6 +94,7 @@ class Report:
         progress.version = progress.step = max(0, heads.version)
         progress.checkpoint_step = heads.checkpoint
         progress.accuracy = self.accuracy
+        self._show(state, progress)
         if self._rewards:
             progress.reward = sum(self._rewards) / len(self._rewards)
         if state == self._status.state and now - self._written_at < _WRITE_SECONDS:
@@ -102,6 +109,7 @@ class Report:
         Raises FencedError if another conductor wrote since: a zombie must not take back what was said, least of all the final word.
         """
         changed = state != self._status.state
+        self._show(state, self._status.progress)
         finished = time.time_ns() if state in FINAL_STATES else 0
         update = {
             "state": state,
@@ -127,3 +135,15 @@ class Report:
             progress.tokens_per_second = (self.tokens - tokens) / (now - at)
             progress.shares["score"] = min(1.0, (self.scoring_seconds - scoring) / (now - at))
         self._measured = (now, self.scoring_seconds, self.tokens)
+
+    def _show(self, state: RunState, progress: RunProgress) -> None:
+        if (state, progress.step) != self._moved[:2]:
+            self._moved = (state, progress.step, time.monotonic())
+        self.numbers.replace("gradbus.run.state", "gradbus.state", {state: 1})
+        self.numbers.show("gradbus.run.step", progress.step)
+        if progress.accuracy is not None:
+            self.numbers.show("gradbus.run.accuracy", progress.accuracy)
+
+    def _still(self) -> float:
+        state, _, since = self._moved
+        return 0.0 if state in _AT_REST else time.monotonic() - since

@@ -76,6 +76,7 @@ class RunLoop:
         self._sampling = Sampling(
             frame.wires, SamplingWork(record, frame.prepared.train.items, frame.prepared.order.row), self._queue, self._wake
         )
+        self._sampling.show(frame.report.numbers, self._schedule.outstanding)
         held_out = EvaluationWork(record, frame.prepared.evaluation, frame.runs, self._events)
         self._evaluator = Evaluator(frame.wires, held_out, self._queue, self._wake)
         self._heads = Heads(record.run_id, self._wake)

@@ -7,13 +7,13 @@ for in the buffer before it is dispatched again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from gradbus.buffer import GroupStore
 from gradbus.bus import TaskQueue
 from gradbus.runs import RunRecord, WorkerPresence
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import Numbers, get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.dispatch import Dispatcher
 from gradbus_conductor.group_traces import GroupTraces
@@ -58,6 +58,18 @@ class Sampling:
     def scoring_seconds(self) -> float:
         """How long the scorer had work."""
         return self._scoring.state.busy_seconds
+
+    def show(self, numbers: Numbers, outstanding: Callable[[], Sized]) -> None:
+        """From now on `numbers` tell how many groups wait, and for what. They are counted when they are read."""
+        state = self._scoring.state
+        stages: dict[str, Callable[[], float]] = {
+            "sampling": lambda: max(0, len(outstanding()) - len(self._taken)),
+            "judging": lambda: max(0, len(self._taken) - len(self.judged)),
+            "admission": lambda: len(self.judged),
+        }
+        numbers.replace("gradbus.groups.waiting", "gradbus.stage", stages)
+        numbers.show("gradbus.groups.unjudged", lambda: len(state.failing))
+        numbers.replace("gradbus.run.time", "gradbus.phase", {"score": state.scored.total, "reference": state.referenced.total})
 
     async def dispatch(self, groups: Mapping[int, int], workers: int) -> None:
         """Dispatches groups: index to version."""

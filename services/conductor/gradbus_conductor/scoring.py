@@ -22,6 +22,7 @@ from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
 from gradbus_conductor.group_traces import Call, GroupTraces
+from gradbus_conductor.occupied import Occupied
 from gradbus_conductor.wires import Wires
 
 _log = get_logger(__name__)
@@ -52,6 +53,10 @@ class ScoringState:
     """Index to why its last attempt failed."""
     busy_seconds: float = 0.0
     """Time with at least one call in flight."""
+    scored: Occupied = field(default_factory=Occupied)
+    """Of that, the time in the reward service."""
+    referenced: Occupied = field(default_factory=Occupied)
+    """Of that, the time in the reference service."""
 
 
 class Scoring:
@@ -148,7 +153,7 @@ class Scoring:
         asked = [(pending, sample) for pending in batch for sample in pending.unanswered()]
         if not asked:
             return
-        with self._traces.call("score", (pending.group.index for pending in batch)) as call:
+        with self._traces.call("score", (pending.group.index for pending in batch)) as call, self.state.scored:
             request = ScoreRequest(
                 run_id=self._run_id,
                 reward_json=self._spec.reward.model_dump_json(),
@@ -205,7 +210,7 @@ class Scoring:
             for sample in pending.group.samples
         ]
         request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
-        with self._traces.call("reference", (pending.group.index for pending in asked)) as call:
+        with self._traces.call("reference", (pending.group.index for pending in asked)) as call, self.state.referenced:
             try:
                 response = await self._wires.reference.LogProbs(request, timeout=120.0)
             except AioRpcError as error:

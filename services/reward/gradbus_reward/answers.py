@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import structlog
 
 from gradbus.graders import Result
 from gradbus.graders.result import STATUS
+from gradbus.telemetry import PROCESS
 from gradbus.v1 import reward_pb2
 
 MAX_REASON = 500
@@ -25,8 +27,14 @@ def answer_bytes(samples: int) -> int:
     return min(_MOST_BYTES, (samples + 16) * _ANSWER_BYTES)
 
 
-def all_failed(asked: Sequence[reward_pb2.ScoreSample], reason: str) -> list[reward_pb2.SampleReward]:
+Cause = Literal["timeout", "unreachable", "refused", "scorer", "malformed", "missing"]
+"""Why samples have an error, for metrics: no answer in time, or none at all; an answer that refuses the call; the scorer's own
+`error`; one that is not of the contract; none for the sample."""
+
+
+def all_failed(asked: Sequence[reward_pb2.ScoreSample], reason: str, cause: Cause) -> list[reward_pb2.SampleReward]:
     """`error` with the same reason for every sample."""
+    _count(cause, len(asked))
     return [Result.error(reason[:MAX_REASON]).message(sample.sample_id) for sample in asked]
 
 
@@ -51,6 +59,7 @@ def answers(asked: Sequence[reward_pb2.ScoreSample], given: Iterable[reward_pb2.
 def _answer(sample_id: str, results: Sequence[reward_pb2.SampleReward], foreign: int) -> reward_pb2.SampleReward:
     if len(results) == 1:
         return _checked(results[0])
+    _count("malformed" if results else "missing")
     if results:
         return Result.error(f"the scorer answered {len(results)} times for this sample; answer once").message(sample_id)
     strays = f", and {foreign} result(s) for ids it was not asked about" if foreign else ""
@@ -60,7 +69,10 @@ def _answer(sample_id: str, results: Sequence[reward_pb2.SampleReward], foreign:
 def _checked(result: reward_pb2.SampleReward) -> reward_pb2.SampleReward:
     reason = _fault(result)
     if reason:
+        _count("malformed")
         return Result.error(reason).message(result.sample_id)
+    if result.status == reward_pb2.REWARD_STATUS_ERROR:
+        _count("scorer")
     if result.status == reward_pb2.REWARD_STATUS_OK:
         if len(result.reason) > MAX_REASON:
             result.reason = result.reason[:MAX_REASON]
@@ -92,3 +104,7 @@ def _component_fault(result: reward_pb2.SampleReward) -> str:
         if not math.isfinite(value):
             return f"the scorer's component {name!r} is {value}; leave out what has no value"
     return ""
+
+
+def _count(cause: Cause, samples: int = 1) -> None:
+    PROCESS.count("gradbus.reward.failures", samples, {"gradbus.reward.cause": cause})

@@ -54,7 +54,8 @@ class GraderScorer:
         """One answer per sample, within the deadline."""
         samples = request.samples
         if not self._allowed:
-            return all_failed(samples, "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or score by a service of your own")
+            reason = "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or score by a service of your own"
+            return all_failed(samples, reason, "refused")
         end = time.monotonic() + deadline_seconds - min(_ANSWERING_SECONDS, deadline_seconds / 4)
         try:
             with graded(self._judges, samples):
@@ -63,7 +64,7 @@ class GraderScorer:
             with graded(self._sources, samples):
                 run = await self._graded(request.run_id, samples, end - time.monotonic())
         except ScorerError as error:
-            return all_failed(samples, str(error))
+            return all_failed(samples, str(error), "refused")
         return answers(
             samples,
             [self._joined(left | right).message(sample.sample_id) for sample, left, right in zip(samples, compared, run, strict=True)],

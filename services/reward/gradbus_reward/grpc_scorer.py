@@ -50,12 +50,13 @@ class GrpcScorer:
                 endpoint = await self._policy.resolve(self._service)
                 response = await self._called(request, endpoint, deadline_seconds)
         except ScorerError as error:
-            return all_failed(request.samples, str(error))
+            return all_failed(request.samples, str(error), "refused")
         except TimeoutError:
-            return all_failed(request.samples, f"the scorer at {self._service} gave no answer in {deadline_seconds:.1f} s; make it faster")
+            reason = f"the scorer at {self._service} gave no answer in {deadline_seconds:.1f} s; make it faster"
+            return all_failed(request.samples, reason, "timeout")
         except grpc.aio.AioRpcError as error:
             _log.warning("scorer_failed", run_id=request.run_id, code=error.code().name, detail=error.details())
-            return all_failed(request.samples, in_words("the scorer", self._service, error))
+            return all_failed(request.samples, in_words("the scorer", self._service, error), "unreachable")
         return answers(request.samples, response.results)
 
     async def _called(self, request: reward_pb2.ScoreRequest, endpoint: Endpoint, deadline_seconds: float) -> reward_pb2.ScoreResponse:

@@ -35,13 +35,13 @@ class HttpScorer:
                 body = await self._posted(_body(request, deadline_seconds), answer_bytes(len(request.samples)))
             results = await asyncio.to_thread(_results, body)
         except TimeoutError:
-            return all_failed(
-                request.samples, f"the scorer at {self._url} gave no whole answer in {deadline_seconds:.1f} s; make it faster"
-            )
+            reason = f"the scorer at {self._url} gave no whole answer in {deadline_seconds:.1f} s; make it faster"
+            return all_failed(request.samples, reason, "timeout")
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            return all_failed(request.samples, f"the scorer at {self._url} failed: {error or type(error).__name__}; check that it runs")
+            reason = f"the scorer at {self._url} failed: {error or type(error).__name__}; check that it runs"
+            return all_failed(request.samples, reason, "unreachable")
         except ScorerError as error:
-            return all_failed(request.samples, str(error))
+            return all_failed(request.samples, str(error), "refused")
         return answers(request.samples, results)
 
     async def close(self) -> None:

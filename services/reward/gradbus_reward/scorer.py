@@ -52,7 +52,7 @@ class RefusingScorer:
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:  # noqa: ARG002 - the seam's shape
         """`error` for every sample."""
-        return all_failed(request.samples, self._reason)
+        return all_failed(request.samples, self._reason, "refused")
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -17,10 +17,11 @@ from gradbus.errors import ScorerError
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.spec import RewardSpec
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import Few, get_logger
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
 from gradbus_reward.answers import all_failed
+from gradbus_reward.calls import Calls, scorer_name
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.sandbox.process import GraderProcess
 from gradbus_reward.scorer import Scorer, scorer_for
@@ -30,6 +31,8 @@ _log = get_logger(__name__)
 _ANSWER_SECONDS = 0.2  # what is left of the caller's deadline to bring the answers home
 _DEFAULT_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 5.0
+_NAMES = 16
+"""Scorers that metrics tell apart; their addresses are the users'."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class _Kept:
     scorer: Scorer
     timeout_seconds: float
     turns: asyncio.Semaphore
+    calls: Calls
     users: int = field(default=0)
 
 
@@ -46,21 +50,25 @@ class Scorers:
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._name = Few(_NAMES)
 
     @asynccontextmanager
     async def use(self, reward_json: str) -> AsyncIterator[_Kept]:
         """The scorer, which stays open inside the block."""
         if reward_json not in self._kept:
-            turns = asyncio.Semaphore(self._settings.calls_per_scorer)
-            self._kept[reward_json] = _Kept(scorer_for(reward_json, self._settings.scorer), _timeout_seconds(reward_json), turns)
+            scorer, seconds = scorer_for(reward_json, self._settings.scorer), _timeout_seconds(reward_json)
+            calls = Calls(self._name(scorer_name(reward_json)))
+            self._kept[reward_json] = _Kept(scorer, seconds, asyncio.Semaphore(self._settings.calls_per_scorer), calls)
         kept = self._kept[reward_json]
         self._kept.move_to_end(reward_json)
         kept.users += 1
+        kept.calls.waiting(1)
         try:
             await self._close_surplus()
             yield kept
         finally:
             kept.users -= 1
+            kept.calls.waiting(-1)
 
     async def close(self) -> None:
         """Closes all."""
@@ -87,8 +95,11 @@ class RewardService(RewardServiceServicer):
             seconds = min(kept.timeout_seconds, (context.time_remaining() or _DEFAULT_SECONDS) - _ANSWER_SECONDS)
             if seconds <= 0:
                 reason = "no time was left when the scorer had a turn; raise reward.timeout_seconds or add reward services"
-                return ScoreResponse(results=all_failed(request.samples, reason))
-            return ScoreResponse(results=await kept.scorer.score(request, seconds))
+                return ScoreResponse(results=all_failed(request.samples, reason, "timeout"))
+            with kept.calls.measured():
+                results = await kept.scorer.score(request, seconds)
+            kept.calls.answered(results)
+            return ScoreResponse(results=results)
 
 
 async def serve(settings: RewardSettings, process: Process) -> None:

@@ -17,6 +17,11 @@ class BusyTime:
         self._busy = False
         self._spent = 0.0
         self._share = 0.0
+        self._before = 0.0
+
+    def total(self) -> float:
+        """Seconds with work since the beginning. May be asked by another thread."""
+        return self._before + self._spent + (self._clock() - self._marked) * self._busy
 
     def mark(self, busy: bool) -> None:
         """From now on there is work, or there is none."""
@@ -29,5 +34,6 @@ class BusyTime:
         self.mark(self._busy)
         elapsed = self._marked - self._began
         if elapsed >= _WINDOW_SECONDS:
+            self._before += self._spent
             self._share, self._spent, self._began = self._spent / elapsed, 0.0, self._marked
         return self._share

@@ -14,6 +14,7 @@ from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord, RunStatus
 from gradbus.spec import LoraSpec
+from gradbus.telemetry import numbers_of, shown
 from gradbus.transfer_settings import TransferSettings
 from gradbus_rollout.engine import Engine
 from gradbus_rollout.member import Seat
@@ -60,8 +61,9 @@ class RolloutService:
             self._wires.station.presence.engine = engine.name
             groups = GroupStore(self._wires.buffer, record.run_id)
             async with versions.followed(), self._receiving(record):
-                parts = WorkerParts(self._wires.bus, groups, engine, versions, training, evaluation, self._wires.station)
-                await RolloutWorker(record, parts).serve()
+                with shown(numbers_of(record.run_id)) as numbers:
+                    parts = WorkerParts(self._wires.bus, groups, engine, versions, training, evaluation, self._wires.station, numbers)
+                    await RolloutWorker(record, parts).serve()
         finally:
             await engine.close()
 

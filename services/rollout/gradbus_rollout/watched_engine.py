@@ -14,6 +14,7 @@ from pathlib import Path
 from gradbus.background import background
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engine import Engine, GroupCompletion, PromptGroup, VersionProbe
+from gradbus_rollout.generation import Generation
 
 _LOOKS = 8
 _CLOSE_SECONDS = 10.0
@@ -25,6 +26,7 @@ class WatchedEngine:
     def __init__(self, engine: Engine, limit: float) -> None:
         self._engine = engine
         self._limit = limit
+        self._generation = Generation(engine.name)
 
     @property
     def name(self) -> str:
@@ -48,7 +50,9 @@ class WatchedEngine:
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
         """See `Engine.generate`."""
         async with self._watch(f"{len(groups)} groups"):
-            return await self._engine.generate(groups)
+            with self._generation.measured(groups) as generated:
+                generated.completions = await self._engine.generate(groups)
+            return generated.completions
 
     async def close(self) -> None:
         """See `Engine.close`; a hung one is left to the end of the process."""

@@ -21,7 +21,7 @@ from gradbus.errors import AttestationError, VersionGoneError
 from gradbus.faults import point
 from gradbus.process import Station
 from gradbus.runs import RunRecord
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import PROCESS, Numbers, get_logger
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout.busy_time import BusyTime
@@ -49,6 +49,7 @@ class WorkerParts:
     training: PromptTable
     evaluation: PromptTable | None
     station: Station
+    numbers: Numbers
 
 
 class RolloutWorker:
@@ -64,6 +65,7 @@ class RolloutWorker:
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyTime()
+        parts.numbers.show("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.dropped = 0
         """Groups whose version was gone."""
 
@@ -141,11 +143,13 @@ class RolloutWorker:
                 continue
             break
         self._held = presence.version = version
+        self._parts.numbers.show("gradbus.weights.version", version)
         return True
 
     def _drop(self, delivery: Delivery) -> None:
         task = delivery.task
         self.dropped += len(task.groups)
+        PROCESS.count("gradbus.groups.stranded", len(task.groups))
         _log.warning("task_dropped", run_id=self._run_id, task_id=task.task_id, version=task.version, groups=len(task.groups))
         self._box.finish(delivery)
 

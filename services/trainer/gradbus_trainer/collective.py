@@ -11,17 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpc.aio import AioRpcError
-from opentelemetry import metrics
-from opentelemetry.metrics import Counter
 
 from gradbus.bus import EventLog
 from gradbus.errors import first_line
 from gradbus.ids import digest_of_file
-from gradbus.telemetry import WireOperation, get_logger
+from gradbus.telemetry import PROCESS, WireOperation, get_logger
 from gradbus.threads import in_own_thread
 from gradbus.transfer_settings import TransferSettings
 from gradbus.v1.transfer_pb2 import Membership, Transfer
@@ -124,7 +121,7 @@ class Collective:
             return []
 
     def _tell(self, offered: Offered) -> None:
-        _transfers().add(1, {"gradbus.outcome": offered.outcome})
+        PROCESS.count("gradbus.transfers", 1, {"gradbus.outcome": offered.outcome})
         data: dict[str, object] = {
             "version": offered.step,
             "outcome": offered.outcome,
@@ -139,8 +136,3 @@ class Collective:
             text += f"; from object storage: {', '.join(offered.dropped)}"
         key = f"transfer:{self._term}:{offered.step}"
         self._events.emit("transfer", text, data, "warning" if offered.dropped else "info", key)
-
-
-@cache
-def _transfers() -> Counter:
-    return metrics.get_meter("gradbus").create_counter("gradbus.transfers", "{transfer}", "Broadcasts of a version, by outcome.")

@@ -33,6 +33,11 @@ class Collected:
 class Collector(Protocol):
     """Takes entries in the order of the log and gives out steps."""
 
+    @property
+    def size(self) -> int:
+        """Entries that no step has taken."""
+        ...
+
     def add(self, item: Collected) -> None:
         """One more entry; one that was trained or is here already changes nothing."""
         ...
@@ -53,6 +58,10 @@ class FixedLagCollector:
         self._size = spec.schedule.groups_per_step
         self._frontier = frontier
         self._items: dict[int, Collected] = {}
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return len(self._items)
 
     def add(self, item: Collected) -> None:  # noqa: D102
         if item.entry.index not in self._frontier:
@@ -77,6 +86,10 @@ class FreeCollector:
         self._size = spec.schedule.groups_per_step
         self._frontier = frontier
         self._items: dict[int, Collected] = {}
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return len(self._items)
 
     def add(self, item: Collected) -> None:  # noqa: D102
         if item.entry.index not in self._frontier:

@@ -19,13 +19,14 @@ from gradbus.errors import FencedError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process import Station
 from gradbus.runs import RunRecord
-from gradbus.telemetry import get_logger, span
+from gradbus.telemetry import get_logger, observe, span
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
 from gradbus_trainer.learner import Learner, StepMetrics
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.rows import BatchFacts, build_batch
 from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.step_numbers import StepNumbers
 from gradbus_trainer.step_traces import StepTrace, StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.weights_io import VERSION_DTYPES, Export, export_version, fingerprint, until_stored
@@ -50,6 +51,7 @@ class FoldParts:
     station: Station
     lease: Lease
     traces: StepTraces
+    numbers: StepNumbers
     checkpoint_bytes: int
 
 
@@ -97,6 +99,7 @@ class Fold:
         trace.trained(metrics)
         export = await self._export(batch.step + 1, metrics.noop, trace)
         trained = time.perf_counter()
+        observe("gradbus.step.duration", trained - arrived)
         state.frontier.add(state.step, [(item.entry.index, item.digest) for item in items])
         state.trained.update((item.entry.index, item.digest) for item in items)
         self._unsaved_bytes += sum(item.size_bytes for item in items)
@@ -104,6 +107,7 @@ class Fold:
         await self._publish(export)
         seconds = {"wait": arrived - began, "train": trained - arrived, "publish": time.perf_counter() - trained}
         self._chart(state.step - 1, metrics, facts, seconds)
+        self._parts.numbers.step(metrics, facts, seconds)
         self._warn(state.step - 1, facts)
         self._show(seconds, facts)
 
@@ -126,6 +130,7 @@ class Fold:
 
         task.add_done_callback(note)
         self._parts.station.presence.version = export.step
+        self._parts.numbers.held(export.step, self._parts.reader.waiting)
 
     def _is_checkpoint_due(self) -> bool:
         step = self._state.step

@@ -38,6 +38,11 @@ class LogReader:
         self._after = "0-0"
         self._news = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """Groups that have come and that no step has taken."""
+        return self._collector.size
+
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
         """Reads in the background inside the block."""

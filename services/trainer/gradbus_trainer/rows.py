@@ -6,14 +6,32 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gradbus.spec import AlgorithmSpec
-from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.collector import Collected
 from gradbus_trainer.prepared import NOTHING, PreparedGroup, prepare
+
+Verdict = Literal["trained", "filtered", "dropped"]
+_VERDICTS: dict[int, Verdict] = {VERDICT_TRAIN: "trained", VERDICT_FILTERED: "filtered", VERDICT_DROPPED: "dropped"}
+
+
+@dataclass(slots=True)
+class Left:
+    """What left the log under one verdict. A group that was dropped before it was sampled has no samples."""
+
+    groups: int = 0
+    samples: int = 0
+    tokens: int = 0
+
+    def add(self, lengths: Sequence[int]) -> None:
+        """One more group, by the response tokens of its samples."""
+        self.groups += 1
+        self.samples += len(lengths)
+        self.tokens += sum(lengths)
 
 
 @dataclass(slots=True)
@@ -30,6 +48,7 @@ class BatchFacts:
     dropped: int = 0
     unjudged: str = ""
     """Why the first sample that could not be judged was not."""
+    left: dict[Verdict, Left] = field(default_factory=lambda: {verdict: Left() for verdict in _VERDICTS.values()})
 
     @property
     def mean_staleness(self) -> float:
@@ -61,10 +80,16 @@ def build_batch(step: int, items: Sequence[Collected], algorithm: AlgorithmSpec)
         facts.filtered += item.entry.verdict == VERDICT_FILTERED
         facts.dropped += item.entry.verdict == VERDICT_DROPPED
         prepared = item.prepared or prepare(item.entry, algorithm)
+        facts.left[_VERDICTS[item.entry.verdict]].add(prepared.lengths if prepared is not NOTHING else _dropped_lengths(item.entry))
         if prepared is not NOTHING:
             _note(facts, step, item.entry, prepared)
         rows += prepared.rows
     return Batch(step, rows), facts
+
+
+def _dropped_lengths(entry: LogEntry) -> list[int]:
+    """Dropping late work favours short answers (R5): how long they were has to be seen."""
+    return [len(sample.token_ids) // 4 for sample in Group.FromString(entry.group).samples]
 
 
 def _note(facts: BatchFacts, step: int, entry: LogEntry, prepared: PreparedGroup) -> None:

@@ -12,7 +12,7 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord
-from gradbus.telemetry import get_logger
+from gradbus.telemetry import get_logger, numbers_of, shown
 from gradbus_trainer.checkpoints import restore
 from gradbus_trainer.collective import Collective, Offer
 from gradbus_trainer.collector import collector_for
@@ -22,6 +22,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.settings import Settings
+from gradbus_trainer.step_numbers import StepNumbers
 from gradbus_trainer.step_traces import StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.version_writer import VersionWriter
@@ -66,7 +67,7 @@ class TrainerService:
         _log.info("learner_opened", run_id=run_id, step=state.step, **trained)
         events.emit("learner", f"a step moves {learner.trained_parameters:,} numbers", trained, key="learner")
         writer = VersionWriter(self._wires.objects, run_id, lease.term, spec.weights)
-        async with reader.reading(), self._offers(record, events, lease) as offer:
+        async with reader.reading(), self._offers(record, events, lease) as offer, _shown(run_id) as numbers:
             publisher = Publisher(store, writer, events, run_id, offer)
             parts = FoldParts(
                 learner=learner,
@@ -79,6 +80,7 @@ class TrainerService:
                 station=self._wires.station,
                 lease=lease,
                 traces=StepTraces(run_id, lease.term, self._settings.trace_steps),
+                numbers=numbers,
                 checkpoint_bytes=self._settings.checkpoint_bytes,
             )
             await Fold(record, parts, state).run()
@@ -102,3 +104,9 @@ class TrainerService:
             _log.info("waiting_for_lease", run_id=run_id)
             await asyncio.sleep(_LEASE_SECONDS)
         return lease
+
+
+@asynccontextmanager
+async def _shown(run_id: str) -> AsyncIterator[StepNumbers]:
+    with shown(numbers_of(run_id)) as numbers:
+        yield StepNumbers(numbers)

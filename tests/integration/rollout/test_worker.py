@@ -12,6 +12,7 @@ from gradbus.bus import TaskQueue, subjects
 from gradbus.ids import sample_seed
 from gradbus.process import Station
 from gradbus.runs import WorkerPresence
+from gradbus.telemetry import numbers_of
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
@@ -67,7 +68,8 @@ def working(bus, objects, stub, run_id, tmp_path, engine, store, table, new_reco
         versions = Versions(bus, objects, stub, run_id, tmp_path)
         station = Station(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
         async with versions.followed():
-            worker = RolloutWorker(await new_record(mode), WorkerParts(bus, store, engine, versions, table, table, station))
+            parts = WorkerParts(bus, store, engine, versions, table, table, station, numbers_of(run_id))
+            worker = RolloutWorker(await new_record(mode), parts)
             async with background(worker.serve(), "worker"):
                 worker.presence = station.presence
                 yield worker

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gradbus.telemetry.numbers import publish_numbers
 from gradbus.telemetry.teller import SpanTeller
 from gradbus.telemetry.timed import tell_nobody, tell_to
 
@@ -23,6 +24,7 @@ def memory():
     tell_to(SpanTeller(processor, provider.resource))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([reader]))
+    publish_numbers("weight_store")
     yield exporter, reader
     tell_nobody()
     exporter.shutdown()

@@ -17,6 +17,7 @@ from gradbus.objects import ObjectStore
 from gradbus.process import Station
 from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.spec import RunSpec
+from gradbus.telemetry import numbers_of
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
@@ -27,6 +28,7 @@ from gradbus_trainer.fold import Fold, FoldParts
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.scratch import Scratch
+from gradbus_trainer.step_numbers import StepNumbers
 from gradbus_trainer.step_traces import StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
@@ -141,9 +143,21 @@ class Trained:
             state = await restore(store, self.objects, learner, self.scratch, spec.schedule.max_staleness)
             reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
             publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
-            traces = StepTraces(run_id, lease.term, 1.0)
+            self.numbers = numbers_of(run_id)
+            traces, shown = StepTraces(run_id, lease.term, 1.0), StepNumbers(self.numbers)
             parts = FoldParts(
-                learner, reader, store, self.objects, self.scratch, publisher, events, self.station, lease, traces, self.checkpoint_bytes
+                learner,
+                reader,
+                store,
+                self.objects,
+                self.scratch,
+                publisher,
+                events,
+                self.station,
+                lease,
+                traces,
+                shown,
+                self.checkpoint_bytes,
             )
             async with reader.reading():
                 yield Fold(self.record, parts, state)

@@ -21,6 +21,9 @@ JOBS = {"secrets", "stores"}
 SERVERS = {"nats", "buffer", "objects"}
 EXAMPLES = {"example-reward", "example-reward-http"}
 GPU = {"trainer-gpu", "rollout-gpu"}
+OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
+ALONE = {"collector", "tempo", "loki"}
+"""Their images hold one program: nothing in them can ask it how it is."""
 OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
 DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {
@@ -36,6 +39,7 @@ SETTINGS = {
     "stores": "gradbus.process.ProcessSettings",
 }
 NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR"}
+NOT_OURS |= {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRIC_EXPORT_INTERVAL"}
 BASES = {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "${SGLANG_IMAGE}", "core", "torch", "extra"}
 SECRET = re.compile(r"PASSWORD|TOKEN|SECRET_ACCESS|API_KEY$|CREDENTIALS", re.IGNORECASE)
 
@@ -50,7 +54,7 @@ def settings_of(name) -> type[BaseSettings]:
 
 
 def test_every_service_is_known_to_these_tests():
-    assert set(SERVICES) == JOBS | SERVERS | OURS | GPU | EXAMPLES
+    assert set(SERVICES) == JOBS | SERVERS | OURS | GPU | EXAMPLES | OBSERVABILITY
 
 
 @every()
@@ -74,7 +78,7 @@ def test_a_container_has_bounds(name):
     assert service["logging"]["options"]["max-size"]
 
 
-@every(*set(SERVICES) - JOBS)
+@every(*set(SERVICES) - JOBS - ALONE)
 def test_what_stays_up_is_started_again_and_checked(name):
     service = SERVICES[name]
     assert service["restart"] == "unless-stopped"
@@ -91,20 +95,41 @@ def test_a_service_is_asked_for_its_readiness_and_given_time_to_drain(name):
     assert int(service["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS + _THREADS_SECONDS
 
 
-def test_only_the_gateway_publishes_a_port_and_that_on_loopback():
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway"}
+def test_only_the_gateway_and_grafana_publish_a_port_and_that_on_loopback():
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway", "grafana"}
+    assert SERVICES["grafana"]["ports"] == ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"]
     assert SERVICES["gateway"]["ports"] == ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]
 
 
 def test_what_holds_state_has_no_way_out():
     assert COMPOSE["networks"]["wires"] == {"internal": True}
-    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires"}}
-    assert outside == {"gateway", "reward"} | EXAMPLES
+    assert COMPOSE["networks"]["telemetry"] == {"internal": True}
+    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires", "telemetry"}}
+    assert outside == {"gateway", "reward", "grafana"} | EXAMPLES
+
+
+def test_telemetry_is_off_unless_an_address_is_given_and_its_servers_wait_for_the_profile():
+    assert {name for name, service in SERVICES.items() if service.get("profiles") == ["observability"]} == OBSERVABILITY
+    for name in OURS | GPU:
+        assert SERVICES[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "${OTLP_ENDPOINT:-}"
+
+
+@every(*OBSERVABILITY)
+def test_what_a_server_of_telemetry_is_configured_by_is_in_the_repository_and_read_only(name):
+    mounts = [mount for mount in SERVICES[name]["volumes"] if isinstance(mount, str) and mount.startswith("./")]
+    assert mounts
+    for mount in mounts:
+        source, _, target = mount.partition(":")
+        assert (ROOT / source).exists()
+        assert target.endswith(":ro")
+        named = [word.partition("=")[2] for word in SERVICES[name].get("command", []) if "config" in word]
+        assert all(word in {found.split(":")[1] for found in mounts} for word in named)
 
 
 @every()
 def test_no_variable_holds_a_secret(name):
-    assert [variable for variable in SERVICES[name].get("environment", {}) if SECRET.search(variable)] == []
+    variables = [variable for variable in SERVICES[name].get("environment", {}) if not variable.endswith("__FILE")]
+    assert [variable for variable in variables if SECRET.search(variable)] == []
 
 
 @every(*SETTINGS)
@@ -129,7 +154,9 @@ def test_the_job_that_makes_secrets_reaches_nothing_and_holds_a_volume_for_each(
     job = SERVICES["secrets"]
     assert job["network_mode"] == "none"
     mounted = {volume.partition(":")[0] for volume in job["volumes"]}
-    assert mounted == {"secrets", "nats", "buffer", "objects"} | {f"secrets-{name}" for name in SERVERS | OURS | {"stores"}}
+    assert mounted == {"secrets", "nats", "buffer", "objects", "prometheus", "tempo", "loki", "grafana"} | {
+        f"secrets-{name}" for name in SERVERS | OURS | {"stores", "grafana"}
+    }
 
 
 @every(*SETTINGS)
@@ -145,7 +172,8 @@ def test_the_users_named_are_those_of_the_access_table(name):
 
 
 def test_every_volume_and_network_that_is_named_exists():
-    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    every_mount = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    mounts = [mount for mount in every_mount if not str(mount).startswith("./")]
     named = {mount["source"] if isinstance(mount, dict) else mount.partition(":")[0] for mount in mounts}
     assert named == set(COMPOSE["volumes"])
     assert {network for service in SERVICES.values() for network in service.get("networks", [])} == set(COMPOSE["networks"])
@@ -175,9 +203,9 @@ def test_an_image_has_a_pinned_base_and_an_ordinary_user(path):
     assert re.findall(r"^USER (.*)", text, re.MULTILINE)[-1] == "10001:10001"
 
 
-@every(*SERVERS)
+@every(*SERVERS, *OBSERVABILITY)
 def test_a_servers_image_is_pinned_to_a_version(name):
-    assert re.fullmatch(r"\$\{\w+_IMAGE:-[\w/]+:\d+\.[\w.-]+\}", SERVICES[name]["image"])
+    assert re.fullmatch(r"\$\{\w+_IMAGE:-[\w/-]+:v?\d+\.[\w.-]+\}", SERVICES[name]["image"])
 
 
 @pytest.mark.parametrize("stage", ["core", "torch"])

@@ -7,7 +7,7 @@ import pytest
 
 from gradbus.access import BUFFER_USERS, NATS_USERS
 from gradbus.api_keys import find_api_key, read_api_keys
-from gradbus.deploy.secrets import api_key, write_secrets
+from gradbus.deploy.secrets import api_key, grafana_password, write_secrets
 from gradbus.errors import SettingsError
 
 SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store", "supervisor")
@@ -32,6 +32,18 @@ def test_a_second_start_changes_nothing(state):
 def test_only_the_owner_reads(state):
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (state / "secrets").rglob("*") if path.is_file()}
     assert modes == {0o600}
+
+
+def test_grafanas_password_is_made_once_and_printed(state):
+    password = grafana_password(state)
+    assert len(password) >= 32
+    command = [sys.executable, "-m", "gradbus.deploy", "grafana", "--state", str(state)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == password
+
+
+def test_before_the_first_start_there_is_no_password(tmp_path):
+    with pytest.raises(SettingsError, match="start the stack first"):
+        grafana_password(tmp_path)
 
 
 def test_nats_is_told_of_one_user_a_role_with_its_password(state):

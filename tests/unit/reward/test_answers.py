@@ -66,7 +66,7 @@ def test_invalid_stays_invalid_and_loses_its_reward():
 
 
 def test_all_failed_answers_every_sample():
-    assert [(answer.sample_id, answer.status, answer.reason) for answer in all_failed(SAMPLES[:2], "down")] == [
+    assert [(answer.sample_id, answer.status, answer.reason) for answer in all_failed(SAMPLES[:2], "down", "unreachable")] == [
         ("0.0", ERROR, "down"),
         ("0.1", ERROR, "down"),
     ]

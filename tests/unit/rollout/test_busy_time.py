@@ -34,3 +34,16 @@ def test_work_that_goes_on_counts_without_another_mark():
     busy.mark(True)
     clock.now += 4.0
     assert busy.share() == pytest.approx(1.0)
+
+
+def test_the_total_goes_on_over_windows_and_holds_work_under_way():
+    now = [0.0]
+    busy = BusyTime(lambda: now[0])
+    for second in range(10):
+        now[0] = float(second)
+        busy.mark(second % 2 == 0)
+        busy.share()
+    assert busy.total() == 5.0
+    busy.mark(True)
+    now[0] = 12.0
+    assert busy.total() == 8.0

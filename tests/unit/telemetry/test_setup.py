@@ -1,6 +1,8 @@
 """The SDK comes only when the environment asks for it."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,11 +11,11 @@ import pytest
 PROGRAM = """
 import asyncio, sys
 from gradbus.process import ProcessSettings, run_process
-from gradbus.telemetry import WireOperation, root_span
+from gradbus.telemetry import WireOperation, get_logger, root_span
 
 async def main(process):
     with root_span("work", [], {"gradbus.step": 3}), WireOperation("nats", {"messaging.system": "nats"}).measured(5):
-        pass
+        get_logger("test").warning("in_span", run_id="run-a", groups=[1, 2])
     print("SDK" if "opentelemetry.sdk.trace" in sys.modules else "no SDK")
 
 raise SystemExit(run_process("trainer", ProcessSettings(worker_id="worker-a"), main))
@@ -44,9 +46,19 @@ def test_spans_are_exported_and_flushed_at_the_end():
 
 def test_metrics_are_exported_and_flushed_at_the_end():
     shown = run(OTEL_METRICS_EXPORTER="console", OTEL_SERVICE_NAME="mine").stdout
-    for name in ("gradbus.wire.items", "gradbus.wire.duration", "gradbus.wire.payload", '"service.name": "mine"'):
+    for name in ("gradbus.wire.items", "messaging.client.operation.duration", "gradbus.wire.payload", '"service.name": "mine"'):
         assert name in shown
     assert '"name": "work"' not in shown
+
+
+def test_log_lines_are_exported_with_their_fields_and_their_trace():
+    done = run(OTEL_LOGS_EXPORTER="console", OTEL_TRACES_EXPORTER="console")
+    record = next(json.loads(found) for found in re.findall(r"^\{\n.*?^\}$", done.stdout, re.M | re.S) if '"body": "in_span"' in found)
+    line = next(json.loads(text) for text in done.stderr.splitlines() if '"in_span"' in text)
+    assert record["severity_text"] == "warning"
+    assert record["attributes"] == {"module": "test", "run_id": "run-a", "groups": "[1, 2]"}
+    assert record["trace_id"].removeprefix("0x") == line["trace_id"], "from a log to its trace and back"
+    assert record["resource"]["attributes"]["service.instance.id"] == "worker-a"
 
 
 def test_an_exporter_that_is_not_installed_is_said_and_the_service_runs():

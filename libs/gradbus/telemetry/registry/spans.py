@@ -1,7 +1,4 @@
-"""All telemetry there is. A test holds this against what a run really emits, in both directions.
-
-Names follow OpenTelemetry's semantic conventions where they have one, and are `gradbus.*` otherwise.
-"""
+"""Every span that services make."""
 
 from __future__ import annotations
 

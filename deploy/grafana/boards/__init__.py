@@ -1,0 +1,9 @@
+"""The five dashboards."""
+
+from boards.rewards import REWARDS
+from boards.run import RUN
+from boards.services import SERVICES
+from boards.time import TIME
+from boards.weights import WEIGHTS
+
+BOARDS = (RUN, TIME, WEIGHTS, REWARDS, SERVICES)

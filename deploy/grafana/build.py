@@ -1,0 +1,23 @@
+"""Writes the dashboards: `python deploy/grafana/build.py`. What is committed beside it is what this writes; a test says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from boards import BOARDS  # noqa: E402 - found beside this file, wherever it is run from
+
+
+def written() -> dict[Path, str]:
+    """What stands in each file."""
+    return {HERE / "dashboards" / f"{board.uid}.json": json.dumps(board.as_json(), indent=1) + "\n" for board in BOARDS}
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        path.write_text(text)
+        print(path.relative_to(HERE))

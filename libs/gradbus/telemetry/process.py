@@ -1,0 +1,31 @@
+"""What every process shows of itself, by OpenTelemetry's conventions for processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gradbus.telemetry.numbers import PROCESS
+
+_STATUS: Final = Path("/proc/self/statm")
+_STARTED: Final = time.monotonic()
+
+
+def show_process(ready: Callable[[], bool]) -> None:
+    """From now on processor time, memory and uptime are exported, and whether the process is `ready`."""
+    PROCESS.show("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime, {"cpu.mode": "user"})
+    PROCESS.show("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_stime, {"cpu.mode": "system"})
+    PROCESS.show("process.memory.usage", _memory)
+    PROCESS.show("process.uptime", lambda: time.monotonic() - _STARTED)
+    PROCESS.show("gradbus.process.ready", lambda: float(ready()))
+
+
+def _memory() -> float:
+    """Bytes of physical memory; the most there ever was where Linux's files are not."""
+    if _STATUS.exists():
+        return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,195 @@
+"""Every query of every dashboard and alert, on a real Prometheus fed by a real run's export; and the registry against that export."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from otlp_lab import Received
+
+from gradbus.telemetry.registry import EVERY, METRICS
+
+ROOT = Path(__file__).parents[2]
+BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))}
+PANELS = [(board, panel) for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
+RULES = ROOT / "deploy/prometheus/alerts.yml"
+QUIET = {"Alerts that fire", "Operations that failed", "Spans dropped"}
+"""Panels that a run without any fault leaves empty."""
+EXTRA_SECONDS = 3.0
+NEEDS = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no `prometheus` on the PATH; Debian has it in the package prometheus"
+)
+PART = "def grade(sample, item):\n    return len(set(sample['output_text'])) / 16\n"
+GRADER = {
+    "type": "multi",
+    "graders": {
+        "variety": {"type": "python", "source": PART},
+        "shape": {"type": "string_check", "input": "{{ sample.output_text }}", "operation": "ilike", "reference": " "},
+    },
+    "calculate_output": "variety + shape",
+}
+
+
+@pytest.fixture(scope="module")
+def received():
+    with Received() as received:
+        yield received
+
+
+@pytest.fixture(scope="module")
+def prometheus(received, tmp_path_factory):
+    """A client of it; None where there is none."""
+    if shutil.which("prometheus") is None:
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("prometheus")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    scrape = {"job_name": "otlp", "honor_labels": True, "static_configs": [{"targets": [received.pages]}]}
+    every = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"}
+    (folder / "prometheus.yml").write_text(json.dumps({"global": every, "rule_files": [str(RULES)], "scrape_configs": [scrape]}))
+    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    command += [f"--web.listen-address={address}", "--enable-feature=exemplar-storage"]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            with httpx2.Client(base_url=f"http://{address}", timeout=10) as client:
+                yield client
+        finally:
+            server.terminate()
+
+
+@pytest.fixture(scope="module")
+def exporting(received, stack):
+    """A stack of its own: this one exports."""
+    asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.address, "OTEL_METRIC_EXPORT_INTERVAL": "500", "OTEL_METRIC_EXPORT_TIMEOUT": "2000"}
+    with stack(**asked) as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def run(exporting, lab_on, prometheus, spec, rows):
+    """(id, first second, last second) of a run with every kind of work: parts of a reward, a KL term, evaluation, deltas."""
+    body = spec(
+        data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
+        reward={"grader": GRADER},
+        schedule={"steps": 40, "max_staleness": 1},
+        algorithm={"kl": 0.01},
+        evaluation={"every": 10, "samples": 1},
+        weights={"transport": "delta"},
+    )
+    began = time.time()
+    with lab_on(exporting) as lab:
+        run_id = lab.submit(body)
+        lab.ends(run_id, seconds=120)
+        lab.samples(run_id)
+        lab.client.versions(run_id)
+    # One more export and scrape of all that lives on, and one evaluation of the rules.
+    time.sleep(EXTRA_SECONDS)
+    return run_id, began, time.time()
+
+
+def ask(prometheus, path, **parameters):
+    answer = prometheus.get(f"/api/v1/{path}", params=parameters).json()
+    assert answer["status"] == "success", answer
+    return answer["data"]
+
+
+def filled(text, run_id):
+    """As Grafana sends it with All chosen, and the run."""
+    known = {"$__rate_interval": "5s", "$__range": "60s", "$run": run_id, "$service": ".*", "$worker": ".*", "$scorer": ".*"}
+    for name, value in known.items():
+        text = text.replace(name, value)
+    assert "$" not in text
+    return text
+
+
+def over(prometheus, expr, began, ended):
+    found = ask(prometheus, "query_range", query=expr, start=began, end=ended, step="1")["result"]
+    return [value for series in found for _, value in series["values"] if value not in {"NaN", "+Inf", "-Inf"}]
+
+
+def name_of(value):
+    return re.sub(r"\W+", "_", value["title"]) if isinstance(value, dict) else None
+
+
+@NEEDS
+def test_every_panel_of_every_dashboard_shows_data(prometheus, run):
+    run_id, began, ended = run
+    empty = [
+        f"{board['title']}: {panel['title']}: {target['expr']}"
+        for board, panel in PANELS
+        for target in panel["targets"]
+        if not over(prometheus, filled(target["expr"], run_id), began, ended) and panel["title"] not in QUIET
+    ]
+    assert empty == []
+
+
+@NEEDS
+def test_every_variable_has_values(prometheus, run):
+    run_id, began, ended = run
+    for board in BOARDS.values():
+        for variable in board["templating"]["list"]:
+            inside = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            selector, label = filled(inside[1], run_id), inside[2]
+            values = ask(prometheus, f"label/{label}/values", **{"match[]": selector, "start": began, "end": ended})
+            assert values, f"{board['title']}: {variable['name']}"
+            if variable["name"] == "run":
+                assert run_id in values
+
+
+@NEEDS
+def test_every_annotation_is_a_query_that_prometheus_takes(prometheus, run):
+    for board in BOARDS.values():
+        for annotation in board["annotations"]["list"]:
+            ask(prometheus, "query", query=annotation["expr"])
+
+
+@NEEDS
+def test_every_alert_is_evaluated_and_a_healthy_run_raises_none(prometheus, run):
+    groups = ask(prometheus, "rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+    assert {rule["labels"]["rule"] for rule in rules} == {"R6", "R7", "R8"}
+
+
+@NEEDS
+@pytest.mark.parametrize("panel", [panel for _, panel in PANELS if any(target.get("exemplar") for target in panel["targets"])], ids=name_of)
+def test_points_lead_to_traces(prometheus, run, panel):
+    run_id, began, ended = run
+    expr = next(filled(target["expr"], run_id) for target in panel["targets"] if target.get("exemplar"))
+    found = ask(prometheus, "query_exemplars", query=expr, start=began, end=ended)
+    assert any(re.fullmatch("[0-9a-f]{32}", one["labels"]["trace_id"]) for series in found for one in series["exemplars"])
+
+
+def test_what_a_run_emits_is_in_the_registry(received, run):
+    known = {metric.name: metric for metric in METRICS}
+    for service, emitted in received.emitted.items():
+        for name, kind, unit, attributes in emitted:
+            if name.startswith("otel.sdk."):
+                continue  # of the SDK about itself
+            metric = known[name]
+            assert (kind, unit) == (metric.instrument, metric.unit), name
+            assert service in metric.services, f"{name} of {service}"
+            assert attributes <= set(metric.attributes), f"{name} of {service}"
+
+
+def test_what_is_in_the_registry_is_emitted(received, run):
+    assert set(received.emitted) == set(EVERY)
+    emitted = {(service, name) for service, found in received.emitted.items() for name, *_ in found}
+    assert {(service, metric.name) for metric in METRICS for service in metric.services} - emitted == set()
+    named = {(name, attribute) for found in received.emitted.values() for name, _, _, attributes in found for attribute in attributes}
+    # What fails is rare, and the web framework's metrics are its own.
+    ours = {(metric.name, name) for metric in METRICS if not metric.name.startswith("http.") for name in metric.attributes} - named
+    assert {name for _, name in ours} <= {"error.type"}
+
+
+def test_a_metric_names_no_run_but_the_one_that_is_worked_on(received, run):
+    """Once the run is over its series are not exported any more: the page's size does not grow with the number of runs."""
+    assert run[0] not in received.page()

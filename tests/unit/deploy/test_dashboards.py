@@ -1,0 +1,181 @@
+"""The dashboards and alerts as files: they are what the generator writes, Grafana can load them, and they ask for what is emitted."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from otlp_lab import label, series_names
+
+from gradbus.telemetry.registry import METRICS
+
+ROOT = Path(__file__).parents[3]
+GRAFANA = ROOT / "deploy/grafana"
+BOARDS = {path.name: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
+PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
+RULES = [rule for group in yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"] for rule in group["rules"]]
+SOURCES = yaml.safe_load((GRAFANA / "provisioning/datasources/gradbus.yml").read_text())["datasources"]
+KINDS = {"timeseries", "stat", "heatmap", "bargauge"}
+NOT_OURS = {"ALERTS", "otel_sdk_processor_span_processed_total"}
+"""Prometheus's own, and the SDK's about itself."""
+WORDS = {
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "count",
+    "by",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "rate",
+    "increase",
+    "resets",
+    "topk",
+    "or",
+    "bool",
+}
+WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance"}
+
+
+def queries():
+    for name, panel in PANELS:
+        for target in panel["targets"]:
+            yield f"{name}: {panel['title']}", target["expr"]
+    for name, board in BOARDS.items():
+        for variable in board["templating"]["list"]:
+            yield f"{name}: ${variable['name']}", variable["query"]["query"]
+        for annotation in board["annotations"]["list"]:
+            yield f"{name}: {annotation['name']}", annotation["expr"]
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+
+
+def named_in(expr):
+    """(series, labels) that a query names; text in quotes and windows in brackets are values."""
+    bare = re.sub(r"\[[^\]]*\]", "", re.sub(r'"[^"]*"', '""', expr))
+    labels = {name for inside in re.findall(r"\{([^}]*)\}", bare) for name in re.findall(r"(\w+)\s*(?==|!)", inside)}
+    labels |= {name.strip() for inside in re.findall(r"(?:by|on|ignoring) \(([^)]*)\)", bare) for name in inside.split(",")}
+    if found := re.search(r"label_values\(.*, (\w+)\)", bare):
+        labels.add(found[1])
+    words = set(re.findall(r"(?<![\w$])[a-zA-Z_]\w*", re.sub(r"\{[^}]*\}", "", bare)))
+    return words - WORDS - labels, labels
+
+
+def test_what_is_committed_is_what_the_generator_writes(tmp_path):
+    program = "import build; [print(path) or (print(len(text))) for path, text in build.written().items() if path.read_text() != text]"
+    done = subprocess.run([sys.executable, "-c", program], cwd=GRAFANA, capture_output=True, text=True, check=True)
+    assert done.stdout == "", "run python deploy/grafana/build.py"
+    assert len(BOARDS) == 5
+
+
+@pytest.mark.parametrize(("where", "expr"), list(queries()))
+def test_a_query_asks_for_what_is_emitted_by_labels_it_has(where, expr):
+    known = {series: metric for metric in METRICS for series in series_names(metric)}
+    series, labels = named_in(expr)
+    assert series - known.keys() == set() | (series & NOT_OURS)
+    given = {"job", "instance", "le", "alertstate"} | {label(name) for one in series - NOT_OURS for name in known[one].attributes}
+    assert labels - given <= {"error_type"} if series & NOT_OURS else labels <= given
+
+
+def test_a_query_for_what_nobody_emits_is_found():
+    assert named_in('sum by (le, nowhere) (rate(gradbus_nothing_total{gradbus_side="low"}[5m]))') == (
+        {"gradbus_nothing_total"},
+        {"le", "nowhere", "gradbus_side"},
+    )
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_dashboard_has_what_grafana_demands(name):
+    board = BOARDS[name]
+    assert set(board) >= {"uid", "title", "description", "schemaVersion", "panels", "templating", "annotations", "time", "links"}
+    assert board["uid"] == name.removesuffix(".json")
+    assert len(board["uid"]) <= 40
+    assert "id" not in board, "Grafana gives it"
+    numbers = [panel["id"] for panel in board["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_lie_in_rows_beside_each_other_and_never_over_each_other(name):
+    taken = set()
+    assert BOARDS[name]["panels"][0]["type"] == "row"
+    for panel in BOARDS[name]["panels"]:
+        place = panel["gridPos"]
+        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    lines = {}
+    for panel in BOARDS[name]["panels"]:
+        lines[panel["gridPos"]["y"]] = lines.get(panel["gridPos"]["y"], 0) + panel["gridPos"]["w"]
+    assert set(lines.values()) == {24}, "every line is full"
+
+
+@pytest.mark.parametrize(("name", "panel"), PANELS, ids=lambda one: re.sub(r"\W+", "_", one["title"]) if isinstance(one, dict) else None)
+def test_a_panel_says_how_to_read_it(name, panel):
+    assert panel["type"] in KINDS
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert [target["refId"] for target in panel["targets"]] == ["A", "B", "C", "D"][: len(panel["targets"])]
+    uids = {source["uid"] for source in SOURCES}
+    assert {target["datasource"]["uid"] for target in panel["targets"]} | {panel["datasource"]["uid"]} <= uids
+    if any(target.get("exemplar") for target in panel["targets"]):
+        assert all("_bucket" in target["expr"] for target in panel["targets"]), "exemplars lie on buckets"
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_variable_that_is_used_is_there(name):
+    board = BOARDS[name]
+    known = {variable["name"] for variable in board["templating"]["list"]} | {"__rate_interval", "__range"}
+    assert set(re.findall(r"\$(\w+)", json.dumps([board["panels"], board["templating"]]))) - {"__all"} <= known
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_which_promise_it_guards_and_what_to_do(rule):
+    assert rule["labels"]["rule"] in {"R6", "R7", "R8"}
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert rule["annotations"]["summary"]
+    assert rule["annotations"]["action"].endswith(".")
+    assert f"`{rule['alert']}`" in (ROOT / "docs/observability.md").read_text()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no `promtool` on the PATH; Debian has it in the package prometheus")
+def test_alerts_fire_for_what_they_say_and_for_nothing_else(tmp_path):
+    written = (Path(__file__).parent / "alerts_test.yml").read_text()
+    test = tmp_path / "test.yml"
+    test.write_text(written.replace("ALERTS", str(ROOT / "deploy/prometheus/alerts.yml")))
+    done = subprocess.run(["promtool", "test", "rules", str(test)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_from_a_point_to_its_trace_from_a_trace_to_its_logs_and_back():
+    by_type = {source["type"]: source for source in SOURCES}
+    assert by_type["prometheus"]["jsonData"]["exemplarTraceIdDestinations"] == [{"name": "trace_id", "datasourceUid": "tempo"}]
+    logs = by_type["tempo"]["jsonData"]["tracesToLogsV2"]
+    assert logs["datasourceUid"] == by_type["loki"]["uid"]
+    assert 'trace_id = "$${__trace.traceId}"' in logs["query"]
+    back = by_type["loki"]["jsonData"]["derivedFields"][0]
+    assert (back["datasourceUid"], back["matcherType"], back["matcherRegex"]) == ("tempo", "label", "trace_id")
+
+
+def test_a_name_of_the_code_is_one_of_the_registry_and_each_is_used():
+    """Read from the source: a misspelt number would be kept and never exported."""
+    call = re.compile(r'(?:\bcount|\bshow|\breplace|\bspread|\brecord)\(\s*"((?:gradbus|process|gen_ai|rpc|db|messaging)\.[\w.]+)"')
+    sources = [path.read_text() for folder in ("libs", "services") for path in (ROOT / folder).rglob("*.py")]
+    used = {name for text in sources for name in call.findall(text)}
+    known = {metric.name for metric in METRICS}
+    assert used <= known
+    by_wires = {
+        "db.client.operation.duration",
+        "messaging.client.operation.duration",
+        "messaging.process.duration",
+        "gradbus.wire.duration",
+    }
+    by_wires |= {"rpc.client.call.duration", "rpc.server.call.duration", "http.server.request.duration", "http.server.active_requests"}
+    assert known - used == by_wires

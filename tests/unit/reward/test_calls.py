@@ -1,0 +1,58 @@
+"""Scorers in metrics: their names, what they answered, and why not."""
+
+import json
+
+import pytest
+
+from gradbus.telemetry import Numbers
+from gradbus.v1.reward_pb2 import REWARD_STATUS_ERROR, REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreSample
+from gradbus_reward import answers, calls
+
+
+@pytest.fixture
+def read(monkeypatch):
+    numbers = Numbers()
+    monkeypatch.setattr(calls, "PROCESS", numbers)
+    monkeypatch.setattr(answers, "PROCESS", numbers)
+    return lambda name: {tuple(one.attributes.values()): one.value for one in numbers.read(name)}
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ({"service": "grpc://my-reward:50051"}, "my-reward:50051"),
+        ({"service": "https://user:secret@scorer.example/score?key=1"}, "scorer.example"),
+        ({"grader": {"type": "string_check", "input": "a", "operation": "eq", "reference": "a"}}, "graders"),
+        ({"nonsense": 1}, "graders"),
+    ],
+)
+def test_a_scorer_is_named_by_its_host_and_never_by_what_is_secret(section, name):
+    assert calls.scorer_name(json.dumps(section)) == name
+
+
+def test_samples_are_counted_by_the_answer(read):
+    results = [SampleReward(status=status) for status in (REWARD_STATUS_OK, REWARD_STATUS_OK, REWARD_STATUS_INVALID)]
+    calls.Calls("mine").answered(results)
+    assert read("gradbus.reward.samples") == {("mine", "ok"): 2, ("mine", "invalid"): 1}
+
+
+def test_a_call_is_in_flight_until_it_goes(read):
+    mine = calls.Calls("mine")
+    mine.waiting(1)
+    assert read("gradbus.reward.calls") == {("mine",): 1}
+    mine.waiting(-1)
+    assert read("gradbus.reward.calls") == {("mine",): 0}
+
+
+def test_errors_are_counted_by_their_cause(read):
+    asked = [ScoreSample(sample_id=name) for name in "abcde"]
+    given = [
+        SampleReward(sample_id="a", status=REWARD_STATUS_ERROR, reason="it broke"),
+        SampleReward(sample_id="b", status=REWARD_STATUS_OK, reward=float("nan")),
+        SampleReward(sample_id="c", status=REWARD_STATUS_OK, reward=1.0),
+        SampleReward(sample_id="d", status=REWARD_STATUS_OK, reward=1.0),
+        SampleReward(sample_id="d", status=REWARD_STATUS_OK, reward=1.0),
+    ]
+    answers.answers(asked, given)
+    answers.all_failed(asked, "too slow", "timeout")
+    assert read("gradbus.reward.failures") == {("scorer",): 1, ("malformed",): 2, ("missing",): 1, ("timeout",): 5}
