@@ -76,7 +76,7 @@ def trees(run, collector):
         names = Counter(span.name for span in spans)
         wanted = {"group": STEPS * GROUPS + len(EVALUATED), "train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
         loads, attested = names["load_weights"], names["gradbus.v1.WeightStoreService/Attest"]
-        return all(names[name] >= count for name, count in wanted.items()) and attested == 2 * loads and answered(spans)
+        return all(names[name] >= count for name, count in wanted.items()) and attested >= 2 * loads and answered(spans)
 
     collector.until(whole)
     found = defaultdict(list)
@@ -86,8 +86,8 @@ def trees(run, collector):
 
 
 def answered(spans):
-    """Whether each call has been told of by both sides."""
-    calls = {span.id: span for span in spans if span.name.startswith("gradbus.v1.")}
+    """Whether each call that did not fail has been told of by both sides."""
+    calls = {span.id: span for span in spans if span.name.startswith("gradbus.v1.") and not span.error}
     servers = {span.id for span in calls.values() if span.parent in calls}
     return calls.keys() - servers == {span.parent for span in calls.values()} & calls.keys()
 
@@ -164,6 +164,8 @@ def test_a_call_for_many_groups_is_a_trace_that_they_link_from(trees, groups):
     for tree in trees.values():
         if tree.root.name in {"score_call", "reference_call"}:
             (client,) = tree.below[tree.root.id]
+            if client.error:  # the reference comes up when a run needs it
+                continue
             (server,) = tree.below[client.id]
             assert client.name == server.name
             assert (client.service, server.service) == ("gradbus-conductor", CALLED[tree.root.name])
