@@ -155,8 +155,7 @@ class Scoring:
         )
         try:
             parents = [pending.group.traceparent for pending in batch]
-            attributes = {"gradbus.run.id": self._run_id, "gradbus.samples": len(asked)}
-            with linked_span("score", parents, attributes), self.state.scored:
+            with linked_span("score", parents, {"gradbus.run.id": self._run_id, "gradbus.samples": len(asked)}), self.state.scored:
                 response = await self._wires.reward.Score(request, timeout=self._spec.reward.timeout_seconds + _EXTRA_SECONDS)
         except AioRpcError as error:
             _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
