@@ -74,7 +74,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "cellGap": 1,
         "color": {"mode": "scheme", "scheme": "Blues", "steps": 32},
         "legend": {"show": False},
-        "tooltip": {"mode": "single"},
     },
     "table": {"cellHeight": "sm", "showHeader": True},
 }

@@ -102,6 +102,31 @@ def test_a_dashboard_has_what_grafana_demands(name):
 
 
 @pytest.mark.parametrize("name", BOARDS)
+def test_a_dashboard_passes_grafanas_schema(name):
+    """Read by Grafana's own typed model and written again, nothing is lost but what data sources and plugins define themselves."""
+    reason = "no Grafana schema: pip install grafana-foundation-sdk"
+    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason=reason)
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+
+    register_default_plugins()
+    again = json.loads(JSONEncoder(sort_keys=True).encode(models.Dashboard.from_json(BOARDS[name])))
+    assert set(lost(BOARDS[name], again)) <= {"definition", "step", "titleFormat"}
+
+
+def lost(given, again, key=""):
+    """Names of what is in `given` and not, or with another value, in `again`."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            yield from lost(value, again[name], name) if name in again else [name]
+    elif isinstance(given, list):
+        for one, other in zip(given, again, strict=True):
+            yield from lost(one, other, key)
+    elif given != again:
+        yield key
+
+
+@pytest.mark.parametrize("name", BOARDS)
 def test_panels_lie_in_rows_beside_each_other_and_never_over_each_other(name):
     taken = set()
     assert BOARDS[name]["panels"][0]["type"] == "row"
