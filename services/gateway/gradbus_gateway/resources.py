@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field
 
+from gradbus.api_keys import Scope
 from gradbus.bus import Event
 from gradbus.runs import DesiredState, RunProgress, RunState, WorkerPresence
 from gradbus.spec import RunSpec
@@ -166,6 +167,23 @@ class FileResource(BaseModel):
     object: Literal["file"] = "file"
     id: str
     bytes: int
+
+
+class SignInResource(BaseModel):
+    """A link that signs a browser in, once."""
+
+    object: Literal["sign_in"] = "sign_in"
+    path: str = Field(description="Below the gateway's address.")
+    expires_at: datetime
+
+
+class CallerResource(BaseModel):
+    """An API key, as its holder may see it."""
+
+    object: Literal["caller"] = "caller"
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
 
 
 class WorkerResource(WorkerPresence):

@@ -1,0 +1,50 @@
+// From a run, its history and its workers to what the loop's picture says.
+import { number, percent, FINAL } from "./words.js";
+
+/** The state that `Loop.set` takes. */
+export function picture(run, history, workers) {
+  const { schedule, rollout, algorithm, trainer } = run.spec;
+  const isOver = FINAL.has(run.state);
+  const rates = history.rates(isOver);
+  const rollouts = workers.filter((worker) => worker.role === "rollout");
+  const trainers = workers.filter((worker) => worker.role === "trainer");
+  const { shares, version } = run.progress;
+  const groups = rates && rates.steps * schedule.groups_per_step;
+  const samples = groups && groups * rollout.group_size;
+  const asksReference = algorithm.kl > 0 && !trainer.lora;
+  const holders = rollouts.filter((worker) => worker.version === version).length;
+  const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
+  const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", moves: Boolean(value) && !isOver });
+  return {
+    workers: rollouts.length,
+    asks: { reference: asksReference },
+    facts: {
+      gateway: "you are here",
+      conductor: run.state.replaceAll("_", " "),
+      reward: run.spec.reward.service ? "your service" : isOver ? "" : `busy ${percent(shares.score)}`,
+      reference: asksReference ? `kl ${number(algorithm.kl)}` : "not asked",
+      rollout: isOver ? "" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
+      buffer: isOver ? "archived" : claimed ? `${claimed} groups to come` : "experience log",
+      trainer: isOver ? `${run.progress.step} steps` : trainers.length ? `waits ${percent(shares.wait)}` : "no trainer",
+      store: version >= 0 ? `version ${version}` : "no version yet",
+    },
+    flows: {
+      spec: { long: "spec, wishes", short: "spec", moves: false },
+      tasks: flow(groups, "prompts/s", "/s"),
+      sampled: flow(samples, "samples/s", "/s"),
+      judged: { long: groups ? "judged, let in once" : "", short: "", moves: Boolean(groups) && !isOver },
+      score: flow(samples, "scores/s", "/s scored"),
+      logprobs: asksReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", moves: false },
+      read: flow(groups, "groups/s", " groups/s"),
+      publish: flow(rates?.steps, "/s", "/s"),
+      active: active(version, holders, rollouts.length, isOver),
+    },
+  };
+}
+
+function active(version, holders, workers, isOver) {
+  if (version < 0) return { long: "", short: "", moves: false };
+  if (isOver) return { long: `version ${version} is the last`, short: `v${version}`, moves: false };
+  const held = holders === workers ? (workers === 1 ? "active on the worker" : `active on all ${workers} workers`) : `active on ${holders} of ${workers}`;
+  return { long: workers ? `version ${version}, ${held}` : `version ${version}, held by nobody`, short: `v${version}`, moves: workers > 0 };
+}

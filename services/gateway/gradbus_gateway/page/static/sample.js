@@ -1,0 +1,2 @@
+import { make } from "./elements.js";
+export async function showSample({ root }) { root.append(make("p", {}, "later")); }

@@ -1,0 +1,2 @@
+import { make } from "./elements.js";
+export async function showSamples({ root }) { root.append(make("p", {}, "later")); }
