@@ -5,6 +5,12 @@ import { number } from "./words.js";
 const HEIGHT = 132;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+/** A level line has room above and below it. */
+function around(_, low, high) {
+  if (low === null) return [0, 1];
+  return low === high ? [Math.min(0, low), high > 0 ? high * 1.5 : 1] : uPlot.rangeNum(low, high, 0.08, true);
+}
+
 /** A chart with its title, the newest value and one line of meaning. `series`: [{label, band?}] after the axis. */
 export class Chart {
   #plot = null;
@@ -27,6 +33,7 @@ export class Chart {
     this.#data = data;
     const steps = data[0];
     this.canvas.classList.toggle("bare", steps.length === 0);
+    this.canvas.dataset.points = steps.length;
     if (!this.#plot && this.canvas.clientWidth) this.#create();
     else this.#plot?.setData(data);
     this.#say();
@@ -62,10 +69,10 @@ export class Chart {
       {
         width: this.canvas.clientWidth,
         height: HEIGHT,
-        padding: [6, 8, 0, 0],
+        padding: [6, 14, 0, 0],
         legend: { show: false },
         cursor: { y: false, drag: { x: false, y: false }, sync: { key: "steps" }, points: { size: 6 } },
-        scales: { x: { time: false } },
+        scales: { x: { time: false }, y: { range: around } },
         axes: [
           { ...axis, size: 22, space: 60, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) },
           { ...axis, size: 46, space: 34, values: (_, ticks) => ticks.map((tick) => number(tick)) },

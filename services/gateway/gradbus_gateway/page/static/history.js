@@ -1,4 +1,6 @@
 // A run's history as columns: what the event stream says, from the first event on and then live.
+import { ask } from "./api.js";
+
 const TYPES = ["metrics", "state", "evaluation", "checkpoint", "alarm", "diverged", "unchanged", "dropped", "transfer", "learner"];
 const CHARTED = [
   "reward", "reward_std", "entropy", "kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
@@ -134,4 +136,22 @@ export function follow(runId, history, signal, changed, isOver) {
     close();
   });
   open();
+}
+
+const PAGES = 20;
+const kept = { runId: "", history: null };
+
+/** The history of a run, shared by its views: what one has read the next need not ask for again. */
+export function historyOf(runId) {
+  if (kept.runId !== runId) Object.assign(kept, { runId, history: new History() });
+  return kept.history;
+}
+
+/** Reads what a history lacks, up to `PAGES` thousand events. */
+export async function catchUp(runId, history, signal) {
+  for (let page = 0; page < PAGES; page += 1) {
+    const answer = await ask(`/v1/runs/${runId}/events?after=${history.newest}&limit=1000`, { signal });
+    answer.data.forEach((event) => history.take(event));
+    if (!answer.has_more) return;
+  }
 }

@@ -12,7 +12,6 @@ export function picture(run, history, workers) {
   const groups = rates && rates.steps * schedule.groups_per_step;
   const samples = groups && groups * rollout.group_size;
   const asksReference = algorithm.kl > 0 && !trainer.lora;
-  const holders = rollouts.filter((worker) => worker.version === version).length;
   const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
   const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", moves: Boolean(value) && !isOver });
   return {
@@ -37,14 +36,17 @@ export function picture(run, history, workers) {
       logprobs: asksReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", moves: false },
       read: flow(groups, "groups/s", " groups/s"),
       publish: flow(rates?.steps, "/s", "/s"),
-      active: active(version, holders, rollouts.length, isOver),
+      active: active(version, rollouts, isOver),
     },
   };
 }
 
-function active(version, holders, workers, isOver) {
+function active(version, rollouts, isOver) {
   if (version < 0) return { long: "", short: "", moves: false };
   if (isOver) return { long: `version ${version} is the last`, short: `v${version}`, moves: false };
-  const held = holders === workers ? (workers === 1 ? "active on the worker" : `active on all ${workers} workers`) : `active on ${holders} of ${workers}`;
-  return { long: workers ? `version ${version}, ${held}` : `version ${version}, held by nobody`, short: `v${version}`, moves: workers > 0 };
+  const held = rollouts.map((worker) => worker.version).filter((one) => one >= 0);
+  if (!held.length) return { long: `version ${version}, held by no worker yet`, short: `v${version}`, moves: false };
+  const [low, high] = [Math.min(...held), Math.max(...held)];
+  const span = low === high ? `${low}` : `${low} to ${high}`;
+  return { long: `workers hold version ${span}`, short: `v${span} held`, moves: true };
 }

@@ -3,7 +3,7 @@ import { ask, poll } from "./api.js";
 import { chartGrid } from "./charts.js";
 import { Curves } from "./curves.js";
 import { make, prose, setText } from "./elements.js";
-import { follow, History } from "./history.js";
+import { follow, historyOf } from "./history.js";
 import { Loop } from "./loop.js";
 import { picture } from "./picture.js";
 import { TimeShares } from "./time.js";
@@ -17,7 +17,7 @@ export async function showRun(context, runId) {
   let run = await ask(`/v1/runs/${runId}`, { signal });
   let live = [];
   document.title = `${run.name || run.id} · Gradbus`;
-  const history = new History();
+  const history = historyOf(runId);
   const head = new Head(context, run, (answer) => update(answer));
   const [loop, time, workers, told, curves] = [new Loop(), new TimeShares(), new Workers(), new Told(), new Curves(run.spec.evaluation.metric)];
   root.append(
@@ -93,7 +93,7 @@ class Head {
     setText(this.figures.Reward, fixed(progress.reward));
     setText(this.figures["Held-out"], fixed(progress.accuracy));
     setText(this.figures.Staleness, fixed(progress.staleness, 1));
-    setText(this.figures.Speed, rates ? `${number(rates.tokens, 0)} tokens/s` : "–");
+    setText(this.figures.Speed, rates ? `${number(rates.tokens, 0)} tok/s` : "–");
     setText(this.figures.Checkpoint, progress.checkpoint_step > 0 ? `step ${progress.checkpoint_step}` : "–");
     this.buttons.set(run);
   }

@@ -7,7 +7,7 @@ const PAGE = 30;
 
 export async function showRuns({ root, signal, fail }) {
   document.title = "Runs · Gradbus";
-  const list = make("div");
+  const list = make("div", {}, make("p", { class: "empty" }, "Reading …"));
   const trouble = make("p", { class: "note bad hidden", role: "alert" });
   const older = [];
   root.append(make("div", { class: "page-head" }, make("h1", {}, "Runs")), trouble, list);

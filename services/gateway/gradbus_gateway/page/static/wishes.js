@@ -7,6 +7,7 @@ export function wishes({ may, signal }, run, changed) {
   const trouble = make("p", { class: "note bad hidden", role: "alert" });
   const hold = make("button", {}, "Pause");
   const cancel = make("button", { class: "danger" }, "Cancel run …");
+  const stay = make("button", { onclick: () => dialog.close() }, "Let it run");
   const dialog = make(
     "dialog", { "aria-labelledby": "cancel-title" },
     make("h2", { id: "cancel-title" }, `Cancel ${run.name || run.id}?`),
@@ -26,7 +27,10 @@ export function wishes({ may, signal }, run, changed) {
     }
   };
   hold.addEventListener("click", () => send(hold.dataset.verb));
-  cancel.addEventListener("click", () => dialog.showModal());
+  cancel.addEventListener("click", () => {
+    dialog.showModal();
+    stay.focus();
+  });
   const element = make("div", { class: "wishes" }, make("div", { class: "row" }, hold, cancel), trouble, dialog);
   const set = (now) => {
     const isOver = FINAL.has(now.state) || now.state === "cancelling";
