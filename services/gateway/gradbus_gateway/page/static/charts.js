@@ -11,13 +11,23 @@ function around(_, low, high) {
   return low === high ? [Math.min(0, low), high > 0 ? high * 1.5 : 1] : uPlot.rangeNum(low, high, 0.08, true);
 }
 
+/** The values' trend: an exponential mean over about a fiftieth of them. */
+function smoothed(values) {
+  const weight = Math.min(1, 100 / (values.length + 1));
+  let mean = null;
+  return values.map((value) => {
+    if (value !== null && value !== undefined) mean = mean === null ? value : mean + weight * (value - mean);
+    return mean;
+  });
+}
+
 /** A chart with its title, the newest value and one line of meaning. `series`: [{label, band?}] after the axis. */
 export class Chart {
   #plot = null;
   #data = null;
 
-  constructor({ title, meaning, series, format = number, points = false }) {
-    Object.assign(this, { title, series, format, points });
+  constructor({ title, meaning, series, format = number, points = false, smooth = false }) {
+    Object.assign(this, { title, series, format, points, smooth });
     this.value = make("span", { class: "chart-value num" }, "–");
     this.canvas = make("div", { class: "chart-canvas" });
     this.element = make(
@@ -30,12 +40,12 @@ export class Chart {
 
   /** Takes [steps, ...series]; series hold null where there is no value. */
   set(data) {
-    this.#data = data;
     const steps = data[0];
+    this.#data = this.smooth ? [...data, ...this.#plain().map((at) => smoothed(data[at]))] : data;
     this.canvas.classList.toggle("bare", steps.length === 0);
     this.canvas.dataset.points = steps.length;
     if (!this.#plot && this.canvas.clientWidth) this.#create();
-    else this.#plot?.setData(data);
+    else this.#plot?.setData(this.#data);
     this.#say();
   }
 
@@ -50,6 +60,11 @@ export class Chart {
     } else if (this.#plot.width !== this.canvas.clientWidth) this.#plot.setSize({ width: this.canvas.clientWidth, height: HEIGHT });
   }
 
+  /** Places of the series that are lines, not edges of a band. */
+  #plain() {
+    return this.series.map(({ edge }, at) => (edge ? 0 : at + 1)).filter(Boolean);
+  }
+
   destroy() {
     this.#plot?.destroy();
   }
@@ -57,13 +72,15 @@ export class Chart {
   #create() {
     const grid = { stroke: style("--line"), width: 1 };
     const axis = { stroke: style("--soft"), font: `11px ${style("--sans")}`, grid, ticks: { show: false }, gap: 4 };
-    const lines = this.series.map(({ label, colour = 1, edge }) => ({
+    const line = ({ label, colour = 1, edge }, faint) => ({
       label,
-      stroke: edge ? "transparent" : style(`--line-${colour}`),
-      width: edge ? 0 : 1.5,
+      stroke: edge ? "transparent" : style(`--line-${colour}${faint ? "-faint" : ""}`),
+      width: edge ? 0 : faint ? 1 : 1.6,
       points: { show: this.points && !edge, size: 5, fill: style(`--line-${colour}`) },
       spanGaps: true,
-    }));
+    });
+    const lines = this.series.map((series) => line(series, this.smooth));
+    if (this.smooth) lines.push(...this.#plain().map((at) => line(this.series[at - 1], false)));
     const edges = this.series.map(({ edge }, at) => (edge ? at + 1 : 0)).filter(Boolean);
     this.#plot = new uPlot(
       {
@@ -89,13 +106,12 @@ export class Chart {
   /** The value under the cursor, else the newest. */
   #say(at = null) {
     const data = this.#data;
-    const shown = this.series.map(({ edge }, index) => (edge ? null : index + 1)).filter(Boolean);
     const one = (index) => {
       const values = data?.[index] ?? [];
       const value = at !== null && at !== undefined ? values[at] : values.findLast((found) => found !== null && found !== undefined);
       return this.format(value);
     };
-    const text = shown.map(one).join(" / ");
+    const text = this.#plain().map(one).join(" / ");
     setText(this.value, at !== null && at !== undefined && data ? `${text} · step ${data[0][at]}` : text);
   }
 }

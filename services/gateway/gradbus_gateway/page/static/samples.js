@@ -75,7 +75,7 @@ function address({ steps, at, show, colour, row }) {
 function controls(run, wish, anew) {
   const width = run.spec.schedule.groups_per_step;
   const choice = (label, name, options) =>
-    make("label", { class: "field" }, make("span", {}, label), make("select", { onchange: (event) => anew({ [name]: event.target.value }) }, ...options.map(([value, text]) => make("option", { value, selected: wish[name] === value }, text))));
+    make("label", { class: "field" }, make("span", {}, label), make("select", { "aria-label": label, onchange: (event) => anew({ [name]: event.target.value }) }, ...options.map(([value, text]) => make("option", { value, selected: wish[name] === value }, text))));
   const colour = choice("Colour", "colour", [["", "none"], ["probability", "token probability"], ["advantage", "advantage"]]);
   if (wish.row !== null) {
     return make("div", { class: "controls" }, make("p", {}, `Row ${wish.row} of the dataset, each time it came. `, make("button", { class: "plain", onclick: () => anew({ row: null }) }, "Back to steps")), colour);
