@@ -50,8 +50,17 @@ def run_id(lab, spec, rows):
     """A run that trains as long as the tests look at it. What it trains on would be markup, if text could be."""
     held_out = rows([{"prompt": "sun and", "answer": "sun"}])
     data = {"train": rows([{"prompt": MARKUP, "answer": "x"}] * 8), "eval": held_out}
-    evaluation = {"every": 5, "samples": 1}
-    run_id = lab.submit(spec(name="watched", data=data, schedule={"steps": STEPS}, evaluation=evaluation, algorithm={"filter": "none"}))
+    evaluation = {"every": 10, "samples": 1}
+    run_id = lab.submit(
+        spec(
+            name="watched",
+            data=data,
+            schedule={"steps": STEPS},
+            evaluation=evaluation,
+            checkpoint={"every": 50},
+            algorithm={"filter": "none"},
+        )
+    )
     lab.until(run_id, lambda run: run["progress"]["step"] >= 3)
     yield run_id
     lab.client.cancel(run_id)
@@ -134,7 +143,7 @@ def test_a_run_is_watched_live(page, lab, run_id):
     assert page.tab.locator(".chart canvas").count() == page.tab.locator(".chart").count()
     page.sees(".chip", "Running")
     page.sees(".workers", "rollout-0")
-    page.sees(".told", "version 0: reward")
+    page.sees(".told li", re.compile(r"version \d+: reward"))
     page.sees(".verdict", re.compile("-bound|In balance"))
     page.sees(".loop.wide", re.compile(r"samples/s"))
     page.sees(".loop.wide", re.compile(r"workers hold version \d+"))

@@ -33,7 +33,7 @@ const NARROW = {
     judged: ["M332 244H340V32H334", [335, 88, "end"]],
     score: ["M222 60V84H72V110", [148, 98, "end"]],
     logprobs: ["M266 60V110", [260, 102, "end"]],
-    read: ["M266 280V330", [272, 310, "start"]],
+    read: ["M266 280V330", [260, 310, "end"]],
     publish: ["M200 360H140", [169, 352, "middle"]],
     active: ["M72 332V288", [78, 314, "start"]],
   },

@@ -8,21 +8,24 @@ export function picture(run, history, workers) {
   const rates = history.rates(isOver);
   const rollouts = workers.filter((worker) => worker.role === "rollout");
   const trainers = workers.filter((worker) => worker.role === "trainer");
-  const { shares, version } = run.progress;
+  const { shares } = run.progress;
+  // What workers say is newer than the run's status.
+  const version = Math.max(run.progress.version, ...workers.map((worker) => worker.version));
   const groups = rates && rates.steps * schedule.groups_per_step;
   const samples = groups && groups * rollout.group_size;
   const asksReference = algorithm.kl > 0 && !trainer.lora;
   const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
   const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", moves: Boolean(value) && !isOver });
+  const slim = (flow) => ({ ...flow, long: flow.short });
   return {
     workers: rollouts.length,
     asks: { reference: asksReference },
     facts: {
       gateway: "you are here",
       conductor: run.state.replaceAll("_", " "),
-      reward: run.spec.reward.service ? "your service" : isOver ? "" : `busy ${percent(shares.score)}`,
+      reward: run.spec.reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
       reference: asksReference ? `kl ${number(algorithm.kl)}` : "not asked",
-      rollout: isOver ? "" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
+      rollout: isOver ? "idle" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
       buffer: isOver ? "archived" : claimed ? `${claimed} groups to come` : "experience log",
       trainer: isOver ? `${run.progress.step} steps` : trainers.length ? `waits ${percent(shares.wait)}` : "no trainer",
       store: version >= 0 ? `version ${version}` : "no version yet",
@@ -35,7 +38,7 @@ export function picture(run, history, workers) {
       score: flow(samples, "scores/s", "/s scored"),
       logprobs: asksReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", moves: false },
       read: flow(groups, "groups/s", " groups/s"),
-      publish: flow(rates?.steps, "/s", "/s"),
+      publish: slim(flow(rates?.steps, "", "/s")),
       active: active(version, rollouts, isOver),
     },
   };
