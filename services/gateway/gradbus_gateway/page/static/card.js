@@ -3,6 +3,12 @@ import { make } from "./elements.js";
 import { shaded } from "./tokens.js";
 import { number, signed } from "./words.js";
 
+/** From the lowest reward, or 0, to the highest: one scale for all bars that stand side by side. */
+export function rewardRange(samples) {
+  const rewards = samples.map((sample) => sample.reward).filter((reward) => reward !== null);
+  return [Math.min(0, ...rewards), Math.max(0, ...rewards)];
+}
+
 /** `colour`: "", "probability" or "advantage"; `range`: lowest and highest reward shown, for the bar. */
 export function card(run, sample, { colour, pieces, range }) {
   const tone = colour === "advantage" && sample.advantage ? (sample.advantage > 0 ? "better" : "worse") : "";
@@ -24,6 +30,6 @@ function worth(sample, [low, high]) {
 
 function details(sample) {
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
-  const worth = sample.verdict === "train" ? (sample.advantage === null ? ["masked"] : [`advantage ${signed(sample.advantage)}`]) : [sample.verdict];
+  const worth = sample.verdict === "train" ? (sample.advantage === null ? ["masked"] : [`advantage\u00a0${signed(sample.advantage)}`]) : [sample.verdict];
   return [...parts, ...worth, ...(sample.finish_reason === "stop" ? [] : ["cut off"])].join(" · ");
 }

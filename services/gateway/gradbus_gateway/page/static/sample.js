@@ -1,6 +1,6 @@
 // One sample's life: from the version it was dispatched for to the step that trained it.
 import { ask } from "./api.js";
-import { card } from "./card.js";
+import { card, rewardRange } from "./card.js";
 import { make } from "./elements.js";
 import { catchUp, historyOf } from "./history.js";
 import { readSamples } from "./log.js";
@@ -20,8 +20,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
     return;
   }
   const pieces = await piecesOf(run, signal);
-  const rewards = page.data.map((one) => one.reward).filter((reward) => reward !== null);
-  const range = [Math.min(0, ...rewards), Math.max(0, ...rewards)];
+  const range = rewardRange(page.data);
   root.append(
     make("section", { class: "text" },
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),

@@ -1,6 +1,6 @@
 // Samples side by side: the same place of the data at several steps, the best and worst of a step, or one prompt each time it came.
 import { ask } from "./api.js";
-import { card } from "./card.js";
+import { card, rewardRange } from "./card.js";
 import { make, prose } from "./elements.js";
 import { catchUp, historyOf } from "./history.js";
 import { byGroup, readSamples } from "./log.js";
@@ -36,7 +36,8 @@ export async function showSamples(context, runId) {
       await catchUp(runId, told, mine);
       const pieces = wish.colour === "probability" ? await piecesOf(run, mine) : null;
       const found = wish.row === null ? await bySteps(run, told, wish, mine) : await byRow(run, wish, mine);
-      columns.replaceChildren(...found.map((column) => drawn(run, column, { colour: wish.colour, pieces, anew })));
+      const range = rewardRange(found.flatMap((column) => column.samples));
+      columns.replaceChildren(...found.map((column) => drawn(run, column, { colour: wish.colour, pieces, range, anew })));
       status.textContent = wish.colour === "probability" && !pieces ? "The model's tokenizer.json cannot be read here, so tokens are not shown apart." : said(run, wish, found);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -119,9 +120,8 @@ async function byRow(run, wish, signal) {
   return byGroup(page.data).map((samples) => ({ title: samples[0].step === null ? `Group ${samples[0].index}` : `Step ${samples[0].step}`, samples }));
 }
 
-function drawn(run, { title, samples, mixed, more }, { colour, pieces, anew }) {
+function drawn(run, { title, samples, mixed, more }, { colour, pieces, range, anew }) {
   const rewards = samples.map((sample) => sample.reward).filter((reward) => reward !== null);
-  const range = [Math.min(0, ...rewards), Math.max(...rewards, 0)];
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const first = samples[0];
   const versions = [...new Set(samples.flatMap((sample) => sample.versions.map((span) => span.version)))].sort((a, b) => a - b);

@@ -12,7 +12,7 @@ export function wishes({ may, signal }, run, changed) {
     "dialog", { "aria-labelledby": "cancel-title" },
     make("h2", { id: "cancel-title" }, `Cancel ${run.name || run.id}?`),
     make("p", {}, "It ends for good and cannot be resumed. Published versions and checkpoints are kept and can still be exported."),
-    make("div", { class: "row" }, make("button", { class: "danger", onclick: () => { dialog.close(); send("cancel"); } }, "Cancel the run"), make("button", { autofocus: true, onclick: () => dialog.close() }, "Let it run")),
+    make("div", { class: "row" }, make("button", { class: "danger", onclick: () => { dialog.close(); send("cancel"); } }, "Cancel the run"), stay),
   );
   const send = async (verb) => {
     hold.disabled = cancel.disabled = true;
