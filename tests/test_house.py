@@ -18,7 +18,7 @@ EXTRAS = SERVING | {"embedded", "all", "dev"}
 SERVICES = ("gateway", "conductor", "rollout", "reward", "reference", "trainer", "weight_store")
 WITHOUT_TORCH = ("gateway", "conductor", "reward", "weight_store")
 TOP_LEVEL = ("libs", "kernels", "services", "proto", "tests", "examples", "benchmarks", "loadtests", "deploy", "docs")
-COMMANDS = ("up", "down", "status", "run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "export")
+COMMANDS = ("up", "down", "status", "run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "export", "open")
 # Spelled in halves, so that this file is clean itself.
 FOREIGN = re.compile("|".join(["pypi" + r"\.org", "download" + r"\.pytorch\.org", "python" + "hosted", r"/wor" + r"k/(main|shared|\.)"]))
 TEXT = {".py", ".toml", ".md", ".txt", ".proto", ".yaml", ".yml", ".json", ".jsonl", ".svg", ""}

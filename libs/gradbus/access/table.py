@@ -68,6 +68,8 @@ KEYS: Final = (
     Keys(Buckets.HEADS, "*.checkpoint", "the newest durable checkpoint", ("weight_store",)),
     Keys(Buckets.HEADS, "*.term", "the newest trainer's term", ("weight_store",)),
     Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",)),
+    Keys(Buckets.SESSIONS, "code.*", "a sign-in link that may be used once", ("gateway",)),
+    Keys(Buckets.SESSIONS, "session.*", "a browser that is signed in", ("gateway",)),
 )
 
 READERS: Final[Mapping[str, Roles]] = {
@@ -77,6 +79,7 @@ READERS: Final[Mapping[str, Roles]] = {
     Buckets.LEASES: ("conductor", "trainer"),
     Buckets.HEADS: ("conductor", "rollout", "weight_store"),
     Buckets.PROBES: ("rollout",),
+    Buckets.SESSIONS: ("gateway",),
 }
 
 HINTS: Final = (

@@ -24,7 +24,11 @@ from gradbus.errors import SettingsError
 from gradbus.telemetry import WireOperation, get_logger, span, trace_headers, traceparent_of
 
 _log = get_logger(__name__)
-_TTL_SECONDS = {subjects.Buckets.WORKERS: subjects.WORKER_TTL_SECONDS, subjects.Buckets.LEASES: subjects.LEASE_TTL_SECONDS}
+_TTL_SECONDS = {
+    subjects.Buckets.WORKERS: subjects.WORKER_TTL_SECONDS,
+    subjects.Buckets.LEASES: subjects.LEASE_TTL_SECONDS,
+    subjects.Buckets.SESSIONS: subjects.SESSION_TTL_SECONDS,
+}
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
 _FLUSH_SECONDS = 3

@@ -23,10 +23,13 @@ class Buckets:
     """`<run>`: digest of a fixed probe, created by the run's first rollout worker."""
     HEADS: Final = "heads"
     """`<run>.version`, `<run>.checkpoint` and `<run>.term`; only the weight store writes."""
+    SESSIONS: Final = "sessions"
+    """`code.<hash>` and `session.<hash>`: who is signed in to the page; gone after `SESSION_TTL_SECONDS`."""
 
 
 WORKER_TTL_SECONDS: Final = 6.0
 LEASE_TTL_SECONDS: Final = 10.0
+SESSION_TTL_SECONDS: Final = 12 * 3600.0
 
 
 def template(subject: str) -> str:

@@ -8,7 +8,9 @@ from fastapi.telemetry import TelemetryConfig
 from gradbus_gateway import problems
 from gradbus_gateway.auth import ANY_KEY
 from gradbus_gateway.body_limit import BodyLimit
-from gradbus_gateway.routes import events, files, health, runs, samples, versions, workers
+from gradbus_gateway.hosts import HostCheck
+from gradbus_gateway.page import routes as page
+from gradbus_gateway.routes import events, files, health, runs, samples, sign_in, versions, workers
 from gradbus_gateway.settings import GatewaySettings
 from gradbus_gateway.state import Gateway
 
@@ -21,12 +23,14 @@ def create_app(gateway: Gateway | None = None) -> FastAPI:
     silent: TelemetryConfig = {"tracing": False, "operation_spans": False}
     app = FastAPI(title="Gradbus", version="1", description=_DESCRIPTION, docs_url=None, redoc_url=None, telemetry=silent)
     v1 = APIRouter(prefix="/v1", dependencies=[ANY_KEY])
-    for part in (runs, events, samples, versions, files, workers):
+    for part in (runs, events, samples, versions, files, workers, sign_in):
         v1.include_router(part.router)
     app.include_router(v1)
-    app.include_router(health.router)
+    for router in (health.router, sign_in.page_router, page.router):
+        app.include_router(router)
     problems.register(app)
     settings = gateway.settings if gateway else GatewaySettings()
     app.add_middleware(BodyLimit, file_bytes=settings.max_file_bytes)
+    app.add_middleware(HostCheck, served=settings.served_hosts)
     app.state.gateway = gateway
     return app

@@ -1,33 +1,70 @@
-"""Who may do what. Every route under /v1 needs a key; each router names the scope besides."""
+"""Who may do what. Every route under /v1 needs a key or a session of the page; each router names the scope besides."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import Security
+from fastapi import Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from gradbus.api_keys import ApiKeyRecord
 from gradbus_gateway.problems import ProblemError
-from gradbus_gateway.state import Here
+from gradbus_gateway.state import Gateway, Here
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="ApiKey", description="`Authorization: Bearer <id>.<secret>`")
+_UNCHANGING: Final = frozenset({"GET", "HEAD"})
+_FOREIGN: Final = frozenset({"cross-site", "same-site"})
+Given = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 
 
-async def authenticate(
-    wanted: SecurityScopes, gateway: Here, given: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
-) -> ApiKeyRecord:
-    """The caller's key. 401 without a valid one, 403 when it lacks a scope."""
-    record = gateway.keyring.find(given.credentials) if given else None
+async def authenticate(request: Request, wanted: SecurityScopes, gateway: Here, given: Given) -> ApiKeyRecord:
+    """The caller's key, shown or held by the caller's session. 401 without a valid one, 403 when it lacks a scope."""
+    if "authorization" in request.headers:
+        record = gateway.keyring.find(given.credentials) if given else None
+    else:
+        record = await _session_key(request, gateway)
     if record is None:
-        raise ProblemError(401, "unauthorized", "the API key is missing or wrong; send `Authorization: Bearer <id>.<secret>`")
+        detail = "the API key is missing or wrong; send `Authorization: Bearer <id>.<secret>`, or sign in with `gradbus open`"
+        raise ProblemError(401, "unauthorized", detail)
     missing = [scope for scope in wanted.scopes if not record.allows(scope)]
     if missing:
         raise ProblemError(403, "forbidden", f"key {record.id} lacks the scope {', '.join(missing)}; use a key that has it")
     return record
 
 
+async def by_key(request: Request, record: Annotated[ApiKeyRecord, Security(authenticate)]) -> ApiKeyRecord:
+    """The caller's key, which was shown itself: a session must not make itself another one."""
+    if "authorization" not in request.headers:
+        raise ProblemError(403, "forbidden", "a session cannot make sign-in links; run `gradbus open` again")
+    return record
+
+
+def cookie_name(request: Request) -> str:
+    """Cookies are shared by all ports of a name, so the port is in the cookie's."""
+    _, _, port = request.headers.get("host", "").rpartition(":")
+    return f"gradbus-{port if port.isdecimal() else 'session'}"
+
+
+def check_same_origin(request: Request) -> None:
+    """403 unless the page itself sent the request. `SameSite` alone would trust every other port of this machine."""
+    fetched_by = request.headers.get("sec-fetch-site", "same-origin")
+    _, _, origin = request.headers.get("origin", "").partition("://")
+    if fetched_by != "same-origin" or origin != request.headers.get("host", ""):
+        raise ProblemError(403, "foreign-origin", "only the gateway's own page may do this with a session; other callers send an API key")
+
+
+async def _session_key(request: Request, gateway: Gateway) -> ApiKeyRecord | None:
+    token = request.cookies.get(cookie_name(request))
+    if not token:
+        return None
+    if request.method not in _UNCHANGING or request.headers.get("sec-fetch-site") in _FOREIGN:
+        check_same_origin(request)
+    key_id = await gateway.sessions.holder(token)
+    return gateway.keyring.known(key_id) if key_id else None
+
+
 READ = Security(authenticate, scopes=["runs:read"])
 WRITE = Security(authenticate, scopes=["runs:write"])
 UPLOAD = Security(authenticate, scopes=["files:write"])
 ANY_KEY = Security(authenticate)
+BY_KEY = Security(by_key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from redis.asyncio import Redis
 
@@ -35,10 +35,9 @@ async def read_experience(
             records = [(entry.stream_id, entry.record) for entry in archived.entries if parse_position(entry.stream_id) > position]
         if not records:
             return
-        for stream_id, record in records:
-            entry = await asyncio.to_thread(_decoded, stream_id, record)
-            if entry is not None:
-                yield stream_id, entry
+        for first in range(0, len(records), _BATCH):
+            for found in await asyncio.to_thread(_decoded, records[first : first + _BATCH]):
+                yield found
         position = parse_position(records[-1][0])
 
 
@@ -58,9 +57,11 @@ async def _segment_behind(objects: ObjectStore, run_id: str, position: Position)
     return min(found)[1] if found else None
 
 
-def _decoded(stream_id: str, record: bytes) -> LogEntry | None:
-    try:
-        return LogEntry.FromString(unseal(record, f"log entry {stream_id}"))
-    except CorruptRecordError as error:
-        _log.warning("corrupt_entry_left_out", error=str(error))
-        return None
+def _decoded(records: Sequence[tuple[str, bytes]]) -> list[tuple[str, LogEntry]]:
+    entries = []
+    for stream_id, record in records:
+        try:
+            entries.append((stream_id, LogEntry.FromString(unseal(record, f"log entry {stream_id}"))))
+        except CorruptRecordError as error:
+            _log.warning("corrupt_entry_left_out", error=str(error))
+    return entries

@@ -24,6 +24,11 @@ class Keyring:
         self._refresh()
         return find_api_key(self._records, token)
 
+    def known(self, key_id: str) -> ApiKeyRecord | None:
+        """The key with this id, or None when it was revoked."""
+        self._refresh()
+        return next((record for record in self._records if record.id == key_id), None)
+
     def _refresh(self) -> None:
         try:
             changed = self._path.stat().st_mtime_ns

@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field
 
+from gradbus.api_keys import Scope
 from gradbus.bus import Event
 from gradbus.runs import DesiredState, RunProgress, RunState, WorkerPresence
 from gradbus.spec import RunSpec
@@ -100,6 +101,14 @@ class SpanResource(BaseModel):
     trainable: bool
 
 
+class SampleTokens(BaseModel):
+    """The response token by token."""
+
+    ids: list[int]
+    logprobs: list[float] = Field(description="Of the sampled tokens, by the policy that sampled them.")
+    reference_logprobs: list[float] = Field(description="By the frozen base model; empty when the run has no KL term.")
+
+
 class SampleResource(BaseModel):
     """One completion as it was judged."""
 
@@ -116,8 +125,15 @@ class SampleResource(BaseModel):
     reward_status: str
     reason: str
     verdict: str
+    advantage: float | None = Field(None, description="Against its group; null for a sample that is not trained.")
     versions: list[SpanResource]
     worker: str
+    engine: str = ""
+    dispatched_version: int = Field(description="The version its task named.")
+    admitted_at: datetime = Field(description="When its group entered the experience log.")
+    trace_id: str = Field("", description="Of the trace its worker recorded; empty when none was.")
+    token_count: int = Field(description="Response tokens.")
+    tokens: SampleTokens | None = Field(None, description="With `include=tokens`.")
 
 
 class VersionResource(BaseModel):
@@ -166,6 +182,23 @@ class FileResource(BaseModel):
     object: Literal["file"] = "file"
     id: str
     bytes: int
+
+
+class SignInResource(BaseModel):
+    """A link that signs a browser in, once."""
+
+    object: Literal["sign_in"] = "sign_in"
+    path: str = Field(description="Below the gateway's address.")
+    expires_at: datetime
+
+
+class CallerResource(BaseModel):
+    """An API key, as its holder may see it."""
+
+    object: Literal["caller"] = "caller"
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
 
 
 class WorkerResource(WorkerPresence):

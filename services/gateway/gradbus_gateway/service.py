@@ -19,6 +19,7 @@ from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
 from gradbus_gateway.keyring import Keyring
 from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.sessions import Sessions
 from gradbus_gateway.settings import GatewaySettings
 from gradbus_gateway.state import Gateway
 
@@ -58,6 +59,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
             bus=bus,
             runs=RunStore(await bus.bucket(Buckets.RUNS)),
             workers=await bus.bucket(Buckets.WORKERS),
+            sessions=Sessions(await bus.bucket(Buckets.SESSIONS)),
             buffer=buffer,
             objects=settings.open_objects(),
             weights=WeightStoreServiceStub(channel),

@@ -15,6 +15,7 @@ class GatewaySettings(ProcessSettings):
     weight_store: str = Field("127.0.0.1:0", description="host:port of the weight store.")
     api_keys_file: Path = Field(Path("/etc/gradbus/api-keys.json"), description="Records of the API keys; read again when it changes.")
     model_roots: tuple[Path, ...] = Field((), description="Folders of this machine whose models and datasets a spec may name by path.")
+    served_hosts: tuple[str, ...] = Field((), description="Names besides localhost under which browsers may open the page.")
     allowed_hosts: tuple[str, ...] = Field((), description="Host patterns that `reward.service` may name, e.g. `*.rewards.svc`.")
     allow_loopback: bool = Field(False, description="Whether `reward.service` may lead to this machine.")
     python_graders: bool = Field(False, description="Whether users may send Python source as a grader.")

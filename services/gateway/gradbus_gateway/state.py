@@ -13,6 +13,7 @@ from gradbus.bus import Bucket, Bus
 from gradbus.objects import ObjectStore
 from gradbus_gateway.keyring import Keyring
 from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.sessions import Sessions
 from gradbus_gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Gateway:
     bus: Bus
     runs: RunStore
     workers: Bucket
+    sessions: Sessions
     buffer: Redis
     objects: ObjectStore
     weights: WeightStoreServiceAsyncStub

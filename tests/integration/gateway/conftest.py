@@ -63,6 +63,7 @@ def stack(nats_url, buffer_url, tmp_path_factory):
         "GRADBUS_API_KEYS_FILE": str(folder / "keys.json"),
         "GRADBUS_MODEL_ROOTS": json.dumps([str(roots)]),
         "GRADBUS_ALLOW_LOOPBACK": "true",
+        "GRADBUS_SERVED_HOSTS": json.dumps(["gradbus.test"]),
         "GRADBUS_PYTHON_GRADERS": "true",
     }
     processes = [start(name, port, wires, folder) for name, port in zip(["gradbus_weight_store", "gradbus_gateway"], ports, strict=True)]

@@ -4,41 +4,64 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
-from gradbus.spec import ScheduleSpec
-from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
-from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus.v1.sample_pb2 import FinishReason, Sample
+from gradbus.spec import RunSpec, ScheduleSpec
 from gradbus_gateway.auth import READ
 from gradbus_gateway.experience import read_experience
+from gradbus_gateway.judged import JudgedGroup
 from gradbus_gateway.problems import ProblemError
-from gradbus_gateway.resources import Page, SampleResource, SpanResource
+from gradbus_gateway.resources import Page, SampleResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here
 
 router = APIRouter(prefix="/runs/{run_id}/samples", tags=["runs"], dependencies=[READ])
 Found = tuple[str, SampleResource]
+Step = Annotated[int | None, Query(ge=0, description="Only what this step trains (`fixed_lag`).")]
+Index = Annotated[int | None, Query(ge=0, description="Only this group.")]
+Row = Annotated[int | None, Query(ge=0, description="Only groups of this row of the dataset, counted from 0.")]
+Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: ids and log-probabilities too.")]
+_AFTER = "`next_after` of the page before, or `<milliseconds since 1970>-0.0`: only groups that entered the log since."
+After = Annotated[str, Query(pattern=r"^(\d{1,18}-\d{1,18}\.\d{1,9})?$", description=_AFTER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is shown of a run's samples."""
+
+    indexes: range | None
+    """Of groups; None for all."""
+    row: int | None
+    tokens: bool
+
+
+class Narrowed:
+    """What a caller asks for."""
+
+    def __init__(self, step: Step = None, index: Index = None, row: Row = None, include: Include = None) -> None:
+        self.step = step
+        self.index = index
+        self.row = row
+        self.include = include
+
+    def of(self, schedule: ScheduleSpec) -> Wanted:
+        """The same for a run with this schedule. Raises the problem `invalid-request` when it cannot be had."""
+        if self.step is not None and schedule.mode != "fixed_lag":
+            raise ProblemError(422, "invalid-request", "in a `free` schedule no step owns a group; leave `step` out and page with `after`")
+        return Wanted(_indexes(schedule, self.step, self.index), self.row, self.include == "tokens")
 
 
 @router.get("", summary="Samples of a run")
 async def list_samples(
-    run_id: str,
-    gateway: Here,
-    step: Annotated[int | None, Query(ge=0, description="Only what this step trains (`fixed_lag`).")] = None,
-    index: Annotated[int | None, Query(ge=0, description="Only this group.")] = None,
-    after: Annotated[str, Query(pattern=r"^(\d{1,18}-\d{1,18}\.\d{1,9})?$", description="`next_after` of the page before.")] = "",
-    limit: Limit = 20,
+    run_id: str, gateway: Here, narrowed: Annotated[Narrowed, Depends()], after: After = "", limit: Limit = 20
 ) -> Page[SampleResource]:
     """Completions in the order in which their groups entered the experience log, archived ones among them."""
-    schedule = (await gateway.runs.get(run_id)).record.spec.schedule
-    if step is not None and schedule.mode != "fixed_lag":
-        raise ProblemError(422, "invalid-request", "in a `free` schedule no step owns a group; leave `step` out and page with `after`")
-    wanted = _indexes(schedule, step, index)
+    spec = (await gateway.runs.get(run_id)).record.spec
     found: list[Found] = []
-    async with aclosing(_samples(gateway, run_id, schedule, after, wanted)) as samples:
+    async with aclosing(_samples(gateway, run_id, spec, after, narrowed.of(spec.schedule))) as samples:
         async for sample in samples:
             found.append(sample)
             if len(found) > limit:
@@ -54,7 +77,7 @@ def _indexes(schedule: ScheduleSpec, step: int | None, index: int | None) -> ran
     return range(index, index + 1) if of_step is None or index in of_step else range(0)
 
 
-async def _samples(gateway: Gateway, run_id: str, schedule: ScheduleSpec, after: str, wanted: range | None) -> AsyncGenerator[Found, None]:
+async def _samples(gateway: Gateway, run_id: str, spec: RunSpec, after: str, wanted: Wanted) -> AsyncGenerator[Found, None]:
     stream_id, _, n = after.rpartition(".")
     if stream_id:
         # The group the page before ended in is read once more, for its other samples.
@@ -62,47 +85,18 @@ async def _samples(gateway: Gateway, run_id: str, schedule: ScheduleSpec, after:
         behind = f"{milliseconds}-{serial - 1}" if serial else f"{milliseconds - 1}-{2**63 - 1}"
     else:
         behind = "0-0"
-    left = len(wanted) if wanted is not None else -1
+    left = len(wanted.indexes) if wanted.indexes is not None else -1
     if left == 0:
         return
     async with aclosing(read_experience(gateway.buffer, gateway.objects, run_id, behind)) as entries:
         async for entry_id, entry in entries:
-            if wanted is not None and entry.index not in wanted:
+            if wanted.indexes is not None and entry.index not in wanted.indexes:
                 continue
-            for sample in _of_entry(entry, schedule):
-                if entry_id != stream_id or sample[0] > int(n):
-                    yield f"{entry_id}.{sample[0]}", sample[1]
+            group = JudgedGroup(entry_id, entry, spec)
+            if wanted.row is None or group.group.row == wanted.row:
+                for at, sample in group.samples(wanted.tokens):
+                    if entry_id != stream_id or at > int(n):
+                        yield f"{entry_id}.{at}", sample
             left -= 1
             if left == 0:
                 return
-
-
-def _of_entry(entry: LogEntry, schedule: ScheduleSpec) -> list[tuple[int, SampleResource]]:
-    group = Group.FromString(entry.group)
-    rewards = {reward.sample_id: reward for reward in entry.rewards}
-    step = entry.index // schedule.groups_per_step if schedule.mode == "fixed_lag" else None
-    return [(sample.n, _resource(entry, group, sample, rewards.get(sample.sample_id), step)) for sample in group.samples]
-
-
-def _resource(entry: LogEntry, group: Group, sample: Sample, reward: SampleReward | None, step: int | None) -> SampleResource:
-    judged = reward is not None and reward.status == RewardStatus.REWARD_STATUS_OK
-    return SampleResource(
-        id=sample.sample_id,
-        index=entry.index,
-        row_index=group.row,
-        step=step,
-        prompt=group.prompt_text,
-        text=sample.text,
-        finish_reason=_word(FinishReason.Name(sample.finish_reason), "FINISH_REASON_"),
-        reward=reward.reward if reward and judged else None,
-        components=dict(reward.components) if reward else {},
-        reward_status=_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
-        reason=(reward.reason if reward else "") or entry.reason,
-        verdict=_word(Verdict.Name(entry.verdict), "VERDICT_"),
-        versions=[SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable) for span in sample.spans],
-        worker=group.worker,
-    )
-
-
-def _word(name: str, prefix: str) -> str:
-    return name.removeprefix(prefix).lower()

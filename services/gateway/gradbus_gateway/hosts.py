@@ -1,0 +1,47 @@
+"""Which names the gateway answers to: a page of somebody else's, whose name leads here (DNS rebinding), gets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
+
+
+class HostCheck:
+    """Refuses, with 421, what a browser asks under a foreign name.
+
+    Requests with an `Authorization` header pass: a foreign page has no key. Probes pass: they tell nothing.
+    """
+
+    def __init__(self, app: ASGIApp, served: Collection[str]) -> None:
+        self._app = app
+        self._served = LOOPBACK | {name.lower() for name in served}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or refuses it."""
+        if scope["type"] == "http" and scope["path"] not in _PROBES:
+            headers = Headers(scope=scope)
+            if "authorization" not in headers and host_name(headers.get("host", "")) not in self._served:
+                await _refusal(headers.get("host", "")).__call__(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port, in small letters."""
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() else host).lower()
+
+
+def _refusal(host: str) -> PlainTextResponse:
+    text = (
+        f"This gateway is not served under the name {host[:100]!r}.\n"
+        "Open it as http://127.0.0.1 with its port, or have its operator add the name to GRADBUS_SERVED_HOSTS.\n"
+    )
+    return PlainTextResponse(text, 421)

@@ -1,0 +1,67 @@
+"""Who is signed in to the page: one-time codes and sessions in a key-value bucket, so that any replica can answer.
+
+Only hashes are stored: who reads the bucket can sign in as nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from typing import Final
+
+from gradbus.bus import Bucket, Conflict, Entry
+from gradbus.bus.subjects import SESSION_TTL_SECONDS
+
+CODE_SECONDS: Final = 120.0
+SESSION_SECONDS: Final = SESSION_TTL_SECONDS
+
+
+class Sessions:
+    """Reads and writes the bucket `sessions`. A session stands for the API key that asked for it, and has no rights of its own."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    async def new_code(self, key_id: str) -> str:
+        """A code that signs in once, within `CODE_SECONDS`, as the API key `key_id`."""
+        return await self._new("code", key_id, CODE_SECONDS)
+
+    async def redeem(self, code: str) -> str | None:
+        """The token of a new session for a code; None when it is unknown, used or too old."""
+        entry = await self._bucket.get(_key("code", code))
+        key_id = _holder(entry)
+        if entry is None or key_id is None:
+            return None
+        try:
+            await self._bucket.delete(_key("code", code), entry.revision)
+        except Conflict:
+            return None  # another request was first
+        return await self._new("session", key_id, SESSION_SECONDS)
+
+    async def holder(self, token: str) -> str | None:
+        """Id of the API key that a session stands for; None when the session is unknown, ended or too old."""
+        return _holder(await self._bucket.get(_key("session", token)))
+
+    async def end(self, token: str) -> None:
+        """Ends a session; no error if there is none."""
+        await self._bucket.delete(_key("session", token))
+
+    async def _new(self, kind: str, key_id: str, seconds: float) -> str:
+        token = secrets.token_urlsafe(32)
+        value = {"key_id": key_id, "expires_unix": time.time() + seconds}
+        await self._bucket.create(_key(kind, token), json.dumps(value).encode())
+        return token
+
+
+def _key(kind: str, token: str) -> str:
+    # A secret of 256 random bits: there is nothing to guess, so a plain hash keeps it.
+    return f"{kind}.{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+def _holder(entry: Entry | None) -> str | None:
+    if entry is None:
+        return None
+    value = json.loads(entry.value)
+    return str(value["key_id"]) if value["expires_unix"] > time.time() else None
