@@ -1,0 +1,1 @@
+"""One question a module: `Settings` with defaults, and `measure(settings, folder)`."""
