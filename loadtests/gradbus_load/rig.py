@@ -91,6 +91,14 @@ class Bench:
             raise LoadError(f"{run_id} is {run['state']}: {run['reason']}")
         return run
 
+    async def trains(self, run_id: str, seconds: float) -> None:
+        """Returns once the run has taken a step. Raises LoadError when it does not come to that."""
+        deadline = time.monotonic() + seconds
+        while not (run := await asyncio.to_thread(self.client.run, run_id))["progress"]["step"]:
+            if run["state"] in FINAL_STATES or time.monotonic() > deadline:
+                raise LoadError(f"{run_id} is {run['state']} and has taken no step: {run['reason']}{run['waiting_for']}")
+            await asyncio.sleep(_POLL_SECONDS)
+
     async def steps(self, run_id: str) -> list[Json]:
         """What the trainer told of each step, in order, with `at`: the second it was told."""
         found: list[Json] = []
