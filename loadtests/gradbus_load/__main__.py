@@ -9,7 +9,10 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradbus_load.outcome import Outcome
 
 SCENARIOS = ("throughput", "rest", "overlap", "memory")
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -30,14 +33,23 @@ def main() -> int:
         outcomes = []
         for name in options.only or SCENARIOS:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            scenario = importlib.import_module(f"gradbus_load.scenarios.{name}")
-            outcomes.append(asyncio.run(scenario.measure(scenario.Settings(**_given(name, options)), Path(folder) / name)))
+            outcomes.append(asyncio.run(_measured(name, _given(name, options), Path(folder) / name)))
     date = datetime.now(UTC).date().isoformat()
     session = report.Session(date, probes.machine(), before, probes.load_average(), found, outcomes)
     print(report.text(session))
     for path in report.write(session, options.results):
         print(path, file=sys.stderr)
     return int(any(one.holds is False for outcome in outcomes for one in outcome.findings))
+
+
+async def _measured(name: str, given: dict[str, Any], folder: Path) -> Outcome:
+    from gradbus_load.rig import running
+
+    scenario = importlib.import_module(f"gradbus_load.scenarios.{name}")
+    settings = scenario.Settings(**given)
+    async with running(folder, settings.rig) as bench:
+        outcome: Outcome = await scenario.measure(settings, bench)
+    return outcome
 
 
 def _given(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""One question a module: `Settings` with defaults, and `measure(settings, folder)`."""
+"""One question a module: `Settings`, with the rig that is measured, and `measure(settings, bench)`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.outcome import Finding, Outcome
-from gradbus_load.rig import Bench, Json, Rig, running
+from gradbus_load.rig import Bench, Json, Rig
 
 _MIB = 1 << 20
 _SUBMITTED_STEPS = 1_000_000
@@ -36,15 +35,19 @@ class Settings:
     engine: EngineTiming = field(default_factory=lambda: EngineTiming(step_seconds=0.0005, median_tokens=16.0))
     learner: LearnerTiming = field(default_factory=lambda: LearnerTiming(step_seconds=0.05))
 
+    @property
+    def rig(self) -> Rig:
+        """The stack that is measured."""
+        return Rig(self.engine, self.learner)
 
-async def measure(settings: Settings, folder: Path) -> Outcome:
+
+async def measure(settings: Settings, bench: Bench) -> Outcome:
     """A run that goes on until the time is over, and is cancelled then."""
-    async with running(folder, Rig(settings.engine, settings.learner)) as bench:
-        run_id = await bench.submit(_body(bench, settings))
-        await bench.trains(run_id, _END_SECONDS)
-        seconds, sizes = await _sampled(bench, settings)
-        run = await asyncio.to_thread(bench.client.run, run_id)
-        await asyncio.to_thread(bench.client.cancel, run_id)
+    run_id = await bench.submit(_body(bench, settings))
+    await bench.trains(run_id, _END_SECONDS)
+    seconds, sizes = await _sampled(bench, settings)
+    run = await asyncio.to_thread(bench.client.run, run_id)
+    await asyncio.to_thread(bench.client.cancel, run_id)
     return _outcome(settings, seconds, sizes, run["progress"]["step"])
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from gradbus.ids import sample_seed
 from gradbus_load.calibration import EngineTiming, LearnerTiming, kept_full, makespan, response_tokens
 from gradbus_load.outcome import Finding, Outcome
-from gradbus_load.rig import Bench, Rig, running
+from gradbus_load.rig import Bench, Rig
 
 Mode = Literal["fixed_lag", "free"]
 _SECONDS_A_STEP = 60.0
@@ -37,6 +36,11 @@ class Settings:
     most_tokens: int = 760
     engine: EngineTiming = field(default_factory=lambda: EngineTiming(step_seconds=0.001, prefill_seconds=0.0001, median_tokens=38.0))
     learner: LearnerTiming = field(default_factory=lambda: LearnerTiming(step_seconds=1.0))
+
+    @property
+    def rig(self) -> Rig:
+        """The stack that is measured."""
+        return Rig(self.engine, self.learner)
 
     def generation(self, mode: Mode) -> float:
         """T_gen, seconds: mean over the steps that are measured, for the same seeds."""
@@ -87,10 +91,9 @@ class Row:
         return self.ideal / self.step
 
 
-async def measure(settings: Settings, folder: Path) -> Outcome:
-    """Runs of every schedule and staleness on one stack."""
-    async with running(folder, Rig(settings.engine, settings.learner)) as bench:
-        rows = [await _run(bench, settings, mode, lag) for mode in settings.modes for lag in settings.staleness]
+async def measure(settings: Settings, bench: Bench) -> Outcome:
+    """Runs of every schedule and staleness, one after the other."""
+    rows = [await _run(bench, settings, mode, lag) for mode in settings.modes for lag in settings.staleness]
     last = max(settings.staleness)
     findings = [
         Finding(f"overlap achieved, {row.mode}, staleness {last}", 100 * row.share, "% of the bound", 95.0 if last >= 2 else None)

@@ -17,7 +17,7 @@ from typing import Any
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.outcome import Finding, Outcome
 from gradbus_load.processes import cpu_seconds
-from gradbus_load.rig import Bench, Json, LoadError, Rig, rounded, running
+from gradbus_load.rig import Bench, Json, LoadError, Rig, rounded
 
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 _TRAINING_STEPS = 1_000_000
@@ -39,6 +39,11 @@ class Settings:
     floor_ms: float = 100.0
     engine: EngineTiming = field(default_factory=lambda: EngineTiming(step_seconds=0.002, median_tokens=16.0))
     learner: LearnerTiming = field(default_factory=lambda: LearnerTiming(step_seconds=0.25))
+
+    @property
+    def rig(self) -> Rig:
+        """The stack that is measured."""
+        return Rig(self.engine, self.learner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +74,19 @@ class Answers:
         return max(self.milliseconds, default=0)
 
 
-async def measure(settings: Settings, folder: Path) -> Outcome:
+async def measure(settings: Settings, bench: Bench) -> Outcome:
     """One bout of load on a stack that trains."""
-    async with running(folder, Rig(settings.engine, settings.learner)) as bench:
-        run_id = await bench.submit(_training(bench))
-        await bench.trains(run_id, _START_SECONDS)
-        run = await asyncio.to_thread(bench.client.run, run_id)
-        newest = (await asyncio.to_thread(bench.client.events, run_id, 0, 1000))["data"][-1]["id"]
-        body = run["spec"] | {"name": "queued"}
-        plan = asdict(settings) | {"body": body, "followed": run_id, "after": newest}
-        before = bench.usage()
-        answers = await _locust(bench, settings, plan)
-        spent = cpu_seconds(before, bench.usage())
-        steps = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"] - run["progress"]["step"]
-        await asyncio.to_thread(bench.client.cancel, run_id)
+    run_id = await bench.submit(_training(bench))
+    await bench.trains(run_id, _START_SECONDS)
+    run = await asyncio.to_thread(bench.client.run, run_id)
+    newest = (await asyncio.to_thread(bench.client.events, run_id, 0, 1000))["data"][-1]["id"]
+    body = run["spec"] | {"name": "queued"}
+    plan = asdict(settings) | {"body": body, "followed": run_id, "after": newest}
+    before = bench.usage()
+    answers = await _locust(bench, settings, plan)
+    spent = cpu_seconds(before, bench.usage())
+    steps = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"] - run["progress"]["step"]
+    await asyncio.to_thread(bench.client.cancel, run_id)
     return _outcome(settings, answers, spent, steps)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gradbus_load.admissions import Admissions, watched
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.outcome import Finding, Outcome
 from gradbus_load.processes import cpu_seconds
-from gradbus_load.rig import Rig, rounded, running
+from gradbus_load.rig import Bench, Rig, rounded
 
 _MOST_SECONDS = 300.0
 
@@ -34,14 +33,19 @@ class Settings:
     engine: EngineTiming = field(default_factory=lambda: EngineTiming(step_seconds=0.0, median_tokens=32.0))
 
     @property
+    def rig(self) -> Rig:
+        """The stack that is measured."""
+        return Rig(self.engine, LearnerTiming())
+
+    @property
     def samples(self) -> int:
         """Of the whole run."""
         return self.steps * self.groups * self.group_size
 
 
-async def measure(settings: Settings, folder: Path) -> Outcome:
+async def measure(settings: Settings, bench: Bench) -> Outcome:
     """One run, watched from outside."""
-    async with running(folder, Rig(settings.engine, LearnerTiming())) as bench, bench.wires() as (bus, buffer):
+    async with bench.wires() as (bus, buffer):
         warm = bench.spec("warm-up", **_sections(settings, 3))
         await bench.ends(await bench.submit(warm), _MOST_SECONDS)
         run_id = await bench.submit(bench.spec("throughput", **_sections(settings, settings.steps)))

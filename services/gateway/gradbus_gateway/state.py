@@ -39,7 +39,8 @@ class Gateway:
     """Set when the process drains: streams end, so that clients connect to another replica."""
 
 
-def _gateway(request: Request) -> Gateway:
+async def _gateway(request: Request) -> Gateway:
+    # Not a plain function: those are sent through a thread, once a request.
     return cast("Gateway", request.app.state.gateway)
 
 
