@@ -5,6 +5,8 @@ TORCH_INDEX_URL ?=
 # More flags for `make demo`, e.g. DEMO="--seed 3"; for the test commands, e.g. PYTEST="-k staleness".
 DEMO ?=
 PYTEST ?=
+# More flags for `make load`, e.g. LOAD="--only throughput", LOAD="--only memory --minutes 60".
+LOAD ?=
 
 VENV := .venv
 # SGLang's pins never meet ours: its server has an environment of its own. DeepSpeed's is ours and DeepSpeed.
@@ -21,7 +23,7 @@ NONE = $(if $(PYTEST), || test $$? -eq 5)
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench
+.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +81,9 @@ bench: $(VENV)/.installed-dev  ## Gradbus beside TRL, and five seeds of the demo
 	python benchmarks/compare_trl.py
 	python benchmarks/demo_seeds.py
 
+load: $(VENV)/.installed-load  ## load on the real services beside the machine's own probes; results in loadtests/results
+	PYTHONPATH=loadtests python -m gradbus_load $(LOAD)
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -88,6 +93,11 @@ $(VENV)/.installed-%: requirements/%.txt requirements/torch.txt pyproject.toml |
 	python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) -r requirements/torch.txt
 	python -m pip install --quiet --disable-pip-version-check -r $<
 	python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# More than the tests need, so `make test` does not install it.
+$(VENV)/.installed-load: requirements/load.txt $(VENV)/.installed-dev
+	python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 $(DEEPSPEED)/.installed: requirements/deepspeed.txt requirements/dev.txt requirements/torch.txt pyproject.toml

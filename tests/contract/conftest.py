@@ -1,4 +1,4 @@
-"""The engines that the contract is shown on: the embedded one, and SGLang under `make test-engines`."""
+"""The engines that the contract is shown on: the embedded one, the load tests' stub, and SGLang under `make test-engines`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sglang_lab
 from s3_servers import moto_server, rclone_server  # noqa: F401 - fixtures
 from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixtures, and what the tests import from here
 
+from gradbus_load.calibration import EngineTiming
+from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engine import Engine, PromptGroup
 from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
 from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
@@ -27,6 +29,8 @@ class Kind:
     """Samples depend on weights, prompt and seed alone."""
     long: int
     """Tokens of a sample that takes a while."""
+    computes: bool = True
+    """False for one whose tokens are noise: nobody could say what they should be."""
 
     async def midway(self, engine):
         """Seconds after which a long sample is under way: a part of what one takes now, on this machine."""
@@ -45,10 +49,15 @@ class Kind:
                 np.testing.assert_allclose(np.frombuffer(sample.logprobs, "<f4"), np.frombuffer(twin.logprobs, "<f4"), atol=1e-5)
 
 
-KINDS = {"torch": Kind("torch", True, 2000), "sglang": Kind("sglang", False, 1000)}
+KINDS = {
+    "torch": Kind("torch", True, 2000),
+    "stub": Kind("stub", True, 1000, computes=False),
+    "sglang": Kind("sglang", False, 1000),
+}
+STUB = EngineTiming(step_seconds=0.001, median_tokens=8.0)
 
 
-@pytest.fixture(params=["torch", pytest.param("sglang", marks=pytest.mark.engines)])
+@pytest.fixture(params=["torch", "stub", pytest.param("sglang", marks=pytest.mark.engines)])
 def kind(request) -> Kind:
     return KINDS[request.param]
 
@@ -67,6 +76,8 @@ async def start(tmp_path, model, kind, url):  # noqa: F811
         config = {"slots": 8, "max_new_tokens": NEW} | config
         if kind.name == "sglang":
             engines.append(SGLangEngine(tmp_path, SGLangConfig(**config), sglang_lab.settings(url=url), tmp_path / "cache"))
+        elif kind.name == "stub":
+            engines.append(StubEngine(tmp_path, TorchEngineConfig(**config), STUB))
         else:
             engines.append(TorchEngine.from_folder(tmp_path, TorchEngineConfig(**config)))
         return engines[-1]

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError, TrainingError
 from gradbus_kernels.lora import merged_weights
+from gradbus_load.stub_learner import StubLearner
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.launch import Launch
 from gradbus_trainer.torch_learner import TorchLearner
@@ -37,7 +38,7 @@ def deepspeed_learner(folder, spec, **settings):
     return DeepSpeedLearner(folder, deepspeed_spec(spec, **settings), Leader(ranks(), 60.0))
 
 
-LEARNERS = {"torch": TorchLearner}
+LEARNERS = {"torch": TorchLearner, "stub": StubLearner}
 DEEPSPEED = {f"deepspeed-{stage}": partial(deepspeed_learner, zero_stage=stage) for stage in range(4)}
 DEEPSPEED["deepspeed-2-offload"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer")
 DEEPSPEED["deepspeed-2-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer", optimizer="cpu_adam")
@@ -192,6 +193,8 @@ def test_optimiser_state_is_named_by_parameter(make_learner):
 def test_learning_makes_rewarded_tokens_likelier(make_learner):
     """The sign of the whole chain: reward one token, punish another, and watch the ratio of the next batch."""
     learner = make_learner()
+    if isinstance(learner, StubLearner):
+        pytest.skip("it moves weights the same way whatever the samples")
     prompt, one = np.array([3, 4], np.int32), np.ones(1, bool)
 
     def sample(token, advantage):

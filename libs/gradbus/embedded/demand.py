@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
@@ -16,6 +17,8 @@ from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
 _RETRY_SECONDS = 2.0
+_LOOK_SECONDS = 0.2  # many submissions are one look
+_CACHED = 16384  # every look asks of every run
 
 
 def reference_needed(entries: Mapping[str, bytes]) -> bool:
@@ -35,6 +38,7 @@ async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitabl
                     while True:
                         view.changed.clear()
                         await tell(reference_needed(view.entries))
+                        await asyncio.sleep(_LOOK_SECONDS)
                         await view.changed.wait()
             finally:
                 await bus.close()
@@ -43,6 +47,7 @@ async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitabl
             await asyncio.sleep(_RETRY_SECONDS)
 
 
+@lru_cache(_CACHED)
 def _asks(record: bytes) -> bool:
     try:
         return RunRecord.model_validate_json(record).spec.needs_reference
@@ -51,6 +56,7 @@ def _asks(record: bytes) -> bool:
         return False
 
 
+@lru_cache(_CACHED)
 def _is_over(status: bytes | None) -> bool:
     try:
         return status is not None and RunStatus.model_validate_json(status).state in FINAL_STATES

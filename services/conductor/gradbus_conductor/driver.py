@@ -117,7 +117,8 @@ class Driver:
 
     def _ahead(self) -> str:
         """The oldest run that waits as well, if it is older than this one."""
-        return next((name for name in queued(self._view) if name < self._record.run_id), "")
+        oldest = next(queued(self._view), "")
+        return oldest if oldest < self._record.run_id else ""
 
     def _who_has_the_trainers(self) -> str:
         serving = [(worker.worker, self._workforce.run_of(worker.worker)) for worker in self._workforce.present("trainer")]

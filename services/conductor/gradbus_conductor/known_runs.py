@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -10,7 +12,8 @@ from gradbus.bus import View
 from gradbus.errors import CorruptRecordError
 from gradbus.runs import FINAL_STATES, RunState, RunStatus, read_run
 
-_CACHED = 4096  # looked at twice a second, written rarely
+_CACHED = 16384  # looked at twice a second, written rarely
+_RUNNING: Final = b'"running"'
 
 
 def state_of(view: View, run_id: str) -> RunState | None:
@@ -25,15 +28,34 @@ def fault_of(view: View, run_id: str) -> str:
     return _fault(run_id, spec, view.get(f"{run_id}.desired"), view.get(f"{run_id}.status")) if spec is not None else ""
 
 
-def unfinished(view: View) -> list[str]:
+def unfinished(view: View) -> Iterator[str]:
     """Runs that are not over, oldest first: run ids sort by time of creation."""
     names = sorted(key.removesuffix(".spec") for key in view.entries if key.endswith(".spec"))
-    return [name for name in names if state_of(view, name) not in FINAL_STATES]
+    return (name for name in names if state_of(view, name) not in FINAL_STATES)
 
 
-def queued(view: View) -> list[str]:
+def queued(view: View) -> Iterator[str]:
     """Runs that wait for a trainer or were not looked at yet, oldest first."""
-    return [name for name in unfinished(view) if state_of(view, name) in {None, "queued"} and not fault_of(view, name)]
+    return (name for name in unfinished(view) if _is_queued(view, name) and not fault_of(view, name))
+
+
+def to_drive(view: View, most_queued: int) -> list[str]:
+    """Unfinished runs that a conductor has work with, oldest first: of those that only wait for their turn, the first `most_queued`.
+
+    A run that is driven has a lease, which is renewed all the time: of a thousand that wait, that would be most of what
+    the whole system does.
+    """
+    due, waiting = [], 0
+    for name in unfinished(view):
+        patient = _is_queued(view, name) and view.get(f"{name}.desired") in {None, _RUNNING} and not fault_of(view, name)
+        waiting += patient
+        if not patient or waiting <= most_queued:
+            due.append(name)
+    return due
+
+
+def _is_queued(view: View, run_id: str) -> bool:
+    return state_of(view, run_id) in {None, "queued"}
 
 
 @lru_cache(_CACHED)

@@ -15,7 +15,7 @@ from gradbus.process import Process
 from gradbus.runs import RunRecord
 from gradbus.telemetry import get_logger
 from gradbus_conductor.driver import Driver
-from gradbus_conductor.known_runs import fault_of, unfinished
+from gradbus_conductor.known_runs import fault_of, to_drive
 from gradbus_conductor.leftovers import Leftovers
 from gradbus_conductor.settings import Settings
 from gradbus_conductor.wires import Wires
@@ -23,6 +23,8 @@ from gradbus_conductor.workforce import Workforce
 
 _log = get_logger(__name__)
 _LOOK_SECONDS = 0.5
+_MOST_QUEUED = 32
+"""Runs that are told what they wait for; those behind them wait without a word."""
 
 
 class Conductor:
@@ -52,7 +54,7 @@ class Conductor:
 
     def _take_up(self, runs: Bucket, view: View, workforce: Workforce) -> None:
         self._driving = {run_id: task for run_id, task in self._driving.items() if not task.done()}
-        for run_id in unfinished(view):
+        for run_id in to_drive(view, _MOST_QUEUED):
             if fault := fault_of(view, run_id):
                 self._pass_over(run_id, fault)
             elif run_id not in self._driving:

@@ -10,6 +10,7 @@ from gradbus.errors import DatasetError, Fault, ObjectMissingError
 from gradbus.ids import is_digest
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec
+from gradbus_gateway.recent import Recent
 from gradbus_gateway.server_paths import advice, under_roots
 from gradbus_gateway.settings import GatewaySettings
 
@@ -24,12 +25,17 @@ class TakenData:
     chat: bool
 
 
+CheckedData = Recent[tuple[str, str], DatasetInfo]
+"""By digest and prompt column."""
+
+
 class DataIntake:
     """Takes datasets in."""
 
-    def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
+    def __init__(self, objects: ObjectStore, settings: GatewaySettings, checked: CheckedData) -> None:
         self._objects = objects
         self._settings = settings
+        self._checked = checked
 
     async def take(self, data: DataSpec) -> tuple[TakenData | None, list[Fault]]:
         """The data, or every reason why it cannot be had."""
@@ -38,11 +44,17 @@ class DataIntake:
         infos: list[DatasetInfo] = []
         given = {"train": data.train} | ({"eval": data.eval} if data.eval is not None else {})
         for field, source in given.items():
+            if known := await self._known(source, data.prompt):
+                infos.append(known)
+                digests[field] = source
+                continue
             content = await self._content(source)
             if isinstance(content, bytes):
                 try:
-                    infos.append(await asyncio.to_thread(inspect, content, data.prompt))
+                    info = await asyncio.to_thread(inspect, content, data.prompt)
+                    infos.append(info)
                     digests[field] = await self._objects.put_blob(content)
+                    self._checked.put((digests[field], data.prompt), info)
                     continue
                 except DatasetError as error:
                     content = Fault(f"data.{field}", str(error), source)
@@ -51,6 +63,11 @@ class DataIntake:
             return None, faults
         columns = frozenset.intersection(*(info.columns for info in infos))
         return TakenData(data.model_copy(update=digests), columns, any(info.chat for info in infos)), []
+
+    async def _known(self, source: str, column: str) -> DatasetInfo | None:
+        """What was found when this content came before, if it is still stored."""
+        info = self._checked.get((source, column))
+        return info if info is not None and await self._objects.has_blob(source) else None
 
     async def _content(self, source: str) -> bytes | Fault:
         if is_digest(source):

@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from gradbus.errors import Fault, ModelError, ObjectMissingError
 from gradbus.model_folder import ModelInfo, check_model_folder, checked_file_name, sanitized_config
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
+from gradbus_gateway.recent import Recent
 from gradbus_gateway.server_paths import advice, under_roots
 from gradbus_gateway.settings import GatewaySettings
 from gradbus_gateway.uploads import store_path
@@ -32,18 +34,23 @@ class TakenModel:
     has_chat_template: bool
 
 
+CheckedModels = Recent[frozenset[tuple[str, str]], TakenModel]
+"""By file names and digests."""
+
+
 class ModelIntake:
     """Takes models in."""
 
-    def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
+    def __init__(self, objects: ObjectStore, settings: GatewaySettings, checked: CheckedModels) -> None:
         self._objects = objects
         self._settings = settings
+        self._checked = checked
 
     async def take(self, model: ModelSpec) -> tuple[TakenModel | None, list[Fault]]:
         """The model, or why it cannot be had."""
         try:
             files = model.files if model.files is not None else await self._stored_folder(model)
-            return await self._checked(model, files), []
+            return await self._taken(model, files), []
         except _ModelFault as error:
             return None, [error.fault]
         except ModelError as error:
@@ -65,7 +72,19 @@ class ModelIntake:
         info = await asyncio.to_thread(check_model_folder, folder)
         return {name: (await store_path(self._objects, folder / name)).id for name in info.files}
 
-    async def _checked(self, model: ModelSpec, files: dict[str, str]) -> TakenModel:
+    async def _taken(self, model: ModelSpec, files: dict[str, str]) -> TakenModel:
+        """Checked now, or when these files came before, if all of them are still stored."""
+        key = frozenset(files.items())
+        known = self._checked.get(key)
+        if known is None or not await self._all_stored(known.spec.files or {}):
+            known = await self._look(model, files)
+            self._checked.put(key, known)
+        return replace(known, spec=model.model_copy(update={"files": known.spec.files}))
+
+    async def _all_stored(self, files: Mapping[str, str]) -> bool:
+        return all(await asyncio.gather(*(self._objects.has_blob(digest) for digest in files.values())))
+
+    async def _look(self, model: ModelSpec, files: dict[str, str]) -> TakenModel:
         """Lays the small files and empty stand-ins for the weights side by side, for the check reads names and JSON only."""
         names = [checked_file_name(file) for file in files]
         kept: dict[str, str] = {}

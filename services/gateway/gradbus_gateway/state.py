@@ -1,4 +1,4 @@
-"""What a request handler works with. The gateway itself remembers nothing: all state is in NATS and object storage."""
+"""What a request handler works with. The gateway remembers only what it could find out again: all state is in NATS and object storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from redis.asyncio import Redis
 
 from gradbus.bus import Bucket, Bus
 from gradbus.objects import ObjectStore
+from gradbus_gateway.data_intake import CheckedData
 from gradbus_gateway.keyring import Keyring
+from gradbus_gateway.model_intake import CheckedModels
 from gradbus_gateway.run_store import RunStore
 from gradbus_gateway.sessions import Sessions
 from gradbus_gateway.settings import GatewaySettings
@@ -33,11 +35,14 @@ class Gateway:
     buffer: Redis
     objects: ObjectStore
     weights: WeightStoreServiceAsyncStub
+    models: CheckedModels = field(default_factory=CheckedModels)
+    datasets: CheckedData = field(default_factory=CheckedData)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process drains: streams end, so that clients connect to another replica."""
 
 
-def _gateway(request: Request) -> Gateway:
+async def _gateway(request: Request) -> Gateway:
+    # Not a plain function: those are sent through a thread, once a request.
     return cast("Gateway", request.app.state.gateway)
 
 

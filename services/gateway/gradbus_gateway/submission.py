@@ -93,10 +93,10 @@ async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
     sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     model, data = None, None
     if wanted := _sound(ModelSpec, sections.get("model")):
-        model, found = await ModelIntake(gateway.objects, gateway.settings).take(wanted)
+        model, found = await ModelIntake(gateway.objects, gateway.settings, gateway.models).take(wanted)
         faults.extend(found)
     if source := _sound(DataSpec, sections.get("data")):
-        data, found = await DataIntake(gateway.objects, gateway.settings).take(source)
+        data, found = await DataIntake(gateway.objects, gateway.settings, gateway.datasets).take(source)
         faults.extend(found)
     if reward := _sound(RewardSpec, sections.get("reward")):
         faults.extend(_reward_faults(reward, data, gateway.settings))

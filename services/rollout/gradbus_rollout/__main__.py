@@ -21,9 +21,10 @@ def main() -> int:
     settings = Settings()
 
     async def build(wires: WorkerWires) -> RunServer:
+        from gradbus_rollout.engines import Engines
         from gradbus_rollout.service import RolloutService
 
-        return RolloutService(settings, wires)
+        return RolloutService(settings, wires, Engines(settings))
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

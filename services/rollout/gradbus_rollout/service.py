@@ -13,17 +13,17 @@ from gradbus.errors import DatasetError, ModelError
 from gradbus.objects import materialise
 from gradbus.process import WorkerWires
 from gradbus.runs import RunRecord, RunStatus
-from gradbus.spec import LoraSpec
 from gradbus.telemetry import numbers_of, shown
 from gradbus.transfer_settings import TransferSettings
 from gradbus_rollout.engine import Engine
+from gradbus_rollout.engines import Engines
 from gradbus_rollout.member import Seat
 from gradbus_rollout.probe import check_probe
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
 from gradbus_rollout.receiver import Receiver
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.sglang_engine import SGLangSettings
 from gradbus_rollout.versions import Versions
 from gradbus_rollout.watched_engine import WatchedEngine
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
@@ -34,9 +34,10 @@ _STATUS_SECONDS = 0.2
 class RolloutService:
     """A worker process: one run at a time. What is in flight when it stops is handed back."""
 
-    def __init__(self, settings: Settings, wires: WorkerWires) -> None:
+    def __init__(self, settings: Settings, wires: WorkerWires, engines: Engines) -> None:
         self._settings = settings
         self._wires = wires
+        self._engines = engines
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
@@ -50,7 +51,7 @@ class RolloutService:
             status = await self._status(record, runs)
             training = await self._table(encoder, status.prompts)
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
-            engine = self._watched(await self._engine(folder, record, encoder))
+            engine = self._watched(await self._engines.open(folder, record.spec, encoder))
             if record.spec.is_deterministic:
                 await self._probed(engine, folder, record, encoder, training)
         except (DatasetError, ModelError):
@@ -75,53 +76,13 @@ class RolloutService:
         seat = Seat(self._wires.station.presence.worker, host, self._settings.device, python, self._settings.cache_dir)
         return Receiver(self._wires, record.run_id, seat).receiving()
 
-    async def _engine(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
-        if record.spec.rollout.engine == "sglang":
-            return await self._sglang(folder, record, encoder)
-        return await asyncio.to_thread(self._torch, folder, record, encoder, record.spec.trainer.lora)
-
     def _watched(self, engine: Engine) -> WatchedEngine:
         return WatchedEngine(engine, self._settings.engine_progress_seconds)
-
-    def _torch(self, folder: Path, record: RunRecord, encoder: PromptEncoder, lora: LoraSpec | None) -> Engine:
-        from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - only this engine needs torch
-
-        rollout = record.spec.rollout
-        config = TorchEngineConfig(
-            slots=rollout.slots,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            stop_token_ids=encoder.stop_token_ids,
-            max_prompt_tokens=rollout.max_prompt_tokens,
-            threads=rollout.threads,
-            device=self._settings.device,
-        )
-        return TorchEngine.from_folder(folder, config, lora)
-
-    async def _sglang(self, folder: Path, record: RunRecord, encoder: PromptEncoder) -> Engine:
-        rollout = record.spec.rollout
-        config = SGLangConfig(
-            slots=rollout.slots,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            stop_token_ids=encoder.stop_token_ids,
-            max_prompt_tokens=rollout.max_prompt_tokens,
-            pause=rollout.pause,
-            lora=record.spec.trainer.lora,
-        )
-        cache = self._settings.cache_dir / "sglang" / self._settings.worker_id
-        engine = SGLangEngine(folder, config, SGLangSettings(), cache)
-        try:
-            await engine.start()
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
 
     async def _probed(self, engine: Engine, folder: Path, record: RunRecord, encoder: PromptEncoder, training: PromptTable) -> None:
         """Compares the base model with what other workers hold; where the run's versions are adapters, in an engine of its own."""
         lora = record.spec.trainer.lora
-        probed = engine if lora is None else self._watched(await asyncio.to_thread(self._torch, folder, record, encoder, None))
+        probed = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, encoder))
         try:
             await probed.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
             await check_probe(probed, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))

@@ -20,7 +20,7 @@ from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, PublishVersionRequest
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
-from gradbus_conductor import driver, run
+from gradbus_conductor import driver, run, service
 from gradbus_conductor.archive import Archive
 from gradbus_conductor.driver import Driver
 from gradbus_conductor.service import Conductor
@@ -303,6 +303,24 @@ async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(
     told = [line["error"] for line in logs if line["event"] == "run_unreadable"]
     assert len(told) == 1
     assert f"{broken}.{key} in the bucket `runs` cannot be read" in told[0]
+
+
+async def test_a_conductor_keeps_leases_for_the_head_of_the_queue_alone(stage, monkeypatch):
+    monkeypatch.setattr(service, "_MOST_QUEUED", 2)
+    monkeypatch.setattr(service, "_LOOK_SECONDS", 0.02)
+    runs, leases = stage.buckets[Buckets.RUNS], stage.buckets[Buckets.LEASES]
+    names = [f"run-00{n}" for n in range(4)]
+    for name in names:
+        await runs.put(f"{name}.spec", stage.record.model_copy(update={"run_id": name}).to_bytes())
+    await stage.wish("cancelled")  # the youngest
+    process = Process("conductor")
+    serving = asyncio.create_task(Conductor(stage.wires, Settings(worker_id="conductor")).serve(process))
+    await until(lambda: stage.view.get(f"{stage.run_id}.status") and b'"cancelled"' in stage.view.get(f"{stage.run_id}.status"))
+    assert [await leases.get(f"conductor.{name}") is not None for name in names] == [True, True, False, False]
+    await runs.put("run-000.desired", b'"cancelled"')
+    await until(lambda: stage.view.get("run-002.status"))
+    process.stopping.set()
+    await serving
 
 
 async def test_a_run_paused_before_it_began_takes_no_trainer_until_it_is_resumed(stage, monkeypatch):

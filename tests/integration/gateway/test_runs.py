@@ -154,3 +154,19 @@ def test_a_body_past_the_limit_is_refused_announced_or_not(http):
     huge = b" " * ((1 << 20) + 1)
     assert http.post("/v1/runs", content=huge).status_code == 413
     assert http.post("/v1/runs", content=iter([huge[: 1 << 19]] * 3)).status_code == 413
+
+
+@pytest.mark.parametrize("part", ["model.files.config.json", "model.files.model.safetensors", "data.train"])
+async def test_content_that_was_checked_before_is_still_missed_when_it_is_gone(http, objects, stored_spec, part):
+    again = http.post("/v1/runs", json=stored_spec)
+    assert again.status_code == 201
+    assert again.json()["spec"] == stored_spec, "what is remembered changes nothing"
+    section, _, name = part.partition(".")
+    digest = stored_spec["data"][name] if section == "data" else stored_spec["model"]["files"][name.removeprefix("files.")]
+    content = await objects.get_blob(digest)
+    await objects.delete_blob(digest)
+    refused = http.post("/v1/runs", json=stored_spec)
+    assert refused.status_code == 422
+    assert [(fault["path"], "not stored" in fault["message"]) for fault in refused.json()["errors"]] == [(part, True)]
+    await objects.put_blob(content)
+    assert http.post("/v1/runs", json=stored_spec).status_code == 201

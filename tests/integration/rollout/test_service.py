@@ -13,6 +13,7 @@ from gradbus.process import Process, Station, WorkerWires
 from gradbus.runs import RunStatus, WorkerPresence
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout import watched_engine
+from gradbus_rollout.engines import Engines
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.torch_engine.scheduler import Scheduler
@@ -30,7 +31,8 @@ async def serving(bus, buffer, objects, stub, run_id, tmp_path):
     """A worker that is assigned to the run until the test is over."""
     process = Process("rollout")
     station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
-    service = RolloutService(Settings(cache_dir=tmp_path / "cache"), WorkerWires(bus, buffer, objects, stub, station))
+    settings = Settings(cache_dir=tmp_path / "cache")
+    service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station), Engines(settings))
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
     task = asyncio.create_task(station.serve(process, service.serve_run))
     yield station.presence
@@ -49,7 +51,7 @@ async def test_a_worker_ends_when_its_engine_hangs(
     await write_status(bus, run_id, await objects.put_blob(prompts))
     station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", engine_progress_seconds=1.0)
-    service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station))
+    service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station), Engines(settings))
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
     try:
         with pytest.raises(EngineHungError):

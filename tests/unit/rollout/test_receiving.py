@@ -13,6 +13,7 @@ from gradbus.process import WorkerWires
 from gradbus.v1.transfer_pb2 import Membership, Transfer, TransferTerms
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights_broadcast import BroadcastGroup, Meeting, Place
+from gradbus_rollout.engines import Engines
 from gradbus_rollout.member import Member, Seat
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
@@ -24,7 +25,8 @@ CONTENT = bytes(range(256)) * 12_000
 def receiver(tmp_path, transport, engine):
     spec = SimpleNamespace(weights=SimpleNamespace(transport=transport), rollout=SimpleNamespace(engine=engine))
     station = SimpleNamespace(presence=SimpleNamespace(worker="a"))
-    service = RolloutService(Settings(cache_dir=tmp_path), WorkerWires(None, None, None, None, station))
+    settings = Settings(cache_dir=tmp_path)
+    service = RolloutService(settings, WorkerWires(None, None, None, None, station), Engines(settings))
     return service._receiving(SimpleNamespace(run_id="run", spec=spec))
 
 

@@ -1,4 +1,4 @@
-"""Whether scoring overlaps generation and training: `python loadtests/overlap.py [--seconds 0.3] [--steps 20]`.
+"""Whether scoring overlaps generation and training: `python loadtests/scorer_overlap.py [--seconds 0.3] [--steps 20]`.
 
 Each row is a run with a scorer that sleeps so long in every call. `score` is that sleep, `generate` and `train` are the
 step time without it; a loop that does one thing after the other needs their sum, one that overlaps about the largest.

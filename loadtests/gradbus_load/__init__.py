@@ -1,0 +1,1 @@
+"""Load on the real services: everything is the product but what would need a GPU."""

@@ -1,0 +1,60 @@
+"""`python -m gradbus_load`: all scenarios beside the machine's own probes; a table, plots and files."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradbus_load.outcome import Outcome
+
+SCENARIOS = ("throughput", "rest", "overlap", "memory")
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def main() -> int:
+    """Measures what is asked for. Status 1 when a floor is missed."""
+    parser = argparse.ArgumentParser(prog="gradbus_load", description=__doc__.partition("\n")[0].partition(": ")[2])
+    parser.add_argument("--only", choices=SCENARIOS, action="append", help="one scenario; may be given again")
+    parser.add_argument("--minutes", type=float, help="how long memory is watched; an hour is what is promised")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where files are written")
+    options = parser.parse_args()
+    from gradbus_load import probes, report
+
+    before = probes.load_average()
+    with tempfile.TemporaryDirectory(prefix="gradbus-load-") as folder:
+        found = probes.probe(Path(folder))
+        outcomes = []
+        for name in options.only or SCENARIOS:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            outcomes.append(asyncio.run(_measured(name, _given(name, options), Path(folder) / name)))
+    date = datetime.now(UTC).date().isoformat()
+    session = report.Session(date, probes.machine(), before, probes.load_average(), found, outcomes)
+    print(report.text(session))
+    for path in report.write(session, options.results):
+        print(path, file=sys.stderr)
+    return int(any(one.holds is False for outcome in outcomes for one in outcome.findings))
+
+
+async def _measured(name: str, given: dict[str, Any], folder: Path) -> Outcome:
+    from gradbus_load.rig import running
+
+    scenario = importlib.import_module(f"gradbus_load.scenarios.{name}")
+    settings = scenario.Settings(**given)
+    async with running(folder, settings.rig) as bench:
+        outcome: Outcome = await scenario.measure(settings, bench)
+    return outcome
+
+
+def _given(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    return {"minutes": options.minutes} if name == "memory" and options.minutes else {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One question a module: `Settings`, with the rig that is measured, and `measure(settings, bench)`."""

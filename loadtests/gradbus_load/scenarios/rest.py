@@ -1,0 +1,146 @@
+"""Does REST hold? Locust submits runs, reads their status and follows events, while another run trains.
+
+Bounded in number and time, and always against a stack of its own on loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradbus_load.calibration import EngineTiming, LearnerTiming
+from gradbus_load.outcome import Finding, Outcome
+from gradbus_load.processes import cpu_seconds
+from gradbus_load.rig import Bench, Json, LoadError, Rig, rounded
+
+_LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
+_TRAINING_STEPS = 1_000_000
+_START_SECONDS = 60.0
+_NAMES = {"submit": "POST /v1/runs", "status": "GET /v1/runs/{id}", "event": "server-sent event, from its making"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked of the gateway."""
+
+    submits_a_second: int = 150
+    submits: int = 1500
+    submitters: int = 50
+    reads_a_second: int = 150
+    readers: int = 20
+    followers: int = 8
+    most_seconds: int = 60
+    floor_ms: float = 100.0
+    engine: EngineTiming = field(default_factory=lambda: EngineTiming(step_seconds=0.002, median_tokens=16.0))
+    learner: LearnerTiming = field(default_factory=lambda: LearnerTiming(step_seconds=0.25))
+
+    @property
+    def rig(self) -> Rig:
+        """The stack that is measured."""
+        return Rig(self.engine, self.learner)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """To requests of one kind."""
+
+    name: str
+    count: int
+    failures: int
+    a_second: float
+    milliseconds: Mapping[int, int]
+    """Response time to number of answers."""
+
+    @classmethod
+    def of(cls, row: Json) -> Answers:
+        """As locust counts them."""
+        seconds = max(1e-9, row["last_request_timestamp"] - row["start_time"])
+        times = {int(float(time)): number for time, number in row["response_times"].items()}
+        return cls(row["name"], row["num_requests"], row["num_failures"], row["num_requests"] / seconds, dict(sorted(times.items())))
+
+    def percentile(self, share: float) -> int:
+        """Milliseconds that `share` of the answers did not exceed."""
+        left = share * sum(self.milliseconds.values())
+        for time, number in self.milliseconds.items():
+            left -= number
+            if left <= 0:
+                return time
+        return max(self.milliseconds, default=0)
+
+
+async def measure(settings: Settings, bench: Bench) -> Outcome:
+    """One bout of load on a stack that trains."""
+    run_id = await bench.submit(_training(bench))
+    await bench.trains(run_id, _START_SECONDS)
+    run = await asyncio.to_thread(bench.client.run, run_id)
+    newest = (await asyncio.to_thread(bench.client.events, run_id, 0, 1000))["data"][-1]["id"]
+    body = run["spec"] | {"name": "queued"}
+    plan = asdict(settings) | {"body": body, "followed": run_id, "after": newest}
+    before = bench.usage()
+    answers = await _locust(bench, settings, plan)
+    spent = cpu_seconds(before, bench.usage())
+    steps = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"] - run["progress"]["step"]
+    await asyncio.to_thread(bench.client.cancel, run_id)
+    return _outcome(settings, answers, spent, steps)
+
+
+def _training(bench: Bench) -> Json:
+    return bench.spec(
+        "training",
+        rollout={"slots": 64, "group_size": 8, "max_new_tokens": 128},
+        schedule={"max_staleness": 1, "groups_per_step": 8, "steps": _TRAINING_STEPS},
+        algorithm={"filter": "none"},
+    )
+
+
+async def _locust(bench: Bench, settings: Settings, plan: Json) -> list[Answers]:
+    """Runs locust in a process of its own. Raises LoadError with its words when it measured nothing."""
+    users = settings.submitters + settings.readers + settings.followers
+    command = [sys.executable, "-m", "locust", "--headless", "--json", "--locustfile", str(_LOCUSTFILE), "--host", bench.stack.url]
+    command += ["--users", str(users), "--spawn-rate", str(users), "--run-time", f"{settings.most_seconds}s", "--exit-code-on-error", "0"]
+    environment = os.environ | {"GRADBUS_LOAD_PLAN": json.dumps(plan), "GRADBUS_KEY": bench.stack.api_key, "OTEL_SDK_DISABLED": "true"}
+    locust = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    output, errors = await asyncio.wait_for(locust.communicate(), settings.most_seconds + _START_SECONDS)
+    rows = json.loads(output) if output.strip().startswith(b"[") else []
+    if not rows:
+        raise LoadError(f"locust measured nothing; it says:\n{errors.decode()[-2000:]}")
+    return [Answers.of(row) for row in rows]
+
+
+def _outcome(settings: Settings, answers: list[Answers], spent: dict[str, float], steps: int) -> Outcome:
+    submits = next(answer for answer in answers if answer.name == "submit")
+    findings = [
+        Finding("submits", submits.a_second, "per s", 0.97 * settings.submits_a_second),
+        Finding("submit p99", submits.percentile(0.99), "ms", settings.floor_ms, "less"),
+        Finding("refused or failed", sum(answer.failures for answer in answers), "requests", 0.0, "less"),
+        Finding("steps trained meanwhile", steps, "steps"),
+    ]
+    rows = [
+        (_NAMES[one.name], one.count, one.failures, f"{one.a_second:.0f}", *(one.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)))
+        for one in answers
+        if one.name in _NAMES
+    ]
+    header = ("request", "count", "failed", "per s", "p50 ms", "p95 ms", "p99 ms", "max ms")
+    data = {"settings": asdict(settings), "answers": [asdict(one) for one in answers], "cpu_seconds": rounded(spent), "steps": steps}
+    return Outcome("rest", findings, header, rows, data, plot)
+
+
+def plot(data: Any, axes: Any) -> None:
+    """Share of answers by response time."""
+    for one in data["answers"]:
+        total, shares, seen = sum(one["milliseconds"].values()), [], 0
+        for number in one["milliseconds"].values():
+            seen += number
+            shares.append(seen / total)
+        axes.step([int(time) for time in one["milliseconds"]], shares, where="post", label=_NAMES.get(one["name"], one["name"]))
+    axes.axvline(data["settings"]["floor_ms"], color="grey", linestyle="--", label="floor of p99")
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("share answered")
+    axes.legend(fontsize="small")

@@ -1,0 +1,205 @@
+"""An engine without arithmetic: tokens come when calibrated hardware would give them.
+
+Weights are held, swapped and attested for real. A slot that ends is given on at the moment of its end, not when this process
+woke up to it: the time that sampling takes is exact, however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradbus.errors import ModelError
+from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
+from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.torch_engine import TorchEngineConfig
+from gradbus_rollout.torch_engine.requests import Request, RunningSample
+from gradbus_rollout.torch_engine.shape import read_shape
+from gradbus_rollout.torch_engine.versions import WholeVersions
+from gradbus_rollout.torch_engine.weights import ModelWeights, empty_like
+
+_POOL = 1 << 16
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A sample in a slot; times are those of the event loop's clock."""
+
+    sample: RunningSample
+    offset: int
+    """Where its tokens begin in the pool."""
+    length: int
+    begins: float
+    """When its first token is computed."""
+
+
+class StubEngine:
+    """`Engine` whose lengths are lognormal and whose text is noise, both functions of (weights, prompt, seed)."""
+
+    def __init__(self, folder: Path, config: TorchEngineConfig, timing: EngineTiming) -> None:
+        """Shaped by the folder's config.json, without weights until the first `load`. Raises ModelError."""
+        shape = read_shape(folder)
+        self._config = config
+        self._timing = timing
+        self._vocab_size = shape.vocab_size
+        self._room = shape.context_length - config.max_new_tokens
+        self._weights = WholeVersions(ModelWeights(shape, empty_like("cpu", config.torch_dtype)))
+        self._pool = _Pool(shape.vocab_size, config.max_new_tokens, config.stop_token_ids)
+        self._version: int | None = None
+        self._salt = 0
+        self._progress = 0
+        self._closed = False
+        self._free = config.slots
+        self._queue: deque[tuple[Request, int, int, float]] = deque()
+        self._running: list[tuple[float, int, _Running]] = []
+        self._serial = itertools.count()
+        self._requests: set[Request] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        """See `Engine.name`."""
+        return f"stub {self._timing.step_seconds * 1e3:g} ms"
+
+    @property
+    def version(self) -> int | None:
+        """See `Engine.version`."""
+        return self._version
+
+    async def progress(self) -> int:
+        """See `Engine.progress`: samples that ended, loads, and one for each look while samples run."""
+        self._progress += bool(self._running)
+        return self._progress
+
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
+        """See `Engine.load`."""
+        self._refuse_if_closed()
+        tensors = self._weights.read(weights)
+        now = asyncio.get_running_loop().time()
+        self._advance(now)
+        digest = self._weights.replace(tensors)
+        self._version, self._salt = version, int(digest[-15:], 16)
+        self._progress += 1
+        for _, _, running in self._running:
+            running.sample.begin_span(self._drawn(running, now), version)
+        return digest
+
+    async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
+        """See `Engine.generate`."""
+        if self._version is None:
+            raise ModelError("the engine holds no weights yet; load a version first")
+        self._refuse_if_closed()
+        most = self._room if self._config.max_prompt_tokens is None else min(self._room, self._config.max_prompt_tokens)
+        for group in groups:
+            check_group(group, most, self._vocab_size)
+        if not groups:
+            return []
+        request, now = Request(groups), asyncio.get_running_loop().time()
+        self._requests.add(request)
+        self._queue.extend((request, number, n, now) for number, group in enumerate(groups) for n in range(len(group.seeds)))
+        self._wake()
+        try:
+            return await asyncio.wrap_future(request.future)
+        except asyncio.CancelledError:
+            self._drop(request)
+            raise
+
+    async def close(self) -> None:
+        """See `Engine.close`. May be called again."""
+        self._closed = True
+        self._queue.clear()
+        self._running.clear()
+        for request in self._requests:
+            request.future.set_exception(ModelError("the engine is closed; start another"))
+        self._requests.clear()
+        self._wake()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ModelError("the engine is closed; start another")
+
+    def _wake(self) -> None:
+        """Does what is due, and sets the alarm for the next end."""
+        loop = asyncio.get_running_loop()
+        self._advance(loop.time())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(self._running[0][0], self._wake) if self._running else None
+
+    def _advance(self, now: float) -> None:
+        """Brings slots to `now`, in the order of what happened."""
+        self._admit(now)
+        while self._running and self._running[0][0] <= now:
+            ends, _, running = heapq.heappop(self._running)
+            self._finish(running)
+            self._free += 1
+            self._admit(ends)
+
+    def _admit(self, moment: float) -> None:
+        """Fills slots that became free at `moment`; who came later than that starts when it came."""
+        while self._free and self._queue:
+            request, number, n, came = self._queue.popleft()
+            group = request.groups[number]
+            sample = RunningSample(request, number, n, lane=0)
+            sample.begin_span(0, self._version or 0)
+            offset, length = self._drawn_from(group, n)
+            begins = max(moment, came) + len(group.prompt_ids) * self._timing.prefill_seconds
+            ends = begins + length * self._timing.step_seconds
+            heapq.heappush(self._running, (ends, next(self._serial), _Running(sample, offset, length, begins)))
+            self._free -= 1
+
+    def _drawn_from(self, group: PromptGroup, n: int) -> tuple[int, int]:
+        """Place in the pool and number of tokens of a sample; a greedy one is the same whatever its seed."""
+        seed = hash(group.prompt_ids) & (2**62 - 1) if group.greedy else group.seeds[n]
+        most = self._config.max_new_tokens
+        length = response_tokens(seed, self._timing.median_tokens, most) if self._config.stop_token_ids else most
+        return scrambled(seed ^ self._salt) % _POOL, length
+
+    def _drawn(self, running: _Running, now: float) -> int:
+        """Tokens that it has at `now`."""
+        if not self._timing.step_seconds:
+            return 0
+        return max(0, min(running.length - 1, int((now - running.begins) / self._timing.step_seconds)))
+
+    def _finish(self, running: _Running) -> None:
+        self._progress += 1
+        completion = self._pool.completion(running.sample, running.offset, running.length)
+        if running.sample.request.finish(running.sample.group, running.sample.n, completion):
+            self._requests.discard(running.sample.request)
+
+    def _drop(self, request: Request) -> None:
+        """Frees the slots of a call that nobody waits for."""
+        self._requests.discard(request)
+        self._queue = deque(entry for entry in self._queue if entry[0] is not request)
+        kept = [entry for entry in self._running if entry[2].sample.request is not request]
+        self._free += len(self._running) - len(kept)
+        self._running = kept
+        heapq.heapify(self._running)
+        self._wake()
+
+
+class _Pool:
+    """Noise to cut samples from: a sample costs a slice, not a loop over its tokens."""
+
+    def __init__(self, vocab_size: int, longest: int, stop_token_ids: frozenset[int]) -> None:
+        draw = np.random.default_rng(0)
+        allowed = np.setdiff1d(np.arange(vocab_size), sorted(stop_token_ids))
+        self._longest = longest
+        self._stop = min(stop_token_ids, default=None)
+        self._ids: tuple[int, ...] = tuple(draw.choice(allowed, _POOL + longest).tolist())
+        self._logprobs = draw.uniform(-3.0, -0.1, _POOL + longest).astype("<f4").tobytes()
+
+    def completion(self, sample: RunningSample, offset: int, length: int) -> Completion:
+        """`length` tokens, the last of which is a stop token unless the sample was cut off."""
+        ids, stopped = self._ids[offset : offset + length], self._stop is not None and length < self._longest
+        if stopped and self._stop is not None:
+            ids = (*ids[:-1], self._stop)
+        logprobs = self._logprobs[4 * offset : 4 * (offset + length)]
+        return Completion(ids, logprobs, sample.spans(length), "stop" if stopped else "length")

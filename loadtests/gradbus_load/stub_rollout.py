@@ -1,0 +1,56 @@
+"""`python -m gradbus_load.stub_rollout`: the real rollout service around a stub engine.
+
+GRADBUS_LOAD_ENGINE holds the timing as JSON; everything else is set as for the service itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from gradbus.process import RunServer, WorkerWires, run_worker
+from gradbus.spec import RunSpec
+from gradbus_load.calibration import EngineTiming
+from gradbus_load.stub_engine import StubEngine
+from gradbus_rollout.engine import Engine
+from gradbus_rollout.engines import Engines
+from gradbus_rollout.prompts import PromptEncoder
+from gradbus_rollout.service import RolloutService
+from gradbus_rollout.settings import Settings
+from gradbus_rollout.torch_engine import TorchEngineConfig
+
+TIMING = "GRADBUS_LOAD_ENGINE"
+
+
+class StubEngines(Engines):
+    """Every spec gets the stub."""
+
+    def __init__(self, settings: Settings, timing: EngineTiming) -> None:
+        super().__init__(settings)
+        self._timing = timing
+
+    async def open(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
+        """See `Engines`."""
+        config = TorchEngineConfig(
+            slots=spec.rollout.slots,
+            max_new_tokens=spec.rollout.max_new_tokens,
+            stop_token_ids=encoder.stop_token_ids,
+            max_prompt_tokens=spec.rollout.max_prompt_tokens,
+        )
+        return StubEngine(folder, config, self._timing)
+
+
+def main() -> int:
+    """Serves until SIGTERM."""
+    settings, timing = Settings(), EngineTiming(**json.loads(os.environ.get(TIMING, "{}")))
+
+    async def build(wires: WorkerWires) -> RunServer:
+        return RolloutService(settings, wires, StubEngines(settings, timing))
+
+    return run_worker("rollout", settings, settings.weight_store, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

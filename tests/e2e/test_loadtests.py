@@ -1,0 +1,46 @@
+"""Each load scenario, for seconds, on one stack of real services around stubs. What it says is checked, not how fast it was."""
+
+import importlib.util
+import math
+
+from gradbus_load.calibration import EngineTiming, LearnerTiming
+from gradbus_load.rig import Rig, running
+from gradbus_load.scenarios import memory, overlap, throughput
+
+FAST = Rig(EngineTiming(step_seconds=0.0005, median_tokens=8.0), LearnerTiming(step_seconds=0.01))
+
+
+def by_measure(outcome):
+    return {finding.measure: finding.value for finding in outcome.findings}
+
+
+async def test_every_scenario_measures_a_real_run(tmp_path):
+    async with running(tmp_path, FAST) as bench:
+        overlapping = await overlap.measure(
+            overlap.Settings(modes=("free",), staleness=(1,), steps=3, warm_up=1, groups=4, group_size=4, slots=8, most_tokens=64), bench
+        )
+        durable = await throughput.measure(throughput.Settings(steps=3, groups=4, group_size=8, most_tokens=64), bench)
+        watched = await memory.measure(memory.Settings(minutes=0.05, every_seconds=0.1), bench)
+        if importlib.util.find_spec("locust"):
+            await asks_rest(bench)
+    (row,) = overlapping.rows
+    assert row[:2] == ("free", 1)
+    assert overlapping.data["rows"][0]["share"] > 0
+    assert len(durable.data["admitted"]) == 3 * 4, "every group of the run, once"
+    assert len(durable.data["latency_ms"]) > 0
+    assert by_measure(durable)["durable samples in groups of 8"] > 0
+    assert {"rollout-0", "trainer-0", "conductor", "buffer", "nats"} <= durable.data["cpu_seconds"].keys()
+    assert {len(sizes) for sizes in watched.data["rss_bytes"].values()} == {len(watched.data["seconds"])}
+    assert math.isfinite(by_measure(watched)["fastest certain growth of a process"])
+    assert watched.data["steps"] >= 1
+
+
+async def asks_rest(bench):
+    from gradbus_load.scenarios import rest
+
+    settings = rest.Settings(submits=20, submits_a_second=20, submitters=4, reads_a_second=10, readers=2, followers=2, most_seconds=20)
+    found = await rest.measure(settings, bench)
+    counts = {answers["name"]: (answers["count"], answers["failures"]) for answers in found.data["answers"]}
+    assert counts["submit"] == (20, 0)
+    assert counts["status"][0] > 0
+    assert counts["event"][0] > 0
