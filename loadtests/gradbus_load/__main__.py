@@ -37,7 +37,7 @@ def main() -> int:
     date = datetime.now(UTC).date().isoformat()
     session = report.Session(date, probes.machine(), before, probes.load_average(), found, outcomes)
     print(report.text(session))
-    for path in report.write(session, options.results):
+    for path in report.write(session, options.results, "-".join(options.only or ["load"])):
         print(path, file=sys.stderr)
     return int(any(one.holds is False for outcome in outcomes for one in outcome.findings))
 

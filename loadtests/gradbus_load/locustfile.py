@@ -69,7 +69,7 @@ class Follower(User):
         for line in _stream(urlsplit(self.environment.host or "").netloc, f"/v1/runs/{PLAN['followed']}/events"):
             if line.startswith("data:"):
                 age = time.time() - datetime.fromisoformat(json.loads(line.removeprefix("data:"))["created_at"]).timestamp()
-                events.request.fire(request_type="SSE", name="event", response_time=1000 * max(0.0, age), response_length=len(line))
+                events.request.fire(request_type="SSE", name="event", response_time=1000 * max(0.0, age), response_length=len(line))  # type: ignore[no-untyped-call]
 
 
 def _stream(address: str, path: str) -> Iterator[str]:

@@ -38,10 +38,10 @@ def text(session: Session) -> str:
     return "\n".join(parts)
 
 
-def write(session: Session, folder: Path) -> list[Path]:
-    """Writes `load.md`, and of each scenario its data and its plot; the files written."""
+def write(session: Session, folder: Path, name: str = "load") -> list[Path]:
+    """Writes `<name>.md`, and of each scenario its data and its plot; the files written."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "load.md"]
+    files = [folder / f"{name}.md"]
     files[0].write_text(text(session))
     for outcome in session.outcomes:
         found = dict(_facts(session)) | {

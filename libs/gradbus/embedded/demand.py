@@ -34,7 +34,7 @@ async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitabl
             bus = await Bus.connect(settings, "supervisor")
             try:
                 bucket = await bus.bucket(Buckets.RUNS)
-                async with bucket.view() as view:
+                async with bucket.view("*.*") as view:
                     while True:
                         view.changed.clear()
                         await tell(reference_needed(view.entries))

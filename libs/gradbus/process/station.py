@@ -31,7 +31,7 @@ class Station:
         self._bus = bus
         self._touched = asyncio.Event()
         self._assigned: View | None = None
-        self._runs: View | None = None
+        self._wish: View | None = None
         self.presence = presence
 
     @asynccontextmanager
@@ -39,13 +39,8 @@ class Station:
         """Present inside the block; gone at once after it, so that claims are handed back."""
         workers = await self._bus.bucket(Buckets.WORKERS)
         assignments = await self._bus.bucket(Buckets.ASSIGNMENTS)
-        runs = await self._bus.bucket(Buckets.RUNS)
         try:
-            async with (
-                background(self._beat(workers), "presence"),
-                assignments.view(self.presence.worker) as self._assigned,
-                runs.view("*.desired") as self._runs,
-            ):
+            async with background(self._beat(workers), "presence"), assignments.view(self.presence.worker) as self._assigned:
                 yield
         finally:
             with contextlib.suppress(NatsError, APIError, TimeoutError):
@@ -62,8 +57,8 @@ class Station:
         return str(json.loads(value)) if value else ""
 
     def desired(self, run_id: str) -> DesiredState:
-        """What the run's user wants."""
-        value = self._runs.get(f"{run_id}.desired") if self._runs else None
+        """What the user wants of the run that is worked on."""
+        value = self._wish.get(f"{run_id}.desired") if self._wish else None
         wish: DesiredState = json.loads(value) if value else "running"
         return wish
 
@@ -99,7 +94,8 @@ class Station:
         self.presence.run_id = run_id
         self.touch()
         try:
-            await work(RunRecord.model_validate_json(stored.value))
+            async with runs.view(f"{run_id}.desired") as self._wish:  # of this run alone: there may be thousands
+                await work(RunRecord.model_validate_json(stored.value))
         except FencedError as error:
             _log.warning("run_let_go", run_id=run_id, reason=str(error))
         except RestartNeededError:

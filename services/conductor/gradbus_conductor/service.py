@@ -23,7 +23,7 @@ from gradbus_conductor.workforce import Workforce
 
 _log = get_logger(__name__)
 _LOOK_SECONDS = 0.5
-_MOST_QUEUED = 32
+_MOST_QUEUED = 8
 """Runs that are told what they wait for; those behind them wait without a word."""
 
 
@@ -42,7 +42,7 @@ class Conductor:
         runs = await bus.bucket(Buckets.RUNS)
         assignments = await bus.bucket(Buckets.ASSIGNMENTS)
         workers = await bus.bucket(Buckets.WORKERS)
-        async with runs.view() as view, workers.view() as present, assignments.view() as assigned:
+        async with runs.view("*.*") as view, workers.view() as present, assignments.view() as assigned:
             workforce = Workforce(assignments, present, assigned)
             process.ready = True
             async with background(Leftovers(self._wires.buffer, view, workforce).watch(), "leftovers"):

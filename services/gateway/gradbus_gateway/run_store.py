@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
@@ -84,13 +85,12 @@ class RunStore:
     async def find(self, run_id: str) -> Run | None:
         """The run, or None. Raises the problem `unreadable-run`."""
         try:
-            spec = await self._bucket.get(f"{checked_name(run_id, 'run id')}.spec")
+            checked_name(run_id, "run id")
         except SettingsError:
             return None
+        spec, desired, status = await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in ("spec", "desired", "status")))
         if spec is None:
             return None
-        desired = await self._bucket.get(f"{run_id}.desired")
-        status = await self._bucket.get(f"{run_id}.status")
         try:
             return Run(*read_run(run_id, spec.value, desired.value if desired else None, status.value if status else None))
         except CorruptRecordError as error:
