@@ -50,7 +50,7 @@ class Kind:
 
 
 KINDS = {
-    "torch": Kind("torch", True, 2000),
+    "torch": Kind("torch", True, 500),
     "stub": Kind("stub", True, 1000, computes=False),
     "sglang": Kind("sglang", False, 1000),
 }

@@ -9,7 +9,7 @@ from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup
 @pytest.fixture
 def recorded(monkeypatch):
     found = []
-    monkeypatch.setattr(generation, "record", lambda name, value, attributes: found.append((name, value, attributes)))
+    monkeypatch.setattr(generation, "observe", lambda name, value, attributes: found.append((name, value, attributes)))
     return found
 
 

@@ -23,7 +23,7 @@ ANSWER_BYTES = 64 << 10
 """Of a row; a small frame becomes many times larger in memory."""
 _PARSED_IN_THREAD_BYTES = 1 << 18
 START_SECONDS = 10.0
-LEAVING_SECONDS = 2.0
+LEAVING_SECONDS = 10.0
 
 Row = tuple[str, str, str]
 """Output text, finish reason, item as JSON."""
