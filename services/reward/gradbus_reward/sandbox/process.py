@@ -23,7 +23,10 @@ ANSWER_BYTES = 64 << 10
 """Of a row; a small frame becomes many times larger in memory."""
 _PARSED_IN_THREAD_BYTES = 1 << 18
 START_SECONDS = 10.0
-LEAVING_SECONDS = 10.0
+_LEAVING_SECONDS = 2.0
+"""Before a process that has closed its pipe is killed."""
+_KILLED_SECONDS = 10.0
+"""On a busy machine the kernel takes its time."""
 
 Row = tuple[str, str, str]
 """Output text, finish reason, item as JSON."""
@@ -110,7 +113,7 @@ class GraderProcess:
         """Kill, wait until it is gone, and give its exit code (negative: the signal)."""
         self.kill()
         try:
-            async with asyncio.timeout(LEAVING_SECONDS):
+            async with asyncio.timeout(_KILLED_SECONDS):
                 return await self._process.wait()
         except TimeoutError as error:
             raise GraderStoppedError(f"the kernel has not ended grader process {self.pid} after SIGKILL; look at the machine") from error
@@ -168,7 +171,7 @@ class GraderProcess:
     async def _ended(self) -> str:
         """How the process came to its end. Its pipe is closed, so it is on its way there, or else it is killed."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVING_SECONDS):
+            async with asyncio.timeout(_LEAVING_SECONDS):
                 await self._process.wait()
         code = await self.stop()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
