@@ -1,7 +1,7 @@
 """Does generation overlap training? Step time beside what an ideal loop would take, by schedule and staleness.
 
 T_gen    what the engine takes for a step's samples, from its calibration: in `fixed_lag` from the first token to the
-         last, for the next version begins with empty slots; in `free` with slots always full
+         last, for the next version begins with empty slots; in `free`, unless on-policy, with slots always full
 T_train  what the learner takes for a step, from its calibration
 bound    (T_gen + T_train) / max(T_gen, T_train): the speed-up of perfect overlap over doing one after the other
 """
@@ -42,10 +42,10 @@ class Settings:
         """The stack that is measured."""
         return Rig(self.engine, self.learner)
 
-    def generation(self, mode: Mode) -> float:
+    def generation(self, mode: Mode, lag: int) -> float:
         """T_gen, seconds: mean over the steps that are measured, for the same seeds."""
         steps = [self._seconds(step) for step in range(self.warm_up, self.steps)]
-        alone = makespan if mode == "fixed_lag" else kept_full
+        alone = makespan if mode == "fixed_lag" or lag == 0 else kept_full
         return statistics.fmean(alone(seconds, self.slots) for seconds in steps)
 
     def _seconds(self, step: int) -> list[float]:
@@ -118,7 +118,7 @@ async def _run(bench: Bench, settings: Settings, mode: Mode, lag: int) -> Row:
     measured = steps[settings.warm_up :]
     seconds = (steps[-1]["at"] - steps[settings.warm_up - 1]["at"]) / len(measured)
     stale = statistics.fmean(step["staleness_mean"] for step in measured)
-    return Row(mode, lag, settings.generation(mode), settings.learner.step_seconds, seconds, stale)
+    return Row(mode, lag, settings.generation(mode, lag), settings.learner.step_seconds, seconds, stale)
 
 
 def _line(row: Row) -> tuple[Any, ...]:
