@@ -3,6 +3,8 @@
 import importlib.util
 import math
 
+import pytest
+
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.rig import Rig, running
 from gradbus_load.scenarios import memory, overlap, throughput
@@ -14,6 +16,7 @@ def by_measure(outcome):
     return {finding.measure: finding.value for finding in outcome.findings}
 
 
+@pytest.mark.slow
 async def test_every_scenario_measures_a_real_run(tmp_path):
     async with running(tmp_path, FAST) as bench:
         overlapping = await overlap.measure(
