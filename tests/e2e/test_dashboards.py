@@ -68,7 +68,7 @@ def prometheus(received, tmp_path_factory):
 def exporting(received, stack):
     """A stack of its own: this one exports."""
     asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.address, "OTEL_METRIC_EXPORT_INTERVAL": "500", "OTEL_METRIC_EXPORT_TIMEOUT": "2000"}
-    with stack(**asked) as state:
+    with stack(**asked, GRADBUS_TRACE_GROUPS="1") as state:
         yield state
 
 

@@ -25,7 +25,8 @@ def faults_of(stack, outcome, spec):
     return check(ledger, schedule["groups_per_step"], schedule["steps"], schedule["max_staleness"], fixed_lag=fixed_lag)
 
 
-@pytest.mark.parametrize("rollouts", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow  # the next one has two as well
+@pytest.mark.parametrize("rollouts", [2, 3])
 async def test_the_number_of_rollouts_changes_no_bit(stack_of, spec, true_digest, rollouts):
     async with stack_of(rollouts) as stack:
         outcome = await train(stack, spec)

@@ -7,12 +7,12 @@ from boards.variables import OF_SERVICES, SERVICE, STARTS, WORKER
 _WINDOW = "[$__rate_interval]"
 
 
-def _slow(metric: str, by: str) -> list[Query]:
+def _slow(metric: str, by: str, exemplars: bool = True) -> list[Query]:
     return [
         Query(
             f"histogram_quantile(0.95, sum by (le, {by}) (rate({metric}_seconds_bucket{{{OF_SERVICES}}}{_WINDOW})))",
             "{{" + by + "}}",
-            exemplars=True,
+            exemplars=exemplars,
         )
     ]
 
@@ -115,7 +115,7 @@ SERVICES = Board(
                 Panel(
                     "REST by route",
                     "The gateway's answers. An event stream lasts as long as it is read.",
-                    _slow("http_server_request_duration", "http_route"),
+                    _slow("http_server_request_duration", "http_route", exemplars=False),
                     unit="s",
                     width=6,
                 ),
@@ -129,7 +129,7 @@ SERVICES = Board(
                 Panel(
                     "Buffer by operation",
                     "`read_log` waits up to a second for news. Appends above 50 ms: the disk's fdatasync is slow.",
-                    _slow("db_client_operation_duration", "db_operation_name"),
+                    _slow("db_client_operation_duration", "db_operation_name", exemplars=False),
                     unit="s",
                     width=6,
                 ),

@@ -39,6 +39,11 @@ class TaskTimes:
         self.sampled, self.completions = time.time_ns(), completions
 
 
+def first_trace(task: Task) -> str:
+    """Traceparent of one of its groups that is traced: what the task's numbers lead to. Empty if none is."""
+    return next((group.traceparent for group in task.groups if group.traceparent), "")
+
+
 @contextmanager
 def told(delivery: Delivery, run: Attributes) -> Iterator[TaskTimes]:
     """Tells of the task after the block; of one that fails also when none of its groups is traced."""

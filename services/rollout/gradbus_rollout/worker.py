@@ -21,12 +21,12 @@ from gradbus.errors import AttestationError, VersionGoneError
 from gradbus.faults import point
 from gradbus.process import Station
 from gradbus.runs import RunRecord
-from gradbus.telemetry import PROCESS, Numbers, get_logger
+from gradbus.telemetry import PROCESS, Numbers, get_logger, under
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout.busy_time import BusyTime
 from gradbus_rollout.engine import Engine
-from gradbus_rollout.generation_traces import told
+from gradbus_rollout.generation_traces import first_trace, told
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.samples import group_message, request_for
 from gradbus_rollout.taskbox import TaskBox
@@ -159,7 +159,8 @@ class RolloutWorker:
         size = self._spec.rollout.group_size
         requests = [request_for(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
         with told(delivery, {"gradbus.run.id": self._run_id}) as times:
-            sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
+            with under(first_trace(task)):
+                sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
             await asyncio.sleep(0)
             point("mid-decode")
             completions = await sampling
