@@ -37,7 +37,7 @@ export function picture(run, history, workers) {
       judged: { long: groups ? "judged, let in once" : "", short: "", moves: Boolean(groups) && !isOver },
       score: flow(samples, "scores/s", "/s scored"),
       logprobs: asksReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", moves: false },
-      read: flow(groups, "groups/s", " groups/s"),
+      read: flow(groups, "groups/s", "/s"),
       publish: slim(flow(rates?.steps, "", "/s")),
       active: active(version, rollouts, isOver),
     },
