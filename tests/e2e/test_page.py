@@ -178,7 +178,8 @@ def test_a_prompt_is_found_each_time_it_came(page, run_id):
     assert "row=" in page.tab.url
 
 
-def test_at_a_phones_width_nothing_is_cut_off(page, run_id):
+def test_at_a_phones_width_nothing_is_cut_off(page, lab, spec, run_id):
+    lab.submit(spec(name="n" * 60))
     page.tab.set_viewport_size({"width": 360, "height": 740})
     for view in VIEWS:
         page.opens(view, run_id)

@@ -63,9 +63,9 @@ function fail(error, root) {
 }
 
 async function signOut() {
+  leaving.abort(); // nothing more is asked that would be refused
   await fetch("/sign-out", { method: "POST" });
   caller = null;
-  leaving.abort();
   signedOut("You are signed out.");
 }
 
