@@ -26,6 +26,14 @@ class Query:
         return target | ({"exemplar": True} if self.exemplars else {}) | ({"format": "heatmap"} if self.heat else {})
 
 
+def spread_of(histogram: str, high: float = 0.95, name: str = "95 %") -> list[Query]:
+    """Median and a high quantile of a histogram's buckets; the median's points lead to traces."""
+    rate = f"sum by (le) (rate({histogram}_bucket[$__rate_interval]))"
+    return [
+        Query(f"histogram_quantile({share}, {rate})", legend, exemplars=share == 0.5) for share, legend in ((0.5, "median"), (high, name))
+    ]
+
+
 @dataclass(frozen=True)
 class Panel:
     """One panel: its question as a title, and in the description how to read it and what to do."""

@@ -1,6 +1,6 @@
 """Run: is it learning?"""
 
-from panels import Board, Panel, Query, Row
+from panels import Board, Panel, Query, Row, spread_of
 
 from boards.variables import OF_RUN, ONE_RUN, STARTS
 
@@ -261,14 +261,7 @@ RUN = Board(
                     "Time a step computes",
                     "Median and slowest tenth over all trainers. Each diamond is one step: it opens that step's trace, from which links"
                     " lead to the groups it trained.",
-                    [
-                        Query(
-                            f"histogram_quantile({share}, sum by (le) (rate(gradbus_step_duration_seconds_bucket[$__rate_interval])))",
-                            name,
-                            exemplars=share == 0.5,
-                        )
-                        for share, name in ((0.5, "median"), (0.9, "slowest tenth"))
-                    ],
+                    spread_of("gradbus_step_duration_seconds", 0.9, "slowest tenth"),
                     unit="s",
                     width=24,
                 )

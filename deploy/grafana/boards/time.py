@@ -1,6 +1,6 @@
 """Where the time goes: why is a step slow?"""
 
-from panels import Board, Panel, Query, Row
+from panels import Board, Panel, Query, Row, spread_of
 
 from boards.variables import OF_RUN, ONE_RUN, STARTS
 
@@ -193,27 +193,13 @@ TIME = Board(
                 Panel(
                     "A task's generation",
                     "A task is several groups. Diamonds open the trace of one.",
-                    [
-                        Query(
-                            f"histogram_quantile({share}, sum by (le) (rate(gen_ai_client_operation_duration_seconds_bucket{_WINDOW})))",
-                            name,
-                            exemplars=share == 0.5,
-                        )
-                        for share, name in ((0.5, "median"), (0.95, "95 %"))
-                    ],
+                    spread_of("gen_ai_client_operation_duration_seconds"),
                     unit="s",
                 ),
                 Panel(
                     "A scorer's call",
                     "Every group that waits goes into one call. Diamonds open the trace of one.",
-                    [
-                        Query(
-                            f"histogram_quantile({share}, sum by (le) (rate(gradbus_reward_duration_seconds_bucket{_WINDOW})))",
-                            name,
-                            exemplars=share == 0.5,
-                        )
-                        for share, name in ((0.5, "median"), (0.95, "95 %"))
-                    ],
+                    spread_of("gradbus_reward_duration_seconds"),
                     unit="s",
                 ),
                 Panel(

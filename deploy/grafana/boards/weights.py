@@ -1,6 +1,6 @@
 """Weights: do new weights reach the workers, soon and whole?"""
 
-from panels import Board, Panel, Query, Row
+from panels import Board, Panel, Query, Row, spread_of
 
 from boards.variables import OF_RUN, ONE_RUN, ROLLOUT, STARTS
 
@@ -96,14 +96,7 @@ WEIGHTS = Board(
                     "From announcement to active",
                     "Until the engine's own checksum is the manifest's; the wait for a task that wants the version is in it. Diamonds open"
                     " a trace.",
-                    [
-                        Query(
-                            f"histogram_quantile({share}, sum by (le) (rate(gradbus_weights_activation_duration_seconds_bucket{_WINDOW})))",
-                            name,
-                            exemplars=share == 0.5,
-                        )
-                        for share, name in ((0.5, "median"), (0.95, "95 %"))
-                    ],
+                    spread_of("gradbus_weights_activation_duration_seconds"),
                     unit="s",
                 ),
                 Panel(
