@@ -204,16 +204,17 @@ class SGLangEngine:
                 return replace(completion, times=(began, time.time_ns()))
 
     async def _request(self, draft: Draft) -> Completion | None:
-        request_id, label, versions = uuid.uuid4().hex, self._label, self._labels
+        request_id, label = uuid.uuid4().hex, self._label
         with self._adapter() as adapter:
-            if adapter is not None:
-                versions = dict.fromkeys(versions, self._shelf.version(adapter))
+            adapted = None if adapter is None else self._shelf.version(adapter)
             body = draft.request(request_id, self._cache_key, adapter)
             try:
                 reply = await self.server.api.generate(body, self._settings.sample_seconds)
             except asyncio.CancelledError:
                 self._keep(asyncio.create_task(self._abort(request_id), name="abort"))
                 raise
+            # As they are now: a reply may show a label that was given while it was on its way.
+            versions = self._labels if adapted is None else dict.fromkeys(self._labels, adapted)
         first = began_with(reply)
         if self._config.pause == "in_place" and first != label and first in self._labels:
             return None  # it waited over a load, and its prompt may have been computed by the old weights: once more
