@@ -169,7 +169,7 @@ def answers(port):
 
 
 def test_every_extra_is_here():
-    assert EXTRAS.keys() == OPTIONAL.keys() - {"all", "dev"}
+    assert EXTRAS.keys() == OPTIONAL.keys() - {"all", "dev", "load"}
 
 
 def test_what_pins_against_others_is_not_in_all():
