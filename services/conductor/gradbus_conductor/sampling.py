@@ -57,7 +57,7 @@ class Sampling:
     @property
     def scoring_seconds(self) -> float:
         """How long the scorer had work."""
-        return self._scoring.state.busy_seconds
+        return self._scoring.state.busy.total()
 
     def show(self, numbers: Numbers, outstanding: Callable[[], Sized]) -> None:
         """From now on `numbers` tell how many groups wait, and for what. They are counted when they are read."""

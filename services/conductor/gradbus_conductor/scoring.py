@@ -51,7 +51,7 @@ class ScoringState:
 
     failing: dict[int, str] = field(default_factory=dict)
     """Index to why its last attempt failed."""
-    busy_seconds: float = 0.0
+    busy: Occupied = field(default_factory=Occupied)
     """Time with at least one call in flight."""
     scored: Occupied = field(default_factory=Occupied)
     """Of that, the time in the reward service."""
@@ -71,7 +71,6 @@ class Scoring:
         self._wanted: set[int] = set()
         self._waiting: dict[int, _Pending] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._busy_since = 0.0
         self.state = ScoringState()
 
     def submit(self, groups: Iterable[tuple[Group, str]]) -> None:
@@ -98,21 +97,18 @@ class Scoring:
         # Every waiting group goes into one call, up to a bound; a slow scorer gets several calls side by side.
         while self._waiting and len(self._tasks) < _CALLS:
             batch = [self._waiting.pop(index) for index in list(self._waiting)[:_GROUPS_A_CALL]]
-            if not self._tasks:
-                self._busy_since = asyncio.get_running_loop().time()
             task = asyncio.create_task(self._process(batch), name="score")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not self._tasks:
-            self.state.busy_seconds += asyncio.get_running_loop().time() - self._busy_since
         self._start()
 
     async def _process(self, batch: list[_Pending]) -> None:
         try:
-            await self._ask(batch)
+            with self.state.busy:
+                await self._ask(batch)
         except Exception as error:  # noqa: BLE001 - the boundary of one call: logged whole, its groups are asked for again
             _log.exception("scoring_failed", run_id=self._run_id, groups=len(batch))
             self._note(batch, f"a fault in scoring: {type(error).__name__}: {error}; see the conductor's log")
