@@ -1,0 +1,9 @@
+"""Operators of RL post-training on torch tensors: small in memory, exact, and usable without the rest of Gradbus.
+
+One file an operator, its torch reference beside it with the same signature; `gpu` holds the Triton kernels and their
+launch table. `dispatch` says which implementation runs, and which one did.
+"""
+
+from gradbus_kernels.operators.dispatch import Ran, provenance, using
+
+__all__ = ["Ran", "provenance", "using"]
