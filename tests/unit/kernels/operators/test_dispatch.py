@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradbus_kernels.operators import Ran, provenance, using
+from gradbus_kernels.operators import provenance, using
 from gradbus_kernels.operators.dispatch import VARIABLE, choose
 
 ALL = ("reference", "cpu", "triton")
