@@ -1,27 +1,22 @@
-"""Key-value buckets with compare-and-set, and views of them that heal by themselves."""
+"""Key-value buckets with compare-and-set."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from gradbus.background import background
+from gradbus.bus.view import View
 from gradbus.errors import GradbusError
-from gradbus.telemetry import WireOperation, get_logger
-
-_log = get_logger(__name__)
+from gradbus.telemetry import WireOperation
 
 _READ = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation": "kv_read"})
 _WRITE = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation": "kv_write"})
-RESYNC_SECONDS = 2.0
-"""Watches die quietly (a lost connection, a bucket made anew): every view reads all again this often."""
-_FILL_SECONDS = 2.0
-_FORGOTTEN_SECONDS = 4.0
 _WRONG_REVISION = {10071, 10164}
 
 
@@ -40,8 +35,10 @@ class Entry:
 class Bucket:
     """One bucket."""
 
-    def __init__(self, store: KeyValue) -> None:
+    def __init__(self, store: KeyValue, jetstream: JetStreamContext, name: str) -> None:
         self._store = store
+        self._jetstream = jetstream
+        self._name = name
 
     async def get(self, key: str) -> Entry | None:
         """The entry, or None."""
@@ -88,71 +85,7 @@ class Bucket:
     @asynccontextmanager
     async def view(self, pattern: str = ">") -> AsyncIterator[View]:
         """A live copy of the keys that match `pattern`, filled before the block is entered."""
-        view = View(self._store, pattern)
+        view = View(self._jetstream, self._name, pattern)
         async with background(view.follow(), f"view {pattern}"):
             await view.filled.wait()
             yield view
-
-
-class View:
-    """What a watcher knows. Level-triggered: read `entries`, wait for `changed`, never count events."""
-
-    def __init__(self, store: KeyValue, pattern: str) -> None:
-        self._store = store
-        self._pattern = pattern
-        self._entries: dict[str, bytes] = {}
-        self.changed = asyncio.Event()
-        self.filled = asyncio.Event()
-
-    @property
-    def entries(self) -> Mapping[str, bytes]:
-        """Key to value, as last seen."""
-        return self._entries
-
-    def get(self, key: str) -> bytes | None:
-        """The value of `key`, as last seen."""
-        return self._entries.get(key)
-
-    async def follow(self) -> None:
-        """Watches for ever; every `RESYNC_SECONDS` it starts again from what the bucket holds."""
-        while True:
-            try:
-                await self._follow_once()
-            except Exception as error:  # noqa: BLE001 - a view whose task died would be blind for ever: whatever it was, it reads again
-                _log.info("watch_interrupted", pattern=self._pattern, error=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(0.2)
-
-    async def _follow_once(self) -> None:
-        watcher = await self._store.watch(self._pattern, inactive_threshold=_FORGOTTEN_SECONDS)
-        fresh: dict[str, bytes] = {}
-        initial = True
-        clock = asyncio.get_running_loop().time
-        deadline = 0.0
-        try:
-            # A large bucket takes its time: only a filled view is due to be read again.
-            while (left := _FILL_SECONDS if initial else deadline - clock()) > 0:
-                try:
-                    entry = await watcher.updates(timeout=left)  # type: ignore[no-untyped-call]
-                except TimeoutError:
-                    break
-                if entry is None:
-                    if initial:
-                        initial = False
-                        deadline = clock() + RESYNC_SECONDS
-                        self._replace(fresh)
-                    continue
-                target = fresh if initial else self._entries
-                if entry.value is None or entry.operation in {"DEL", "PURGE"}:
-                    target.pop(entry.key, None)
-                else:
-                    target[entry.key] = entry.value
-                if not initial:
-                    self.changed.set()
-        finally:
-            await watcher.stop()  # type: ignore[no-untyped-call]
-
-    def _replace(self, fresh: dict[str, bytes]) -> None:
-        if fresh != self._entries:
-            self._entries = fresh
-            self.changed.set()
-        self.filled.set()

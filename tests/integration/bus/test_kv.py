@@ -1,24 +1,16 @@
-"""Buckets and views on a real NATS."""
+"""Buckets on a real NATS."""
 
 import asyncio
 
 import pytest
 
-from gradbus.bus import Buckets, Bus, BusSettings, Conflict, kv
+from gradbus.bus import Buckets, Bus, BusSettings, Conflict
 from gradbus.errors import SettingsError
 
 
 @pytest.fixture
 async def bucket(bus):
     return await bus.bucket(Buckets.RUNS)
-
-
-async def until(view, condition):
-    async with asyncio.timeout(20):
-        while not condition():
-            view.changed.clear()
-            if not condition():
-                await view.changed.wait()
 
 
 async def test_a_key_is_created_once(bucket, unique):
@@ -58,68 +50,6 @@ async def test_of_a_key_that_changed_only_the_newest_revision_is_deleted(bucket,
         await bucket.delete(unique, first)
     await bucket.delete(unique, second)
     assert await bucket.get(unique) is None
-
-
-async def test_a_bucket_that_takes_longer_to_read_than_a_view_lasts_is_read_all_the_same(own_bus, monkeypatch):
-    bucket = await own_bus.bucket(Buckets.RUNS)
-    await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(200)))
-    monkeypatch.setattr(kv, "RESYNC_SECONDS", 1e-6)
-    async with asyncio.timeout(20), bucket.view() as view:
-        assert len(view.entries) == 200
-
-
-async def test_a_view_outlives_whatever_breaks_its_watch(bucket, unique, monkeypatch):
-    async with bucket.view(f"{unique}.*") as view:
-        with monkeypatch.context() as patch:
-            patch.setattr(view._store, "watch", None)  # a fault that nobody thought of
-            await asyncio.sleep(kv.RESYNC_SECONDS + 0.5)
-        await bucket.put(f"{unique}.spec", b"1")
-        await until(view, lambda: view.get(f"{unique}.spec") == b"1")
-
-
-async def test_a_view_is_filled_before_its_block_and_follows(bucket, unique):
-    await bucket.put(f"{unique}.spec", b"1")
-    await bucket.put(f"{unique}.gone", b"1")
-    await bucket.delete(f"{unique}.gone")
-    async with bucket.view(f"{unique}.*") as view:
-        assert dict(view.entries) == {f"{unique}.spec": b"1"}
-        await bucket.put(f"{unique}.status", b"2")
-        await until(view, lambda: view.get(f"{unique}.status") == b"2")
-        await bucket.delete(f"{unique}.spec")
-        await until(view, lambda: view.get(f"{unique}.spec") is None)
-
-
-async def test_a_view_heals_after_its_server_was_killed(own_nats, own_bus):
-    bucket = await own_bus.bucket(Buckets.RUNS)
-    await bucket.put("run.spec", b"1")
-    async with bucket.view() as view:
-        own_nats.kill()
-        own_nats.start()
-        other = await Bus.connect(BusSettings(own_nats.url), "writer")
-        await (await other.bucket(Buckets.RUNS)).put("run.desired", b"2")
-        await other.close()
-        await until(view, lambda: dict(view.entries) == {"run.spec": b"1", "run.desired": b"2"})
-
-
-async def test_a_view_heals_when_its_consumer_is_removed_behind_its_back(own_bus):
-    bucket = await own_bus.bucket(Buckets.RUNS)
-    async with bucket.view() as view:
-        for consumer in await own_bus.jetstream.consumers_info("KV_runs"):
-            await own_bus.jetstream.delete_consumer("KV_runs", consumer.name)
-        await bucket.put("run.spec", b"1")
-        await until(view, lambda: view.get("run.spec") == b"1")
-
-
-async def test_the_consumers_of_views_end_with_them(own_bus, eventually):
-    bucket = await own_bus.bucket(Buckets.RUNS)
-    for _ in range(5):
-        async with bucket.view():
-            pass
-
-    async def are_gone():
-        return await own_bus.jetstream.consumers_info("KV_runs") == []
-
-    await eventually(are_gone)
 
 
 async def test_a_bus_that_is_not_there_is_named():

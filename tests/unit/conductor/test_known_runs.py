@@ -12,7 +12,7 @@ SPEC = RunSpec.model_validate(
 
 def view_of(states, desired=None):
     """Run id to state (None: nobody has looked at it) as the bucket holds them."""
-    view = View(None, ">")
+    view = View(None, "runs", ">")
     for run_id, state in states.items():
         view._entries[f"{run_id}.spec"] = RunRecord(run_id=run_id, spec=SPEC, created_unix_ns=1, key_id="k").to_bytes()
         if state:

@@ -1,0 +1,134 @@
+"""Views of buckets on a real NATS: filled before they are used, and right again after whatever happened."""
+
+import asyncio
+
+import pytest
+from nats.aio.client import Client
+
+from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.bus import view as view_module
+from gradbus.bus.view import RESYNC_SECONDS
+
+
+@pytest.fixture
+async def bucket(bus):
+    return await bus.bucket(Buckets.RUNS)
+
+
+async def until(view, condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            view.changed.clear()
+            if not condition():
+                await view.changed.wait()
+
+
+async def test_a_view_is_filled_though_its_keys_come_after_the_answer_that_counts_them(own_bus, monkeypatch):
+    """The server sends keys and answers by two ways: a view that took "nothing is waiting" for "there is nothing" began empty."""
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    for number in range(5):
+        await bucket.put(f"run-{number}.spec", b"1")
+    process = Client._process_msg
+    late = set()
+
+    async def processed(client, sid, subject, *rest):
+        async def later():
+            await asyncio.sleep(0.1)
+            await process(client, sid, subject, *rest)
+
+        if subject.startswith(b"$KV."):
+            late.add(asyncio.create_task(later()))
+        else:
+            await process(client, sid, subject, *rest)
+
+    monkeypatch.setattr(Client, "_process_msg", processed)
+    async with bucket.view() as view:
+        assert len(view.entries) == 5
+    assert len(late) >= 5
+
+
+async def test_a_view_of_nothing_is_filled(own_bus):
+    async with asyncio.timeout(5), (await own_bus.bucket(Buckets.RUNS)).view() as view:
+        assert dict(view.entries) == {}
+
+
+async def test_a_view_that_misses_a_change_reads_all_again(own_bus, monkeypatch):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    process = Client._process_msg
+    lost = []
+
+    async def processed(client, sid, subject, *rest):
+        if subject.endswith(b".lost") and not lost:
+            lost.append(subject)
+        else:
+            await process(client, sid, subject, *rest)
+
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 600.0)
+    async with bucket.view() as view:
+        monkeypatch.setattr(Client, "_process_msg", processed)
+        await bucket.put("run.lost", b"1")
+        await bucket.put("run.seen", b"1")
+        await until(view, lambda: dict(view.entries) == {"run.lost": b"1", "run.seen": b"1"})
+    assert lost
+
+
+async def test_a_bucket_that_takes_longer_to_read_than_a_view_lasts_is_read_all_the_same(own_bus, monkeypatch):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(200)))
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 1e-6)
+    async with asyncio.timeout(20), bucket.view() as view:
+        assert len(view.entries) == 200
+
+
+async def test_a_view_outlives_whatever_breaks_its_watch(bucket, unique, monkeypatch):
+    async with bucket.view(f"{unique}.*") as view:
+        with monkeypatch.context() as patch:
+            patch.setattr(view, "_jetstream", None)  # a fault that nobody thought of
+            await asyncio.sleep(RESYNC_SECONDS + 0.5)
+        await bucket.put(f"{unique}.spec", b"1")
+        await until(view, lambda: view.get(f"{unique}.spec") == b"1")
+
+
+async def test_a_view_is_filled_before_its_block_and_follows(bucket, unique):
+    await bucket.put(f"{unique}.spec", b"1")
+    await bucket.put(f"{unique}.gone", b"1")
+    await bucket.delete(f"{unique}.gone")
+    async with bucket.view(f"{unique}.*") as view:
+        assert dict(view.entries) == {f"{unique}.spec": b"1"}
+        await bucket.put(f"{unique}.status", b"2")
+        await until(view, lambda: view.get(f"{unique}.status") == b"2")
+        await bucket.delete(f"{unique}.spec")
+        await until(view, lambda: view.get(f"{unique}.spec") is None)
+
+
+async def test_a_view_heals_after_its_server_was_killed(own_nats, own_bus):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await bucket.put("run.spec", b"1")
+    async with bucket.view() as view:
+        own_nats.kill()
+        own_nats.start()
+        other = await Bus.connect(BusSettings(own_nats.url), "writer")
+        await (await other.bucket(Buckets.RUNS)).put("run.desired", b"2")
+        await other.close()
+        await until(view, lambda: dict(view.entries) == {"run.spec": b"1", "run.desired": b"2"})
+
+
+async def test_a_view_heals_when_its_consumer_is_removed_behind_its_back(own_bus):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    async with bucket.view() as view:
+        for consumer in await own_bus.jetstream.consumers_info("KV_runs"):
+            await own_bus.jetstream.delete_consumer("KV_runs", consumer.name)
+        await bucket.put("run.spec", b"1")
+        await until(view, lambda: view.get("run.spec") == b"1")
+
+
+async def test_the_consumers_of_views_end_with_them(own_bus, eventually):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    for _ in range(5):
+        async with bucket.view():
+            pass
+
+    async def are_gone():
+        return await own_bus.jetstream.consumers_info("KV_runs") == []
+
+    await eventually(are_gone)
