@@ -30,11 +30,15 @@ class Process:
         """Shown by /readyz; the service sets it once it can do its work."""
 
 
-def run_process(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]]) -> int:
-    """Runs `main` until it returns; the exit status: 0 after a drain, 1 after an error."""
+Main = Callable[[Process], Awaitable[None]]
+Loop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run_process(name: str, settings: ProcessSettings, main: Main, loop: Loop | None = None) -> int:
+    """Runs `main` until it returns; the exit status: 0 after a drain, 1 after an error. `loop` makes another event loop than asyncio's."""
     configure_logging(name, settings.log_level)
-    with exported(name, settings.worker_id), _bounded_end() as over:
-        return asyncio.run(_run(name, settings, main, over))
+    with exported(name, settings.worker_id), _bounded_end() as over, asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(_run(name, settings, main, over))
 
 
 @contextmanager
@@ -53,7 +57,7 @@ def _cut() -> None:
     os._exit(1)
 
 
-async def _run(name: str, settings: ProcessSettings, main: Callable[[Process], Awaitable[None]], over: Callable[[], None]) -> int:
+async def _run(name: str, settings: ProcessSettings, main: Main, over: Callable[[], None]) -> int:
     process = Process(name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

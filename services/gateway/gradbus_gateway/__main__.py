@@ -9,12 +9,14 @@ import sys
 def main() -> int:
     """Parses the arguments, then builds and runs."""
     argparse.ArgumentParser(prog="python -m gradbus_gateway", description=__doc__).parse_args()
+    import uvloop
+
     from gradbus.process import run_process
     from gradbus_gateway.service import serve
     from gradbus_gateway.settings import GatewaySettings
 
     settings = GatewaySettings()
-    return run_process("gateway", settings, lambda process: serve(settings, process))
+    return run_process("gateway", settings, lambda process: serve(settings, process), uvloop.new_event_loop)
 
 
 if __name__ == "__main__":
