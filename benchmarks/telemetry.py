@@ -30,6 +30,7 @@ MODES: dict[str, dict[str, str]] = {
     "default": {},
     "every group": {"GRADBUS_TRACE_GROUPS": "1"},
     "no answer": {},
+    "refusal": {},
 }
 
 
@@ -49,7 +50,8 @@ class Collector(TraceServiceServicer):
 def environment(mode: str, collector: Collector) -> Iterator[None]:
     """The variables of a mode, and somebody who listens."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    add_TraceServiceServicer_to_server(collector, server)
+    if mode != "refusal":  # a server without the method says so
+        add_TraceServiceServicer_to_server(collector, server)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if mode == "no answer" else server.add_insecure_port("127.0.0.1:0")
         server.start()
