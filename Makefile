@@ -59,6 +59,7 @@ promises: proto-drift
 	ruff check
 	ruff format --check
 	lint-imports
+	hadolint services/*/Dockerfile services/*/*.Dockerfile examples/rewards/*/Dockerfile
 	buf lint
 	buf breaking --against $(IMAGE)
 	python -m pytest -q tests/test_budgets.py tests/test_house.py

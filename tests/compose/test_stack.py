@@ -97,9 +97,3 @@ def test_a_port_in_use_is_named(compose, demo):
     other = compose("run", "--rm", "--no-deps", "-T", "--publish", f"127.0.0.1:{compose.port}:8080", "gateway", check=False)
     assert other.returncode != 0
     assert str(compose.port) in other.stderr.splitlines()[-1]
-
-
-def test_every_profile_and_overlay_is_valid():
-    for overlay in [None, *sorted((ROOT / "deploy/compose").glob("*.yml"))]:
-        files = ["-f", "docker-compose.yml", *(["-f", str(overlay)] if overlay else [])]
-        subprocess.run(["docker", "compose", *files, "--profile", "*", "config", "-q"], cwd=ROOT, check=True, capture_output=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,20 @@ def every(*names):
 def settings_of(name) -> type[BaseSettings]:
     module, _, cls = SETTINGS[name].rpartition(".")
     return getattr(importlib.import_module(module), cls)
+
+
+def _speaks_compose() -> bool:
+    docker = shutil.which("docker")
+    return docker is not None and subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _speaks_compose(), reason="docker compose is not installed; it asks no engine")
+@pytest.mark.parametrize(
+    "overlay", [None, *sorted((ROOT / "deploy/compose").glob("*.yml"))], ids=lambda path: path.name if path else "alone"
+)
+def test_compose_accepts_every_profile(overlay):
+    files = ["-f", "docker-compose.yml", *(["-f", str(overlay)] if overlay else [])]
+    subprocess.run(["docker", "compose", *files, "--profile", "*", "config", "-q"], cwd=ROOT, check=True)
 
 
 def test_every_service_is_known_to_these_tests():
