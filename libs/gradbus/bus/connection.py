@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, PersistMode, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import BadRequestError, BucketNotFoundError
+from nats.js.errors import BadRequestError, BucketNotFoundError, ServerError
 from nats.js.kv import KeyValue
 from opentelemetry.trace import SpanKind
 
@@ -31,6 +31,9 @@ _TTL_SECONDS = {
 }
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
+_NATS_GIB = 3
+"""What NATS wants free: a stream that is asked for again is counted twice."""
+_NO_ROOM = {10023, 10047}
 _FLUSH_SECONDS = 3
 
 
@@ -169,6 +172,13 @@ class Bus:
             except BadRequestError as error:
                 # Another release made it with another configuration; its content matters more than ours.
                 _log.warning("stream_kept_as_is", stream=config.name, error=str(error))
+            except ServerError as error:
+                if error.err_code not in _NO_ROOM:
+                    raise
+                raise SettingsError(
+                    f"NATS has no room for the stream {config.name} ({error.description}): it takes three quarters of what was free "
+                    f"on its volume when it started; free {_NATS_GIB} GiB there and start it again"
+                ) from None
 
 
 @cache

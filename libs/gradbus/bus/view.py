@@ -21,6 +21,8 @@ RESYNC_SECONDS = 2.0
 """Watches die quietly (a lost connection, a bucket made anew): every view reads all again this often."""
 _RESYNC_SHARE: Final = 0.05
 """Of a view's time that may go into that: a large bucket is read again more rarely."""
+_MOST_RESYNC_SECONDS: Final = 10.0
+"""However long it took: what is slow may be a server in trouble, and whoever looks then must not stay blind."""
 _FILL_SECONDS: Final = 2.0
 _FORGOTTEN_SECONDS: Final = 4.0
 _OPERATION: Final = "KV-Operation"
@@ -72,7 +74,8 @@ class View:
         began = clock()
         async with _watching(self._jetstream, self._bucket, self._pattern) as watch:
             self._replace(await watch.snapshot())
-            deadline = clock() + max(RESYNC_SECONDS, (clock() - began) / _RESYNC_SHARE)
+            pause = min((clock() - began) / _RESYNC_SHARE, _MOST_RESYNC_SECONDS)
+            deadline = clock() + max(RESYNC_SECONDS, pause)
             while (left := deadline - clock()) > 0 and (change := await watch.next(left)):
                 _apply(change, self._entries)
                 self.changed.set()
