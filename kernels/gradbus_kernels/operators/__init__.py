@@ -5,5 +5,17 @@ launch table. `dispatch` says which implementation runs, and which one did.
 """
 
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
+from gradbus_kernels.operators.prefix_layout import PrefixLayout
+from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
+from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
 
-__all__ = ["Ran", "provenance", "using"]
+__all__ = [
+    "PackedGroups",
+    "PrefixLayout",
+    "Ran",
+    "pack_groups",
+    "prefix_shared_attention",
+    "prefix_shared_attention_reference",
+    "provenance",
+    "using",
+]
