@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from gradbus_kernels.operators import PrefixLayout, prefix_shared_attention, prefix_shared_attention_reference, provenance, using
 
 NONE = None
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """So that short segments, too, are of several blocks and fill none."""
+    if find_spec("triton") is not None:
+        kernels = import_module("gradbus_kernels.operators.gpu.prefix_shared_attention")
+        blocks = import_module("gradbus_kernels.operators.gpu.launch").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
+        monkeypatch.setattr(kernels, "launch", lambda _: blocks)
+
+
 LAYOUTS = {
-    "groups": PrefixLayout.of_lengths([3, 17, 5, 2, 2, 1, 19, 4], [NONE, NONE, 0, 0, 0, 0, 1, 1]),
-    "any_order": PrefixLayout.of_lengths([2, 7, 0, 2, 3, 0, 6, 3], [1, NONE, 1, NONE, 3, NONE, 5, 1]),
-    "no_groups": PrefixLayout.of_lengths([4, 4, 21], [NONE] * 3),
+    "groups": PrefixLayout.of_lengths([3, 17, 2, 2, 19], [NONE, NONE, 0, 0, 1]),
+    "any_order": PrefixLayout.of_lengths([2, 7, 0, 2, 0, 6], [1, NONE, 1, NONE, NONE, 4]),
+    "no_groups": PrefixLayout.of_lengths([4, 4, 18], [NONE] * 3),
     "one_token": PrefixLayout.of_lengths([1], [NONE]),
     "no_tokens": PrefixLayout.of_lengths([], []),
 }
@@ -51,18 +65,17 @@ def held_to_the_oracle(tensors, layout, dtype, window=None):
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_values_and_gradients_are_the_masked_softmax(layout, dtype):
-    held_to_the_oracle(draw(layout, (4, 2), 16, dtype), layout, dtype)
+    held_to_the_oracle(draw(layout, (2, 1), 16, dtype), layout, dtype)
 
 
 @pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize("window", [1, 2, 4, 19, 400])
-@pytest.mark.parametrize("name", ["groups", "any_order"])
+@pytest.mark.parametrize(("name", "window"), [("groups", 1), ("groups", 4), ("groups", 19), ("any_order", 2), ("any_order", 400)])
 def test_a_window_hides_what_is_further_back(name, window):
-    held_to_the_oracle(draw(LAYOUTS[name], (2, 1), 16, torch.float32), LAYOUTS[name], torch.float32, window)
+    held_to_the_oracle(draw(LAYOUTS[name], (1, 1), 16, torch.float32), LAYOUTS[name], torch.float32, window)
 
 
 @pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize(("heads", "head_dim"), [((6, 6), 8), ((6, 3), 20), ((5, 1), 64), ((1, 1), 256), ((3, 1), 1)])
+@pytest.mark.parametrize(("heads", "head_dim"), [((2, 2), 8), ((4, 2), 20), ((3, 1), 64), ((1, 1), 256), ((1, 1), 1)])
 def test_heads_of_any_number_and_size(heads, head_dim):
     held_to_the_oracle(draw(LAYOUTS["any_order"], heads, head_dim, torch.float32), LAYOUTS["any_order"], torch.float32)
 
@@ -76,7 +89,7 @@ def test_scores_of_ten_thousands_overflow_nothing(dtype):
 
 @pytest.mark.usefixtures("implementation")
 def test_tensors_need_not_be_contiguous():
-    layout = LAYOUTS["groups"]
+    layout = LAYOUTS["any_order"]
     tensors = draw(layout, (4, 2), 16, torch.float32)
     apart = [tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in tensors]
     expected = results(tensors, layout, torch.float32)
@@ -92,16 +105,16 @@ def test_no_sequence_sees_another():
     layout = LAYOUTS["groups"]
     query, key, value, _ = draw(layout, (2, 1), 16, torch.float32)
     before = prefix_shared_attention(query, key, value, layout)
-    value[0:3] += 1.0  # the first root: it and its four branches may notice
+    value[0:3] += 1.0  # the first root: it and its two branches may notice
     changed = (prefix_shared_attention(query, key, value, layout) != before).any(dim=(1, 2))
-    assert changed.nonzero().flatten().tolist() == [*range(3), *range(20, 30)]
+    assert changed.nonzero().flatten().tolist() == [*range(3), *range(20, 24)]
 
 
 def test_the_bits_of_a_sequence_depend_on_itself_and_its_root_alone(implementation, dtype):
     if implementation == "reference":
         pytest.skip("its softmax is over all tokens")
     layout = LAYOUTS["groups"]
-    query, key, value, _ = draw(layout, (4, 2), 32, dtype)
+    query, key, value, _ = draw(layout, (1, 1), 32, dtype)
     together = prefix_shared_attention(query, key, value, layout)
     for segment, parent in enumerate(layout.parents):
         kept = [segment] if parent is None else [parent, segment]
@@ -114,7 +127,7 @@ def test_the_bits_of_a_sequence_depend_on_itself_and_its_root_alone(implementati
 @pytest.mark.usefixtures("implementation")
 def test_the_same_call_gives_the_same_bits():
     layout = LAYOUTS["groups"]
-    tensors = draw(layout, (4, 2), 16, torch.float32)
+    tensors = draw(layout, (2, 1), 16, torch.float32)
     once, again = (results(tensors, layout, torch.float32) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
 
