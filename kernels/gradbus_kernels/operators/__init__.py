@@ -5,5 +5,6 @@ launch table. `dispatch` says which implementation runs, and which one did.
 """
 
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
+from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
-__all__ = ["Ran", "provenance", "using"]
+__all__ = ["Ran", "SelectedLogprob", "provenance", "selected_logprob", "selected_logprob_reference", "using"]
