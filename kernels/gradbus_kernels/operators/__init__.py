@@ -5,19 +5,26 @@ launch table. `dispatch` says which implementation runs, and which one did.
 """
 
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
-from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss
-from gradbus_kernels.operators.linear_logprob import linear_logprob
+from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
+from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss, token_weights
+from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
+    "LinearLogprob",
     "PolicyLoss",
     "PolicySettings",
     "PolicyTokens",
     "Ran",
+    "SelectedLogprob",
     "linear_grpo_loss",
+    "linear_grpo_loss_reference",
     "linear_logprob",
+    "linear_logprob_reference",
     "policy_loss",
     "provenance",
+    "selected_logprob",
+    "selected_logprob_reference",
     "token_weights",
     "using",
 ]

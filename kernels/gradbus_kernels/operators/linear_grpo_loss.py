@@ -7,8 +7,7 @@ are: the forward pass makes the gradients too, in 6 N D V operations, where reco
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -36,15 +35,15 @@ def linear_grpo_loss(
     tokens.check(len(hidden), settings, hidden)
     used = tokens.used
     check_ids("ids", ids.where(used, 0), (len(hidden),), len(weight), hidden)
-    implementation = choose_head("linear_grpo_loss", hidden)
+    loss = _Loss(tokens, settings, temperature, choose_head("linear_grpo_loss", hidden))
     if bool(used.all()):
-        return _of_used(hidden, weight, ids, tokens, settings, (temperature, implementation))
+        return loss.of(hidden, weight, ids)
     places = used.nonzero().squeeze(1)
-    dense = _of_used(hidden.index_select(0, places), weight, ids[places], tokens.at(places), settings, (temperature, implementation))
-    spread = {
-        name: getattr(dense, name).new_zeros(len(hidden)).index_copy(0, places, getattr(dense, name)) for name in ("logprobs", "entropies")
-    }
-    return replace(dense, ratios=dense.ratios.new_ones(len(hidden)).index_copy(0, places, dense.ratios), **spread)
+    dense = replace(loss, tokens=tokens.at(places)).of(hidden.index_select(0, places), weight, ids[places])
+    blank = {"logprobs": 0.0, "entropies": 0.0, "ratios": 1.0}
+    rows = {name: getattr(dense, name) for name in blank}
+    spread = {name: part.new_full((len(hidden),), blank[name]).index_copy(0, places, part) for name, part in rows.items()}
+    return replace(dense, **spread)
 
 
 def linear_grpo_loss_reference(
@@ -55,46 +54,60 @@ def linear_grpo_loss_reference(
     return policy_loss(found.logprobs, found.entropies, tokens, settings)
 
 
-_How = tuple[float, Implementation]
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Of tokens that are all used."""
 
+    tokens: PolicyTokens
+    settings: PolicySettings
+    temperature: float
+    implementation: Implementation
 
-def _of_used(hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, how: _How) -> PolicyLoss:
-    temperature, implementation = how
-    if implementation == "reference":
-        outcome = linear_grpo_loss_reference(hidden, weight, ids, tokens, settings, temperature=temperature)
-    elif settings.level == "sequence":
-        found = linear_logprob(hidden, weight, ids, temperature=temperature, allow_nan=True)
-        outcome = policy_loss(*found, tokens, settings)
-    else:
-        total, *statistics = _LinearGrpoLoss.apply(hidden, weight, ids, tokens, settings, how)  # type: ignore[no-untyped-call]
-        outcome = replace(policy_loss(*statistics, tokens, settings), total=total)
-    if not settings.allow_nan and bool(outcome.total.isnan()):
-        _name_nan(outcome, tokens)
-    return outcome
+    def of(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+        """See `linear_grpo_loss`."""
+        if self.implementation == "reference":
+            outcome = linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
+        elif self.settings.level == "sequence":
+            outcome = self.given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
+        else:
+            total, logprobs, entropies = _LinearGrpoLoss.apply(hidden, weight, ids, self)  # type: ignore[no-untyped-call]
+            outcome = replace(self.given((logprobs, entropies)), total=total)
+        if not self.settings.allow_nan and bool(outcome.total.isnan()):
+            self._name_nan(outcome)
+        return outcome
 
+    def given(self, statistics: tuple[Tensor, Tensor]) -> PolicyLoss:
+        """From log-probabilities and entropies."""
+        return policy_loss(*statistics, self.tokens, self.settings)
 
-def _name_nan(outcome: PolicyLoss, tokens: PolicyTokens) -> None:
-    check_finite("hidden · weightᵀ", outcome.logprobs)
-    for field in fields(tokens):
-        part = getattr(tokens, field.name)
-        if part is not None:
-            check_finite(f"tokens.{field.name}", part)
+    def differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
+        """See `Differentiate`."""
+        logprobs, entropies = (part.detach().requires_grad_() for part in statistics)
+        with torch.enable_grad():
+            total = policy_loss(logprobs, entropies, self.tokens.at(rows), self.settings).total
+            slopes = torch.autograd.grad(total, (logprobs, entropies))
+        return Coefficients(slopes[0], slopes[1] if self.settings.entropy else None)
+
+    def _name_nan(self, outcome: PolicyLoss) -> None:
+        check_finite("hidden · weightᵀ", outcome.logprobs)
+        for field in fields(self.tokens):
+            part = getattr(self.tokens, field.name)
+            if part is not None:
+                check_finite(f"tokens.{field.name}", part)
 
 
 class _LinearGrpoLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, how: _How
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        temperature, implementation = how
-        head, wanted = Head(hidden.detach(), weight.detach(), ids, temperature), ctx.needs_input_grad[:2]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, loss: _Loss) -> tuple[Tensor, Tensor, Tensor]:
+        head, wanted = Head(hidden.detach(), weight.detach(), ids, loss.temperature), ctx.needs_input_grad[:2]
+        chosen = backend(loss.implementation)
         if any(wanted):
-            found = backend(implementation).gradients(head, partial(_differentiate, tokens, settings), wanted)
+            found = chosen.gradients(head, loss.differentiate, wanted)
             statistics, ctx.gradients = found.statistics, (found.hidden, found.weight)
         else:
-            statistics = backend(implementation).statistics(head)
+            statistics = chosen.statistics(head)
         ctx.mark_non_differentiable(*statistics)
-        return policy_loss(*statistics, tokens, settings).total, *statistics
+        return loss.given(statistics).total, *statistics
 
     @staticmethod
     @once_differentiable
@@ -107,12 +120,4 @@ class _LinearGrpoLoss(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(grad_total)
-        return *gradients, None, None, None, None
-
-
-def _differentiate(tokens: PolicyTokens, settings: PolicySettings, rows: slice, statistics: Statistics) -> Coefficients:
-    logprobs, entropies = (part.detach().requires_grad_() for part in statistics)
-    with torch.enable_grad():
-        total = policy_loss(logprobs, entropies, tokens.at(rows), settings).total
-        slopes = torch.autograd.grad(total, (logprobs, entropies))
-    return Coefficients(slopes[0], slopes[1] if settings.entropy else None)
+        return *gradients, None, None

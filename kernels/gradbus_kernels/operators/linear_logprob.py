@@ -90,7 +90,8 @@ class _LinearLogprob(torch.autograd.Function):
     def backward(ctx: Any, logprobs: Tensor | None, entropies: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if logprobs is None and entropies is None:
             return None, None, None, None, None
-        head = Head(*ctx.saved_tensors, ctx.temperature)
+        hidden, weight, ids = ctx.saved_tensors
+        head = Head(hidden, weight, ids, ctx.temperature)
         slopes = torch.zeros_like(entropies) if logprobs is None else logprobs  # type: ignore[arg-type]
         found = backend(ctx.implementation).gradients(
             head, lambda rows, _: Coefficients(slopes[rows], None if entropies is None else entropies[rows]), ctx.needs_input_grad[:2]

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.linear_logprob_head import Coefficients, Differentiate, Gradients, Head, Statistics
+from gradbus_kernels.operators.linear_logprob_head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product, slices
 
 TOKENS: Final = 512
 """Of a tile, at least. With the next, 2 MiB of float32: a core's second cache."""
@@ -25,9 +25,9 @@ def statistics(head: Head) -> Statistics:
     work = _Work(head)
     online = _Online(work)
     buffer = work.hidden.new_empty(min(work.tokens, len(head.ids)) * work.columns)
-    for columns in _slices(len(head.weight), work.columns):
+    for columns in slices(len(head.weight), work.columns):
         part = work.part(columns)
-        for rows in _slices(len(head.ids), work.tokens):
+        for rows in slices(len(head.ids), work.tokens):
             tile = buffer[: (rows.stop - rows.start) * len(part)].view(-1, len(part))
             online.add(rows, columns, torch.mm(work.hidden[rows], part.T, out=tile))
     return online.statistics()
@@ -40,7 +40,7 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
     grad_hidden = torch.zeros_like(head.hidden) if wanted[0] else None
     grad_weight = torch.zeros_like(head.weight, dtype=work.sum_dtype) if wanted[1] else None
     logits = work.hidden.new_empty(min(work.tokens, len(head.ids)) * len(head.weight))
-    for rows in _slices(len(head.ids), work.tokens):
+    for rows in slices(len(head.ids), work.tokens):
         chunk = _Chunk(work, rows, logits)
         statistics = chunk.statistics()
         for whole, part in zip(found, statistics, strict=True):
@@ -104,9 +104,9 @@ class _Chunk:
         scaled = (head.hidden[self._rows].to(head.accumulator) * scale[:, None]).to(hidden.dtype)
         for columns, tile in self._tiles():
             if grad_hidden is not None:
-                _add_product(sums, tile, self._work.part(columns))
+                add_product(sums, tile, self._work.part(columns))
             if grad_weight is not None:
-                _add_product(grad_weight[columns], tile.T, scaled)
+                add_product(grad_weight[columns], tile.T, scaled)
         if grad_hidden is not None:
             grad_hidden[self._rows] = sums.mul_(scale[:, None])
 
@@ -127,7 +127,7 @@ class _Chunk:
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
         count = len(self._ids)
-        for columns in _slices(len(self._work.head.weight), self._work.columns):
+        for columns in slices(len(self._work.head.weight), self._work.columns):
             yield columns, self._buffer[count * columns.start : count * columns.stop].view(count, -1)
 
 
@@ -203,18 +203,7 @@ def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
     own.copy_(torch.where(inside, chosen.to(own.dtype), own))
 
 
-def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
-    if sums.dtype == left.dtype:
-        sums.addmm_(left, right)
-    else:
-        sums.add_(left @ right)
-
-
 def _product_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return torch.float32
     return dtype
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))

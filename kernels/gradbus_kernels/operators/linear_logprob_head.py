@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from gradbus_kernels.operators.dispatch import Implementation
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Checked arguments."""
+    """Checked arguments, detached."""
 
     hidden: Tensor
     """`[N, H]`."""
@@ -71,9 +71,24 @@ class Backend(Protocol):
 def backend(implementation: Implementation) -> Backend:
     """The module of "cpu" or "triton"."""
     if implementation == "triton":
-        from gradbus_kernels.operators.gpu import linear_logprob as triton_backend  # noqa: PLC0415 -- triton only where it runs
+        from gradbus_kernels.operators.gpu import linear_logprob as on_gpu  # noqa: PLC0415 -- triton only where it runs
 
-        return triton_backend
-    from gradbus_kernels.operators import linear_logprob_cpu  # noqa: PLC0415 -- like the other
+        return on_gpu
+    from gradbus_kernels.operators import linear_logprob_cpu as on_cpu  # noqa: PLC0415 -- it imports this module
 
-    return linear_logprob_cpu
+    return on_cpu
+
+
+def slices(total: int, size: int) -> Iterator[slice]:
+    """0 .. total in pieces of `size`, the last one shorter."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """sums += left · right, added in the dtype of `sums`."""
+    if sums.dtype == left.dtype:
+        sums.addmm_(left, right)
+    elif sums.is_cuda:
+        torch.addmm(sums, left, right, out_dtype=sums.dtype, out=sums)
+    else:
+        sums.add_(left @ right)

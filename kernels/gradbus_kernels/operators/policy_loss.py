@@ -113,6 +113,12 @@ class PolicyLoss:
     """Share, by `entropy_weights`, of tokens whose ratio is below 1 - clip_low."""
     clipped_high: Tensor
     """The same above 1 + clip_high."""
+    ratio_mean: Tensor
+    """By `entropy_weights`."""
+    ratio_min: Tensor
+    """At most 1."""
+    ratio_max: Tensor
+    """At least 1."""
 
 
 def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
@@ -132,8 +138,15 @@ def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, setti
     entropy = (entropies * clean.entropy_weights).sum()
     total = policy + settings.kl * kl - settings.entropy * entropy
     ratios = log_ratio.detach().exp()
-    shares = [(side * clean.entropy_weights).sum() for side in (ratios < 1.0 - settings.clip_low, ratios > 1.0 + settings.clip_high)]
-    return PolicyLoss(total, policy.detach(), kl.detach(), entropy.detach(), ratios, logprobs.detach(), entropies.detach(), *shares)
+    shown = (part.detach() for part in (policy, kl, entropy, ratios, logprobs, entropies))
+    return PolicyLoss(total, *shown, *_ratio_metrics(ratios, clean, settings))
+
+
+def _ratio_metrics(ratios: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    low, high = ratios < 1.0 - settings.clip_low, ratios > 1.0 + settings.clip_high
+    means = ((values * tokens.entropy_weights).sum() for values in (low, high, ratios))
+    least, most = torch.cat((ratios, ratios.new_ones(1))).aminmax()
+    return *means, least, most
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
