@@ -7,7 +7,7 @@ launch table. `dispatch` says which implementation runs, and which one did.
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
-from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss, token_weights
+from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
 from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "PolicySettings",
     "PolicyTokens",
     "Ran",
+    "RatioSummary",
     "SelectedLogprob",
     "linear_grpo_loss",
     "linear_grpo_loss_reference",

@@ -109,16 +109,22 @@ class PolicyLoss:
     """`[N]`, 0 where the token is not used."""
     entropies: Tensor
     """`[N]`, 0 where the token is not used."""
-    clipped_low: Tensor
-    """Share, by `entropy_weights`, of tokens whose ratio is below 1 - clip_low."""
-    clipped_high: Tensor
-    """The same above 1 + clip_high."""
-    ratio_mean: Tensor
-    """By `entropy_weights`."""
-    ratio_min: Tensor
+    ratio: RatioSummary
+
+
+@dataclass(frozen=True, slots=True)
+class RatioSummary:
+    """Of the ratios, scalars; means are by `entropy_weights`."""
+
+    mean: Tensor
+    least: Tensor
     """At most 1."""
-    ratio_max: Tensor
+    most: Tensor
     """At least 1."""
+    clipped_low: Tensor
+    """Share of tokens below 1 - clip_low."""
+    clipped_high: Tensor
+    """Share of tokens above 1 + clip_high."""
 
 
 def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
@@ -138,15 +144,22 @@ def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, setti
     entropy = (entropies * clean.entropy_weights).sum()
     total = policy + settings.kl * kl - settings.entropy * entropy
     ratios = log_ratio.detach().exp()
-    shown = (part.detach() for part in (policy, kl, entropy, ratios, logprobs, entropies))
-    return PolicyLoss(total, *shown, *_ratio_metrics(ratios, clean, settings))
+    return PolicyLoss(
+        total=total,
+        policy=policy.detach(),
+        kl=kl.detach(),
+        entropy=entropy.detach(),
+        ratios=ratios,
+        logprobs=logprobs.detach(),
+        entropies=entropies.detach(),
+        ratio=_summary(ratios, clean.entropy_weights, settings),
+    )
 
 
-def _ratio_metrics(ratios: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    low, high = ratios < 1.0 - settings.clip_low, ratios > 1.0 + settings.clip_high
-    means = ((values * tokens.entropy_weights).sum() for values in (low, high, ratios))
+def _summary(ratios: Tensor, shares: Tensor, settings: PolicySettings) -> RatioSummary:
     least, most = torch.cat((ratios, ratios.new_ones(1))).aminmax()
-    return *means, least, most
+    low, high = ratios < 1.0 - settings.clip_low, ratios > 1.0 + settings.clip_high
+    return RatioSummary((ratios * shares).sum(), least, most, (low * shares).sum(), (high * shares).sum())
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
