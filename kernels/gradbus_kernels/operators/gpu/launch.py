@@ -3,6 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfLogits:
+    """A pass over `[N, V]`."""
+
+    slice: int
+    """Columns that one program of the forward pass takes, block by block."""
+    block: int
+    """Columns at a time; a power of two."""
+    warps: int
+    rows: int
+    """Rows that one program puts together from their slices; a power of two."""
+
+
+SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChunks:
+    """How many tokens' logits exist at a time."""
+
+    workspace: int
+    """Bytes of logits."""
+    tile: int
+    """Their number is a multiple of this, if so many fit."""
+
+
+LINEAR_LOGPROB: Final = HeadChunks(workspace=512 << 20, tile=128)
 
 
 @dataclass(frozen=True, slots=True)

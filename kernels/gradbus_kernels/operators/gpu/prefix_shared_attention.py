@@ -257,13 +257,9 @@ def _backward_query(
     position = depth + first - begin
     acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
     bounds = (_nearest(root, position, WINDOW), root_end, root)
-    acc = _query_gradient(
-        acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE
-    )
+    acc = _query_gradient(acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE)
     bounds = (_nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end), begin - depth)
-    acc = _query_gradient(
-        acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE
-    )
+    acc = _query_gradient(acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE)
     _store(of_query, rows, held, head, heads, acc * scale, HEAD, DIMS)
 
 

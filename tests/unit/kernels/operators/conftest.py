@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
-
-# Before the first kernel is decorated.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
