@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradbus_kernels.operators import PackedGroups, pack_groups
+from gradbus_kernels.operators.prefix_packing import worth_sharing
 
 Int32 = NDArray[np.int32]
 
@@ -32,16 +34,29 @@ Row = TypeVar("Row", bound=TokenSequence)
 
 
 def split_by_tokens(sequences: Sequence[Row], budget: int) -> Iterator[Sequence[Row]]:
-    """Neighbouring sequences of at most `budget` tokens together; a longer one goes alone. Order is kept."""
+    """Neighbouring sequences of at most `budget` packed tokens together; a longer one goes alone. Order is kept.
+
+    A prompt counts once where `pack` shares it, so a group stays together whenever it fits.
+    """
     start = used = 0
+    rows_of: Counter[bytes] = Counter()
     for end, sequence in enumerate(sequences):
-        size = len(sequence.prompt_ids) + len(sequence.token_ids)
-        if end > start and used + size > budget:
+        prompt = sequence.prompt_ids.tobytes()
+        more = len(sequence.token_ids) + _prompt_tokens(sequence, rows_of[prompt] + 1) - _prompt_tokens(sequence, rows_of[prompt])
+        if end > start and used + more > budget:
             yield sequences[start:end]
             start, used = end, 0
-        used += size
+            rows_of.clear()
+            more = len(sequence.token_ids) + len(sequence.prompt_ids)
+        used += more
+        rows_of[prompt] += 1
     if start < len(sequences):
         yield sequences[start:]
+
+
+def _prompt_tokens(sequence: TokenSequence, rows: int) -> int:
+    """What its prompt takes for this many rows."""
+    return len(sequence.prompt_ids) * (1 if worth_sharing(len(sequence.prompt_ids), rows) else rows)
 
 
 def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedGroups:

@@ -23,7 +23,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 def attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
     """See `prefix_shared_attention`. Saves its inputs, its output and a float32 per head and token."""
-    output: Tensor = _Attention.apply(query, key, value, rule)
+    output: Tensor = _Attention.apply(query, key, value, rule)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -41,7 +41,8 @@ class _Part:
 
     def of(self, tokens: Tensor) -> Tensor:
         """Views `[rows, heads, length, ...]` of the queries' part of `[N, heads, ...]`."""
-        return tokens[self.first : self.first + self.rows * self.length].unflatten(0, (self.rows, self.length)).transpose(1, 2)
+        stretch = tokens[self.first : self.first + self.rows * self.length]
+        return stretch.view(self.rows, self.length, *tokens.shape[1:]).transpose(1, 2)
 
     def of_keys(self, tokens: Tensor) -> Tensor:
         """The same of the keys' part."""
@@ -78,7 +79,7 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
         rule: AttentionRule = ctx.rule

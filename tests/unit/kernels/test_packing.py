@@ -28,10 +28,23 @@ def test_token_ids_that_may_not_be_written_are_packed_without_a_warning(make_tok
 
 
 @reuse
-@given(shapes, st.integers(1, 40))
+@given(shapes, st.integers(1, 250))
 def test_splitting_keeps_order_and_budget(make_tokens, drawn, budget):
-    sequences = [make_tokens(*shape) for shape in drawn]
+    sequences = [make_tokens(10 * prompt, response, seed, row) for row, (prompt, response, seed) in enumerate(drawn)]
     parts = list(split_by_tokens(sequences, budget))
     assert [sequence for part in parts for sequence in part] == sequences
-    for part in parts:
-        assert len(part) == 1 or sum(len(sequence.prompt_ids) + len(sequence.token_ids) for sequence in part) <= budget
+    for part, following in zip(parts, [*parts[1:], None], strict=True):
+        assert len(part) == 1 or inputs(part) <= budget
+        if following:
+            assert inputs([*part, following[0]]) > budget, "it would have fitted"
+
+
+def inputs(part):
+    """Packed tokens, and the last one of each response, which the budget counts and packing leaves out."""
+    return pack(part, CPU).input_ids.shape[1] + len(part)
+
+
+def test_a_group_that_fits_with_its_prompt_once_is_not_split(make_tokens):
+    group = [make_tokens(2048, 512, 0, row) for row in range(8)]
+    assert [len(part) for part in split_by_tokens(group, 2048 + 8 * 512)] == [8]
+    assert [len(part) for part in split_by_tokens(group, 2048 + 8 * 512 - 1)] == [7, 1]

@@ -26,7 +26,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
     """See `prefix_shared_attention`. Saves its inputs, its output and a float32 per head and token."""
-    output: Tensor = _Attention.apply(query, key, value, rule)  # type: ignore[no-untyped-call]
+    output: Tensor = _Attention.apply(query, key, value, rule)
     return output
 
 
