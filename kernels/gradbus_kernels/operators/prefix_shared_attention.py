@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.arguments import check_floats, require
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.dispatch import Implementation, choose
 from gradbus_kernels.operators.prefix_layout import AttentionRule, PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention_cpu import attend_on_cpu
 
@@ -30,7 +30,8 @@ def prefix_shared_attention(
     which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
-    chosen = choose("prefix_shared_attention", query, ("reference", "cpu", "triton"))
+    offered: tuple[Implementation, ...] = ("reference", "cpu") if query.dtype == torch.float64 else ("reference", "cpu", "triton")
+    chosen = choose("prefix_shared_attention", query, offered)
     if chosen == "reference":
         return prefix_shared_attention_reference(query, key, value, layout, scale, window)
     rule = AttentionRule(layout, query.shape[2] ** -0.5 if scale is None else scale, window)

@@ -46,10 +46,10 @@ class AttentionBlocks:
     """How many blocks ahead keys are loaded."""
 
 
-def prefix_shared_attention(head_dim: int) -> AttentionBlocks:
-    """By head: what a block holds of queries, keys, values and sums must fit the registers and shared memory of one core."""
-    if head_dim <= 64:
-        return AttentionBlocks(queries=128, keys=64, warps=4, stages=3)
-    if head_dim <= 128:
+def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
+    """By head and bytes of a number: queries, keys, values and sums of a block must fit the shared memory of one core."""
+    if item_size > 2 or head_dim > 128:
+        return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    if head_dim > 64:
         return AttentionBlocks(queries=64, keys=64, warps=4, stages=2)
-    return AttentionBlocks(queries=32, keys=32, warps=4, stages=2)
+    return AttentionBlocks(queries=128, keys=64, warps=4, stages=2)

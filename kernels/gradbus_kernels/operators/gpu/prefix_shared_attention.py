@@ -37,7 +37,7 @@ class _Attention(torch.autograd.Function):
         tokens, heads, _ = query.shape
         output = query.new_empty(query.shape)
         sums = query.new_empty(heads, tokens, dtype=torch.float32)
-        table = launch(query.shape[2])
+        table = launch(query.shape[2], query.itemsize)
         blocks = _query_blocks(rule.layout, table.queries, query.device)
         if len(blocks):
             _forward[len(blocks), heads](
@@ -56,7 +56,7 @@ class _Attention(torch.autograd.Function):
         upstream = upstream.contiguous()
         of_query, of_key, of_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
         shift = torch.empty_like(sums)
-        table, how, strides = launch(head_dim), _how(query, key, rule), _strides(query, key, value)
+        table, how, strides = launch(head_dim, query.itemsize), _how(query, key, rule), _strides(query, key, value)
         queries = _query_blocks(rule.layout, table.queries, query.device)
         keys, branches = _key_blocks(rule.layout, table.keys, query.device)
         if len(queries):
@@ -81,7 +81,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
     """What the three kernels have in common. The interpreter's product of bfloat16 is wrong: it gets float32."""
     head_dim = query.shape[2]
-    table = launch(head_dim)
+    table = launch(head_dim, query.itemsize)
     return {
         "scale": rule.scale,
         "GROUP": query.shape[1] // key.shape[1],
@@ -155,13 +155,11 @@ def _nearest(first, position, WINDOW: tl.constexpr):
 
 @triton.jit
 def _attend(
-    running, q, positions, keys_at, values_at, bounds, scale, k_n, v_n,
+    acc, total, top, q, positions, keys_at, values_at, begin, end, origin, scale, k_n, v_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The running softmax (output, sum, maximum) of `q`, taken on over the keys [begin, end), `origin` being position 0."""
-    acc, total, top = running
-    begin, end, origin = bounds
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
         k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, WIDE)
@@ -183,7 +181,7 @@ def _forward(
     GROUP: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    block, head = blocks + tl.program_id(0) * 5, tl.program_id(1)
+    block, head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     root, root_end = tl.load(block + 3), tl.load(block + 4)
     depth = root_end - root
@@ -192,17 +190,21 @@ def _forward(
     q = _tile(query + head * q_h, rows, end, q_n, HEAD, DIMS, WIDE)
     keys_at, values_at = key + head // GROUP * k_h, value + head // GROUP * v_h
     position = depth + first - begin
-    running = (
-        tl.full([QUERIES, DIMS], 0.0, tl.float32), tl.full([QUERIES], 0.0, tl.float32), tl.full([QUERIES], -float("inf"), tl.float32)
+    acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
+    total = tl.full([QUERIES], 0.0, tl.float32)
+    top = tl.full([QUERIES], -float("inf"), tl.float32)
+    acc, total, top = _attend(
+        acc, total, top, q, positions, keys_at, values_at, _nearest(root, position, WINDOW), root_end, root,
+        scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
     )  # fmt: skip
-    bounds = (_nearest(root, position, WINDOW), root_end, root)
-    running = _attend(running, q, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE)
-    bounds = (_nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end), begin - depth)
-    acc, total, top = _attend(running, q, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE)
+    acc, total, top = _attend(
+        acc, total, top, q, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
+        begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+    )  # fmt: skip
     held = rows < end
     total = tl.where(held, total, 1.0)
     _store(output, rows, held, head, tl.num_programs(1), acc / total[:, None], HEAD, DIMS)
-    tl.store(sums + head.to(tl.int64) * tokens + rows, top + tl.log2(total), mask=held)
+    tl.store(sums + head * tokens + rows, top + tl.log2(total), mask=held)
 
 
 @triton.jit
@@ -215,12 +217,11 @@ def _store(to, rows, held, head, heads, values, HEAD: tl.constexpr, DIMS: tl.con
 
 @triton.jit
 def _query_gradient(
-    acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n,
+    acc, q, up, level, shift, positions, keys_at, values_at, begin, end, origin, scale, k_n, v_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds what the keys [begin, end) give to the gradient of `q`, before the scale."""
-    begin, end, origin = bounds
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
         k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, WIDE)
@@ -239,7 +240,7 @@ def _backward_query(
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries; leaves in `shifts` the sum of output times its gradient, of each head and token."""
-    block, head = blocks + tl.program_id(0) * 5, tl.program_id(1)
+    block, head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1)
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     root, root_end = tl.load(block + 3), tl.load(block + 4)
@@ -251,27 +252,29 @@ def _backward_query(
     up = _tile(upstream + head * HEAD, rows, end, heads * HEAD, HEAD, DIMS, WIDE)
     out = _tile(output + head * HEAD, rows, end, heads * HEAD, HEAD, DIMS, WIDE)
     shift = tl.sum(up.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(shifts + head.to(tl.int64) * tokens + rows, shift, mask=held)
-    level = tl.load(sums + head.to(tl.int64) * tokens + rows, mask=held, other=0.0)
+    tl.store(shifts + head * tokens + rows, shift, mask=held)
+    level = tl.load(sums + head * tokens + rows, mask=held, other=0.0)
     keys_at, values_at = key + head // GROUP * k_h, value + head // GROUP * v_h
     position = depth + first - begin
     acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
-    bounds = (_nearest(root, position, WINDOW), root_end, root)
-    acc = _query_gradient(acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE)
-    bounds = (_nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end), begin - depth)
-    acc = _query_gradient(acc, q, up, level, shift, positions, keys_at, values_at, bounds, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE)
+    acc = _query_gradient(
+        acc, q, up, level, shift, positions, keys_at, values_at, _nearest(root, position, WINDOW), root_end, root,
+        scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+    )  # fmt: skip
+    acc = _query_gradient(
+        acc, q, up, level, shift, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
+        begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+    )  # fmt: skip
     _store(of_query, rows, held, head, heads, acc * scale, HEAD, DIMS)
 
 
 @triton.jit
 def _key_gradient(
-    running, k, v, positions, held, queries_at, upstream_at, sums_at, shifts_at, bounds, scale, q_n, u_n,
+    of_key, of_value, k, v, positions, held, queries_at, upstream_at, sums_at, shifts_at, begin, end, origin, scale, q_n, u_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds what the queries [begin, end) give to the gradients of `k`, before the scale, and `v`; `origin` is position 0."""
-    of_key, of_value = running
-    begin, end, origin = bounds
     for first in range(begin, end, QUERIES):
         rows = first + tl.arange(0, QUERIES)
         there = rows < end
@@ -294,7 +297,7 @@ def _backward_key(
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values: from their own segment's queries, then from each branch's, head by head."""
-    block, kv_head = blocks + tl.program_id(0) * 5, tl.program_id(1)
+    block, kv_head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     kv_heads = tl.num_programs(1)
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     known, known_end = tl.load(block + 3), tl.load(block + 4)
@@ -302,26 +305,26 @@ def _backward_key(
     held = columns < end
     k = _tile(key + kv_head * k_h, columns, end, k_n, HEAD, DIMS, WIDE)
     v = _tile(value + kv_head * v_h, columns, end, v_n, HEAD, DIMS, WIDE)
-    running = tl.full([KEYS, DIMS], 0.0, tl.float32), tl.full([KEYS, DIMS], 0.0, tl.float32)
+    key_sum, value_sum = tl.full([KEYS, DIMS], 0.0, tl.float32), tl.full([KEYS, DIMS], 0.0, tl.float32)
     depth = end - begin
     reach = tl.minimum(first + KEYS, end) - begin + WINDOW - 1  # the last position that sees any of these keys, + 1
     u_n = kv_heads * GROUP * HEAD
     for member in range(GROUP):
         head = kv_head * GROUP + member
         queries_at, upstream_at = query + head * q_h, upstream + head * HEAD
-        sums_at, shifts_at = sums + head.to(tl.int64) * tokens, shifts + head.to(tl.int64) * tokens
+        sums_at, shifts_at = sums + head * tokens, shifts + head * tokens
         last = tl.minimum(end, begin + reach) if WINDOW > 0 else end
-        running = _key_gradient(
-            running, k, v, columns - begin, held, queries_at, upstream_at, sums_at, shifts_at, (first, last, begin),
+        key_sum, value_sum = _key_gradient(
+            key_sum, value_sum, k, v, columns - begin, held, queries_at, upstream_at, sums_at, shifts_at, first, last, begin,
             scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, WIDE,
         )  # fmt: skip
         for branch in range(known, known_end):
             opens, closes = tl.load(branches + branch * 2), tl.load(branches + branch * 2 + 1)
             origin = opens - depth
             last = tl.minimum(closes, origin + reach) if WINDOW > 0 else closes
-            running = _key_gradient(
-                running, k, v, columns - begin, held, queries_at, upstream_at, sums_at, shifts_at, (opens, last, origin),
+            key_sum, value_sum = _key_gradient(
+                key_sum, value_sum, k, v, columns - begin, held, queries_at, upstream_at, sums_at, shifts_at, opens, last, origin,
                 scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, WIDE,
             )  # fmt: skip
-    _store(of_key, columns, held, kv_head, kv_heads, running[0] * scale, HEAD, DIMS)
-    _store(of_value, columns, held, kv_head, kv_heads, running[1], HEAD, DIMS)
+    _store(of_key, columns, held, kv_head, kv_heads, key_sum * scale, HEAD, DIMS)
+    _store(of_value, columns, held, kv_head, kv_heads, value_sum, HEAD, DIMS)
