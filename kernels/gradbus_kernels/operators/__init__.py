@@ -5,5 +5,35 @@ launch table. `dispatch` says which implementation runs, and which one did.
 """
 
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
+from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
+from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
+from gradbus_kernels.operators.prefix_layout import PrefixLayout
+from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
+from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
+from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
-__all__ = ["Ran", "provenance", "using"]
+__all__ = [
+    "LinearLogprob",
+    "PackedGroups",
+    "PolicyLoss",
+    "PolicySettings",
+    "PolicyTokens",
+    "PrefixLayout",
+    "Ran",
+    "RatioSummary",
+    "SelectedLogprob",
+    "linear_grpo_loss",
+    "linear_grpo_loss_reference",
+    "linear_logprob",
+    "linear_logprob_reference",
+    "pack_groups",
+    "policy_loss",
+    "prefix_shared_attention",
+    "prefix_shared_attention_reference",
+    "provenance",
+    "selected_logprob",
+    "selected_logprob_reference",
+    "token_weights",
+    "using",
+]

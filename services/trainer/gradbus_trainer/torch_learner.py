@@ -14,14 +14,15 @@ from torch.nn.utils import clip_grad_norm_
 from gradbus.errors import TrainingError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
-from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs
-from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
+from gradbus_kernels.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.lora import add_adapters
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, token_weights
 from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.phases import Phases
+from gradbus_trainer.policy_settings import policy_settings
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
@@ -82,11 +83,10 @@ class TorchLearner:
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
-        tally, phase = Tally(self._spec.algorithm.clip), Phases()
+        tally, phase = Tally(), Phases()
         for samples, tokens in self._micro_batches(batch):
             with phase("forward"):
-                logprobs, entropy = self._forward(samples)
-                loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
+                loss = self._loss(samples, tokens)
             with phase("backward"):
                 loss.total.backward()  # type: ignore[no-untyped-call]
                 tally.add(loss, tokens)
@@ -116,8 +116,11 @@ class TorchLearner:
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
             if self._spec.shares_reference:
-                tokens = with_base_reference(tokens, self._model, partial(self._forward, samples))
+                base = partial(packed_logprobs, self._model, samples, self._spec.rollout.temperature)
+                tokens = with_base_reference(tokens, self._model, base)
             yield samples, tokens
 
-    def _forward(self, samples: Sequence[TrainSample]) -> tuple[torch.Tensor, torch.Tensor]:
-        return packed_logprobs(self._model, samples, self._spec.rollout.temperature)
+    def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
+        """With the gradients of hidden states and head: what is left for the backward pass is the body's."""
+        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        return linear_grpo_loss(*head_inputs(self._model, samples), tokens, settings, temperature=temperature)

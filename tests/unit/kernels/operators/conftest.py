@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
-
-# Before the first kernel is decorated.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+from typing import Any
 
 import pytest
 import torch
 
 from gradbus_kernels.operators import using
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patched_once() -> Iterator[None]:
+    """Triton's interpreter wraps the language anew at each call inside a kernel, ever deeper and slower: once is enough."""
+    if find_spec("triton") is None:
+        yield
+        return
+    interpreter = import_module("triton.runtime.interpreter")
+    patched: set[str] = set()
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        module = function.fn.__module__
+        if module.startswith("triton.") and module not in patched:
+            patched.add(module)
+            interpreter._patch_lang(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])

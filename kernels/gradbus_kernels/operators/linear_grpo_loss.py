@@ -1,0 +1,123 @@
+"""The policy loss fused with the LM head: loss and gradients in one pass over the tokens, without the `[N, V]` matrix of logits.
+
+A token's part in the loss depends on its own log-probability and entropy alone, so the derivative is known as soon as its logits
+are: the forward pass makes the gradients too, in 6 N D V operations, where recomputation takes 8. A ratio of whole sequences
+(GSPO) needs all log-probabilities first and takes those 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradbus_kernels.operators.arguments import check_finite, check_ids
+from gradbus_kernels.operators.dispatch import Implementation
+from gradbus_kernels.operators.linear_logprob import check_head, choose_head, linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, Statistics, backend
+from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss
+
+
+def linear_grpo_loss(
+    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
+) -> PolicyLoss:
+    """`policy_loss` of softmax(hidden · weightᵀ / temperature) at `ids`.
+
+    `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]`; `tokens` as there. Tokens whose weights are 0
+    cost nothing, and their ids and hidden states may be anything. `total` is differentiable in hidden and weight, once: the backward
+    pass scales what the forward pass made and gives it away. The loss and all that is shown of it is float32 (float64 for float64).
+    Raises ValueError for arguments that do not fit, and for NaN in what is used of them unless `settings.allow_nan`.
+    """
+    check_head(hidden, weight, temperature)
+    tokens.check(len(hidden), settings, hidden)
+    used = tokens.used
+    check_ids("ids", ids.where(used, 0), (len(hidden),), len(weight), hidden)
+    loss = _Loss(tokens, settings, temperature, choose_head("linear_grpo_loss", hidden))
+    if bool(used.all()):
+        return loss.of(hidden, weight, ids)
+    places = used.nonzero().squeeze(1)
+    dense = replace(loss, tokens=tokens.at(places)).of(hidden.index_select(0, places), weight, ids[places])
+    blank = {"logprobs": 0.0, "entropies": 0.0, "ratios": 1.0}
+    rows = {name: getattr(dense, name) for name in blank}
+    spread = {name: part.new_full((len(hidden),), blank[name]).index_copy(0, places, part) for name, part in rows.items()}
+    return replace(dense, **spread)
+
+
+def linear_grpo_loss_reference(
+    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
+) -> PolicyLoss:
+    """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
+    found = linear_logprob_reference(hidden, weight, ids.where(tokens.used, 0), temperature=temperature)
+    return policy_loss(found.logprobs, found.entropies, tokens, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Of tokens that are all used."""
+
+    tokens: PolicyTokens
+    settings: PolicySettings
+    temperature: float
+    implementation: Implementation
+
+    def of(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+        """See `linear_grpo_loss`."""
+        if self.implementation == "reference":
+            outcome = linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
+        elif self.settings.level == "sequence":
+            outcome = self.given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
+        else:
+            total, logprobs, entropies = _LinearGrpoLoss.apply(hidden, weight, ids, self)  # type: ignore[no-untyped-call]
+            outcome = replace(self.given((logprobs, entropies)), total=total)
+        if not self.settings.allow_nan and bool(outcome.total.isnan()):
+            self._name_nan(outcome)
+        return outcome
+
+    def given(self, statistics: tuple[Tensor, Tensor]) -> PolicyLoss:
+        """From log-probabilities and entropies."""
+        return policy_loss(*statistics, self.tokens, self.settings)
+
+    def differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
+        """See `Differentiate`."""
+        logprobs, entropies = (part.detach().requires_grad_() for part in statistics)
+        with torch.enable_grad():
+            total = policy_loss(logprobs, entropies, self.tokens.at(rows), self.settings).total
+            slopes = torch.autograd.grad(total, (logprobs, entropies))
+        return Coefficients(slopes[0], slopes[1] if self.settings.entropy else None)
+
+    def _name_nan(self, outcome: PolicyLoss) -> None:
+        check_finite("hidden · weightᵀ", outcome.logprobs)
+        for field in fields(self.tokens):
+            part = getattr(self.tokens, field.name)
+            if part is not None:
+                check_finite(f"tokens.{field.name}", part)
+
+
+class _LinearGrpoLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, loss: _Loss) -> tuple[Tensor, Tensor, Tensor]:
+        head, wanted = Head(hidden.detach(), weight.detach(), ids, loss.temperature), ctx.needs_input_grad[:2]
+        chosen = backend(loss.implementation)
+        if any(wanted):
+            found = chosen.gradients(head, loss.differentiate, wanted)
+            statistics, ctx.gradients = found.statistics, (found.hidden, found.weight)
+        else:
+            statistics = chosen.statistics(head)
+        ctx.mark_non_differentiable(*statistics)
+        return loss.given(statistics).total, *statistics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of linear_grpo_loss were given away by its first backward pass; call it again")
+        # Kept nowhere else, so that a parameter can take its gradient without a copy.
+        gradients, ctx.gradients = ctx.gradients, None
+        if bool(grad_total != 1.0):
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(grad_total)
+        return *gradients, None, None
