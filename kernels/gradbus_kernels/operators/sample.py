@@ -31,14 +31,14 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling 
     """
     _check(logits, seeds, positions, sampling)
     drawn = sample_at(logits, counter_uniform(seeds, positions), sampling)
-    check_finite("logits", drawn.logprobs.reshape(len(logits), -1).sum(1))
+    check_finite("logits", _by_row(drawn.logprobs).sum(1))
     return drawn
 
 
 def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
     """The same in plain torch; sorts the whole vocabulary where something is cut off."""
     uniforms = counter_uniform(seeds, positions)
-    return _shaped(draw_rows(logits, uniforms.reshape(len(logits), -1), columns(sampling, logits)), uniforms)
+    return _shaped(draw_rows(logits, _by_row(uniforms), columns(sampling, logits)), uniforms)
 
 
 def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
@@ -47,12 +47,16 @@ def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> 
     Arguments are not checked. A row that `sample` refuses gets log-probabilities that are not finite.
     """
     chosen = choose("sample", logits, _OFFERED)
-    flat, rows = uniforms.reshape(len(logits), -1), columns(sampling, logits)
+    flat, rows = _by_row(uniforms), columns(sampling, logits)
     if chosen == "triton":
         from gradbus_kernels.operators.gpu.sample import draw_triton  # noqa: PLC0415 -- triton only where it runs
 
         return _shaped(draw_triton(logits, flat, rows), uniforms)
     return _shaped((draw_cpu if chosen == "cpu" else draw_rows)(logits, flat, rows), uniforms)
+
+
+def _by_row(numbers: Tensor) -> Tensor:
+    return numbers if numbers.dim() == 2 else numbers.unsqueeze(1)
 
 
 def _shaped(drawn: Sampled, like: Tensor) -> Sampled:
