@@ -7,6 +7,7 @@ launch table. `dispatch` says which implementation runs, and which one did.
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.sample import sample, sample_at, sample_reference
+from gradbus_kernels.operators.sample_linear import linear_sample
 from gradbus_kernels.operators.sample_rows import Sampled, Sampling
 from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
@@ -16,6 +17,7 @@ __all__ = [
     "Sampling",
     "SelectedLogprob",
     "counter_uniform",
+    "linear_sample",
     "provenance",
     "sample",
     "sample_at",

@@ -29,16 +29,18 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling 
     request a draw is. Results have the shape of `seeds`. A logit of -inf takes its token out of the vocabulary.
     Raises ValueError for arguments that do not fit, and for rows with NaN, with +inf or without any finite logit.
     """
-    _check(logits, seeds, positions, sampling)
+    check_floats("logits", logits, (None, None))
+    require(logits.shape[1] > 0, "logits", "has an empty vocabulary; pass at least one column")
+    check_draws(logits, seeds, positions, sampling)
     drawn = sample_at(logits, counter_uniform(seeds, positions), sampling)
-    check_finite("logits", _by_row(drawn.logprobs).sum(1))
+    check_finite("logits", by_row(drawn.logprobs).sum(1))
     return drawn
 
 
 def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
     """The same in plain torch; sorts the whole vocabulary where something is cut off."""
     uniforms = counter_uniform(seeds, positions)
-    return _shaped(draw_rows(logits, _by_row(uniforms), columns(sampling, logits)), uniforms)
+    return _shaped(draw_rows(logits, by_row(uniforms), columns(sampling, logits)), uniforms)
 
 
 def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
@@ -47,7 +49,7 @@ def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> 
     Arguments are not checked. A row that `sample` refuses gets log-probabilities that are not finite.
     """
     chosen = choose("sample", logits, _OFFERED)
-    flat, rows = _by_row(uniforms), columns(sampling, logits)
+    flat, rows = by_row(uniforms), columns(sampling, logits)
     if chosen == "triton":
         from gradbus_kernels.operators.gpu.sample import draw_triton  # noqa: PLC0415 -- triton only where it runs
 
@@ -55,7 +57,8 @@ def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> 
     return _shaped((draw_cpu if chosen == "cpu" else draw_rows)(logits, flat, rows), uniforms)
 
 
-def _by_row(numbers: Tensor) -> Tensor:
+def by_row(numbers: Tensor) -> Tensor:
+    """`[B]` as `[B, 1]`; `[B, S]` as it is."""
     return numbers if numbers.dim() == 2 else numbers.unsqueeze(1)
 
 
@@ -63,24 +66,23 @@ def _shaped(drawn: Sampled, like: Tensor) -> Sampled:
     return Sampled(*(part.reshape(like.shape) for part in drawn))
 
 
-def _check(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling) -> None:
-    check_floats("logits", logits, (None, None))
-    require(logits.shape[1] > 0, "logits", "has an empty vocabulary; pass at least one column")
+def check_draws(batch: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling) -> None:
+    """Raises ValueError unless seeds, positions and settings fit the rows of `batch` `[B, ...]`."""
     for name, numbers in (("seeds", seeds), ("positions", positions)):
         require(numbers.dtype == torch.int64, name, f"is {numbers.dtype}; pass int64")
-        require(numbers.device == logits.device, name, f"is on {numbers.device}; pass it on {logits.device}, where the others are")
-    fits = seeds.dim() in (1, 2) and len(seeds) == len(logits)
-    require(fits, "seeds", f"has shape {tuple(seeds.shape)}; pass ({len(logits)}) or ({len(logits)}, any)")
+        require(numbers.device == batch.device, name, f"is on {numbers.device}; pass it on {batch.device}, where the others are")
+    fits = seeds.dim() in (1, 2) and len(seeds) == len(batch)
+    require(fits, "seeds", f"has shape {tuple(seeds.shape)}; pass ({len(batch)}) or ({len(batch)}, any)")
     require(positions.shape == seeds.shape, "positions", f"has shape {tuple(positions.shape)}; pass {tuple(seeds.shape)}, as seeds")
     require(not bool((positions < 0).any()), "positions", "holds a negative number; count from 0")
     for field in fields(sampling):
-        _check_setting(field.name, getattr(sampling, field.name), logits)
+        _check_setting(field.name, getattr(sampling, field.name), batch)
 
 
-def _check_setting(name: str, value: float | Tensor, logits: Tensor) -> None:
+def _check_setting(name: str, value: float | Tensor, batch: Tensor) -> None:
     if isinstance(value, Tensor):
-        require(value.shape == logits.shape[:1], name, f"has shape {tuple(value.shape)}; pass a number or ({len(logits)})")
-        require(value.device == logits.device, name, f"is on {value.device}; pass it on {logits.device}, where the others are")
+        require(value.shape == batch.shape[:1], name, f"has shape {tuple(value.shape)}; pass a number or ({len(batch)})")
+        require(value.device == batch.device, name, f"is on {value.device}; pass it on {batch.device}, where the others are")
     held = torch.as_tensor(value)
     fine, words = {
         "temperature": ((held > 0) & (held < float("inf")), "pass positive numbers; for the likeliest token pass greedy"),

@@ -36,7 +36,11 @@ def draw_triton(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
     best, threshold = ids.new_empty(2, count).unbind()
     masses = logits.new_empty(slices, count, dtype=torch.float64)
     temperature = rows.temperature
-    by_row = temperature.flatten().contiguous() if isinstance(temperature, Tensor) else logits.new_full((count,), temperature, dtype=torch.float32)
+    by_row = (
+        temperature.flatten().contiguous()
+        if isinstance(temperature, Tensor)
+        else logits.new_full((count,), temperature, dtype=torch.float32)
+    )
     columns = [None if part is None else part.flatten().contiguous() for part in rows[1:]]
     wide = {"BLOCK": block, "num_warps": LAUNCH.warps}
     _statistics[count, slices](logits, by_row, parts, places, count, vocabulary, SLICE=LAUNCH.slice, **wide)
@@ -112,7 +116,9 @@ def _reached(logits, row, temperature, peak, log_total, key, above, vocabulary, 
 
 
 @triton.jit
-def _search(logits, row, temperature, peak, log_total, wanted, above, vocabulary, MASS: tl.constexpr, BLOCK: tl.constexpr, UNUSED: tl.constexpr):
+def _search(
+    logits, row, temperature, peak, log_total, wanted, above, vocabulary, MASS: tl.constexpr, BLOCK: tl.constexpr, UNUSED: tl.constexpr
+):
     """The largest key that `wanted` logits, or logits of that mass, reach."""
     key = tl.full((), 0, tl.int64)
     for step in range(32 - UNUSED):

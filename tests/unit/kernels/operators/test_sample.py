@@ -33,7 +33,7 @@ def small_blocks(monkeypatch, request):
     if "implementation" in request.fixturenames and request.getfixturevalue("implementation") == "triton":
         from gradbus_kernels.operators.gpu import sample as gpu
 
-        monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=32, block=16))
+        monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=64, block=32))
 
 
 def rows(count, vocabulary, dtype=torch.float32, seed=0, draws=None):
@@ -78,8 +78,8 @@ def test_draws_follow_the_distribution(implementation_on_cpu, sampling):
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_every_implementation_draws_what_the_reference_draws(implementation, dtype, sampling):
-    for count, vocabulary in ((3, 70), (1, 7)):
-        logits, seeds, positions = rows(count, vocabulary, dtype, draws=3)
+    for count, vocabulary in ((2, 70), (1, 7)):
+        logits, seeds, positions = rows(count, vocabulary, dtype, draws=2)
         ours, reference = sample(logits, seeds, positions, sampling), sample_reference(logits, seeds, positions, sampling)
         assert torch.equal(ours.ids, reference.ids)
         torch.testing.assert_close(ours[1:], reference[1:], atol=3e-6, rtol=1e-6)
@@ -108,13 +108,17 @@ def test_any_settings_on_the_cpu(count, vocabulary, sampling, seed):
     # A support whose edge lies within rounding of the share or the bound asked for may be either: then masses tell.
     same = (ours.ids == reference.ids) | ((ours.support_logprobs - reference.support_logprobs).abs() > 1e-5)
     assert same.all()
-    torch.testing.assert_close(ours.logprobs[ours.ids == reference.ids], reference.logprobs[ours.ids == reference.ids], atol=3e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        ours.logprobs[ours.ids == reference.ids], reference.logprobs[ours.ids == reference.ids], atol=3e-6, rtol=1e-6
+    )
 
 
 def test_each_row_may_have_its_own_settings_and_bits_of_its_own(implementation):
     logits, seeds, positions = rows(4, 70)
     own = [Sampling(), Sampling(0.5, 7), Sampling(1.3, 0, 0.6, 0.01), Sampling(1.0, 3, greedy=True)]
-    by_row = Sampling(*(torch.tensor([getattr(each, name) for each in own]) for name in ("temperature", "top_k", "top_p", "min_p", "greedy")))
+    by_row = Sampling(
+        *(torch.tensor([getattr(each, name) for each in own]) for name in ("temperature", "top_k", "top_p", "min_p", "greedy"))
+    )
     together = sample(logits, seeds, positions, by_row)
     for row, sampling in enumerate(own):
         alone = sample(logits[row : row + 1], seeds[row : row + 1], positions[row : row + 1], sampling)
@@ -179,7 +183,7 @@ def test_a_token_of_probability_zero_is_never_drawn(implementation, sampling):
     logits = torch.full((2, 36), -math.inf)
     logits[:, 7] = 0.0
     logits[1, [3, 20]] = torch.tensor([1e-3, -1e-3])
-    draws = 40
+    draws = 20
     drawn = sample(logits, torch.arange(2 * draws).view(2, draws), torch.zeros(2, draws, dtype=torch.int64), sampling)
     assert set(drawn.ids[0].tolist()) == {7}
     assert not drawn.logprobs[0].any()
@@ -188,7 +192,7 @@ def test_a_token_of_probability_zero_is_never_drawn(implementation, sampling):
 
 def test_tokens_tied_at_the_edge_are_all_in_the_support(implementation):
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0] + [-1.0] * 30])
-    drawn = sample(logits, torch.arange(60)[None], torch.zeros(1, 60, dtype=torch.int64), Sampling(top_k=2))
+    drawn = sample(logits, torch.arange(30)[None], torch.zeros(1, 30, dtype=torch.int64), Sampling(top_k=2))
     assert set(drawn.ids[0].tolist()) == {0, 1, 2, 3}
 
 
@@ -223,7 +227,7 @@ def test_no_rows_and_no_draws_are_fine(implementation):
 def test_logits_that_are_not_finite_are_refused_or_show_in_the_logprob(implementation, bad, sampling):
     logits, seeds, positions = rows(3, 37)
     logits[1, 30] = bad
-    with pytest.raises(ValueError, match="^logits: row 1 holds NaN"):
+    with pytest.raises(ValueError, match=r"^logits: row 1 holds NaN"):
         sample(logits, seeds, positions, sampling)
     drawn = sample_at(logits, counter_uniform(seeds, positions), sampling)
     assert drawn.logprobs.isfinite().tolist() == [True, False, True]
