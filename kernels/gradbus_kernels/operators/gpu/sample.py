@@ -53,7 +53,7 @@ def draw_triton(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
         logits, by_row, normaliser, threshold, masses, best, uniforms.contiguous(), columns[3], ids, logprobs, support_logprobs,
         count, vocabulary, slices, SLICE=LAUNCH.slice, **wide,
     )  # fmt: skip
-    return Sampled(ids, logprobs, support_logprobs if rows.cut is None else torch.where(rows.cut, support_logprobs, logprobs))
+    return Sampled(ids, logprobs, logprobs if rows.cut is None else torch.where(rows.cut, support_logprobs, logprobs))
 
 
 _UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13}
