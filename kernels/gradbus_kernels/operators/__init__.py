@@ -4,6 +4,7 @@ One file an operator, its torch reference beside it with the same signature; `gp
 launch table. `dispatch` says which implementation runs, and which one did.
 """
 
+from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
@@ -11,6 +12,9 @@ from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, Po
 from gradbus_kernels.operators.prefix_layout import PrefixLayout
 from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
 from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
+from gradbus_kernels.operators.sample import sample, sample_at, sample_reference
+from gradbus_kernels.operators.sample_linear import linear_sample
+from gradbus_kernels.operators.sample_rows import Sampled, Sampling
 from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
@@ -22,16 +26,23 @@ __all__ = [
     "PrefixLayout",
     "Ran",
     "RatioSummary",
+    "Sampled",
+    "Sampling",
     "SelectedLogprob",
+    "counter_uniform",
     "linear_grpo_loss",
     "linear_grpo_loss_reference",
     "linear_logprob",
     "linear_logprob_reference",
+    "linear_sample",
     "pack_groups",
     "policy_loss",
     "prefix_shared_attention",
     "prefix_shared_attention_reference",
     "provenance",
+    "sample",
+    "sample_at",
+    "sample_reference",
     "selected_logprob",
     "selected_logprob_reference",
     "token_weights",

@@ -20,6 +20,7 @@ class RowsOfLogits:
 
 
 SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
+SAMPLE: Final = RowsOfLogits(slice=16_384, block=4_096, warps=8, rows=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,19 +213,20 @@ def _gradient(
     if valid is not None:
         counts = tl.load(valid + row) != 0
     value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * inverse
-    logprob = value - tl.load(normaliser + 2 * row) - tl.load(normaliser + 2 * row + 1)
-    weight = tl.exp(logprob)
+    value -= tl.load(normaliser + 2 * row)
+    log_total = tl.load(normaliser + 2 * row + 1)
+    weight = tl.exp(value - log_total)
     pull = tl.zeros((BLOCK,), tl.float32)
     at_token = tl.full((), 0.0, tl.float32)
     if wanted is not None:
         at_token = tl.load(wanted + row)
         pull += at_token
     if wanted_entropy is not None:
-        pull += tl.load(wanted_entropy + row) * (logprob + tl.load(entropy + row))
+        pull += tl.load(wanted_entropy + row) * (value + (tl.load(entropy + row) - log_total))
     if wanted_kl is not None:
-        beside = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse
-        beside = beside - tl.load(other_normaliser + 2 * row) - tl.load(other_normaliser + 2 * row + 1)
-        pull -= tl.load(wanted_kl + row) * (logprob - beside - tl.load(kl + row))
+        beside = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse - tl.load(other_normaliser + 2 * row)
+        mean = tl.load(kl + row) + log_total - tl.load(other_normaliser + 2 * row + 1)
+        pull -= tl.load(wanted_kl + row) * (value - beside - mean)
     own = tl.where(columns == tl.load(ids + row), at_token, 0.0)
     result = (own - tl.where(weight == 0, 0.0, weight * pull)) * inverse
     tl.store(gradient + place, tl.where(counts, result, 0.0).to(gradient.dtype.element_ty), mask=inside)
