@@ -204,6 +204,11 @@ def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
 
 
 def _product_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16()):
         return torch.float32
     return dtype
+
+
+def _has_bfloat16() -> bool:
+    """Whether the processor multiplies it; torch has no public name for this."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
