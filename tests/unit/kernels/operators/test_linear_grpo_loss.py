@@ -65,7 +65,7 @@ any_settings = st.builds(
 )
 
 
-@search(deadline=None, max_examples=60)
+@search(deadline=None, max_examples=25)
 @given(st.integers(0, 24), st.integers(0, 99), any_settings)
 def test_float64_agrees_for_all_settings(count, seed, settings):
     given_inputs = inputs(count, seed=seed)
