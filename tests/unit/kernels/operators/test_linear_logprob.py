@@ -129,6 +129,15 @@ def test_the_same_call_has_the_same_bits(implementation):
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("workspace", [1, 41 * 8 * 3])
+def test_a_vocabulary_that_fills_the_workspace_leaves_fewer_tokens_at_a_time(monkeypatch, workspace):
+    given_inputs = inputs(8, 9, 41)
+    expected = values_and_gradients(linear_logprob_reference, *given_inputs)
+    monkeypatch.setattr(linear_logprob_cpu, "WORKSPACE", workspace)
+    for ours, plain in zip(values_and_gradients(linear_logprob, *given_inputs), expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+
+
 def test_a_processor_without_bfloat16_multiplies_float32(monkeypatch):
     hidden, weight, ids = inputs(13, 9, 41, torch.bfloat16)
     monkeypatch.setattr(linear_logprob_cpu, "_has_bfloat16", lambda: False)
