@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from operators.linear_logprob import SIZES, SMALL, head, shape_of, without_entropy
+from operators.linear_logprob import SIZES, SMALL, head, rounds, shape_of, without_entropy
 from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 
@@ -32,17 +32,19 @@ def measure(device: str, quick: bool) -> list[Row]:
             sizes = SMALL if quick else SIZES[device]
             operator = "linear_grpo_loss" + (", entropy bonus" if entropy else "")
             implementations = ("naive", "ours") if entropy else ("naive, no entropy", "naive", "ours")
-            rows += compare(_comparison(operator, shape_of(sizes), dtype, {**sizes, "entropy": entropy}, implementations, quick), device)
+            rows += compare(
+                _comparison(operator, shape_of(sizes), dtype, {**sizes, "entropy": entropy}, implementations, rounds(device, quick)), device
+            )
     for group in GROUPS[:2] if quick else GROUPS:
         sizes = {"tokens": group * RESPONSE, "vocabulary": 32_064, "width": 128}
         shape = f"G={group:,} {shape_of(sizes)}"
         names = ("naive", "ours") if group <= NAIVE_GROUPS else ("ours",)
-        rows += compare(_comparison("linear_grpo_loss, groups", shape, "float32", {**sizes, "entropy": 0.0}, names, quick=True), device)
+        rows += compare(_comparison("linear_grpo_loss, groups", shape, "float32", {**sizes, "entropy": 0.0}, names, 1), device)
     return rows
 
 
-def _comparison(operator: str, shape: str, dtype: str, case: dict[str, float], implementations: tuple[str, ...], quick: bool) -> Comparison:
-    return Comparison("linear_grpo_loss", operator, shape, dtype, case, implementations, rounds=1 if quick else 3)
+def _comparison(operator: str, shape: str, dtype: str, case: dict[str, float], implementations: tuple[str, ...], count: int) -> Comparison:
+    return Comparison("linear_grpo_loss", operator, shape, dtype, case, implementations, rounds=count)
 
 
 def prepare(implementation: str, entropy: float, device: str, dtype: str, **sizes: int) -> Work:

@@ -85,6 +85,7 @@ def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.T
 
 def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of all response tokens, float32 [R] each, in order of sequence and position.
+
     Logits are divided by `temperature`. NaN in the weights comes out as NaN.
     """
     return linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)

@@ -18,7 +18,7 @@ from gradbus_kernels.operators.arguments import check_finite, check_ids
 from gradbus_kernels.operators.dispatch import Implementation
 from gradbus_kernels.operators.linear_logprob import check_head, choose_head, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, Statistics, backend
-from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss
+from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss, policy_loss_of_used, policy_terms
 
 
 def linear_grpo_loss(
@@ -68,24 +68,31 @@ class _Loss:
         if self.implementation == "reference":
             outcome = linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
         elif self.settings.level == "sequence":
-            outcome = self.given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
+            outcome = self._given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
         else:
-            total, logprobs, entropies = _LinearGrpoLoss.apply(hidden, weight, ids, self)  # type: ignore[no-untyped-call]
-            outcome = replace(self.given((logprobs, entropies)), total=total)
+            outcome = self._in_one_pass(hidden, weight, ids)
         if not self.settings.allow_nan and bool(outcome.total.isnan()):
             self._name_nan(outcome)
         return outcome
 
-    def given(self, statistics: tuple[Tensor, Tensor]) -> PolicyLoss:
-        """From log-probabilities and entropies."""
-        return policy_loss(*statistics, self.tokens, self.settings)
+    def _in_one_pass(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+        head, chosen = Head(hidden.detach(), weight.detach(), ids, self.temperature), backend(self.implementation)
+        wanted = (torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad)
+        if not any(wanted):
+            return self._given(chosen.statistics(head))
+        found = chosen.gradients(head, self._differentiate, wanted)
+        outcome = self._given(found.statistics)
+        total = _Attach.apply(hidden, weight, outcome.total, [found.hidden, found.weight])  # type: ignore[no-untyped-call]
+        return replace(outcome, total=total)
 
-    def differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
-        """See `Differentiate`."""
+    def _given(self, statistics: tuple[Tensor, Tensor]) -> PolicyLoss:
+        return policy_loss_of_used(*statistics, self.tokens, self.settings)
+
+    def _differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
         logprobs, entropies = (part.detach().requires_grad_() for part in statistics)
+        wanted = (logprobs, entropies) if self.settings.entropy else (logprobs,)
         with torch.enable_grad():
-            total = policy_loss(logprobs, entropies, self.tokens.at(rows), self.settings).total
-            slopes = torch.autograd.grad(total, (logprobs, entropies))
+            slopes = torch.autograd.grad(policy_terms(logprobs, entropies, self.tokens.at(rows), self.settings).total, wanted)
         return Coefficients(slopes[0], slopes[1] if self.settings.entropy else None)
 
     def _name_nan(self, outcome: PolicyLoss) -> None:
@@ -96,28 +103,24 @@ class _Loss:
                 check_finite(f"tokens.{field.name}", part)
 
 
-class _LinearGrpoLoss(torch.autograd.Function):
+class _Attach(torch.autograd.Function):
+    """The loss, with gradients that are there already."""
+
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, loss: _Loss) -> tuple[Tensor, Tensor, Tensor]:
-        head, wanted = Head(hidden.detach(), weight.detach(), ids, loss.temperature), ctx.needs_input_grad[:2]
-        chosen = backend(loss.implementation)
-        if any(wanted):
-            found = chosen.gradients(head, loss.differentiate, wanted)
-            statistics, ctx.gradients = found.statistics, (found.hidden, found.weight)
-        else:
-            statistics = chosen.statistics(head)
-        ctx.mark_non_differentiable(*statistics)
-        return loss.given(statistics).total, *statistics
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, total: Tensor, gradients: list[Tensor | None]) -> Tensor:  # noqa: ARG004
+        ctx.gradients = gradients
+        return total.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.gradients:
             raise RuntimeError("the gradients of linear_grpo_loss were given away by its first backward pass; call it again")
         # Kept nowhere else, so that a parameter can take its gradient without a copy.
-        gradients, ctx.gradients = ctx.gradients, None
+        hidden, weight = ctx.gradients
+        ctx.gradients.clear()
         if bool(grad_total != 1.0):
-            for gradient in gradients:
+            for gradient in (hidden, weight):
                 if gradient is not None:
                     gradient.mul_(grad_total)
-        return *gradients, None, None
+        return hidden, weight, None, None

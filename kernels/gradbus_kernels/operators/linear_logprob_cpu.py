@@ -16,6 +16,8 @@ from gradbus_kernels.operators.linear_logprob_head import Coefficients, Differen
 TOKENS: Final = 512
 """Of a tile, at least. With the next, 2 MiB of float32: a core's second cache."""
 COLUMNS: Final = 1024
+WORKSPACE: Final = 256 << 20
+"""Bytes of logits, at most, that the gradients are made from."""
 LOWEST: Final = -1e4
 """Stands for log 0, which e = 0 would turn into NaN."""
 
@@ -34,7 +36,7 @@ def statistics(head: Head) -> Statistics:
 
 
 def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
-    """The logits of `TOKENS` tokens exist at a time, over the whole vocabulary."""
+    """The logits of some tokens exist at a time, over the whole vocabulary: of as many as make a tile, within WORKSPACE."""
     work = _Work(head)
     found = Statistics(*head.hidden.new_empty(2, len(head.ids), dtype=head.accumulator).unbind())
     grad_hidden = torch.zeros_like(head.hidden) if wanted[0] else None
@@ -137,12 +139,17 @@ class _Work:
     def __init__(self, head: Head) -> None:
         self.head = head
         self.columns = min(COLUMNS, len(head.weight))
-        self.tokens = max(TOKENS, TOKENS * COLUMNS // self.columns)
         self.hidden = head.hidden.to(_product_dtype(head.hidden.dtype))
+        self.tokens = min(max(TOKENS, TOKENS * COLUMNS // self.columns), self._room())
         self.sum_dtype = head.hidden.dtype if len(head.ids) <= self.tokens else head.accumulator
         """Of the weight's gradient: what several products are added to is as precise as their sum."""
         size = min(self.tokens, len(head.ids)) * self.columns
         self._buffers = head.hidden.new_empty(2, size, dtype=head.accumulator)
+
+    def _room(self) -> int:
+        """For so many tokens; of whole blocks of a matrix product if there are some."""
+        room = max(1, WORKSPACE // (len(self.head.weight) * self.hidden.element_size()))
+        return room if room < 64 else room - room % 64
 
     def part(self, columns: slice) -> Tensor:
         """Of the weight, `[v, H]`."""
@@ -204,6 +211,11 @@ def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
 
 
 def _product_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype == torch.float16 or (dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16()):
         return torch.float32
     return dtype
+
+
+def _has_bfloat16() -> bool:
+    """Whether the processor multiplies it; torch has no public name for this."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,24 +136,48 @@ def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, setti
     used = tokens.used
     clean = _clean(tokens, used)
     logprobs, entropies = torch.where(used, logprobs, 0.0), torch.where(used, entropies, 0.0)
-    log_ratio = _bounded(logprobs - clean.behaviour_logprobs)
-    policy = -(_gain(logprobs, log_ratio, clean, settings) * clean.weights).sum()
-    kl = torch.zeros_like(policy)
-    if settings.kl and clean.reference_logprobs is not None:
-        kl = (k3(logprobs, clean.reference_logprobs) * clean.weights).sum()
-    entropy = (entropies * clean.entropy_weights).sum()
-    total = policy + settings.kl * kl - settings.entropy * entropy
-    ratios = log_ratio.detach().exp()
+    return policy_loss_of_used(logprobs, entropies, clean, settings)
+
+
+def policy_loss_of_used(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
+    """The same for checked tokens that are all used, or hold finite numbers where they are not."""
+    terms = policy_terms(logprobs, entropies, tokens, settings)
+    ratios = terms.log_ratio.detach().exp()
     return PolicyLoss(
-        total=total,
-        policy=policy.detach(),
-        kl=kl.detach(),
-        entropy=entropy.detach(),
+        total=terms.total,
+        policy=terms.policy.detach(),
+        kl=terms.kl.detach(),
+        entropy=terms.entropy.detach(),
         ratios=ratios,
         logprobs=logprobs.detach(),
         entropies=entropies.detach(),
-        ratio=_summary(ratios, clean.entropy_weights, settings),
+        ratio=_summary(ratios, tokens.entropy_weights, settings),
     )
+
+
+class PolicyTerms(NamedTuple):
+    """What the loss is made of."""
+
+    total: Tensor
+    policy: Tensor
+    kl: Tensor
+    entropy: Tensor
+    log_ratio: Tensor
+    """Of pi / mu, `[N]`, within LOG_RATIO_LIMIT."""
+
+
+def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyTerms:
+    """Of tokens as `policy_loss_of_used` has them."""
+    log_ratio = _bounded(logprobs - tokens.behaviour_logprobs)
+    policy = -(_gain(logprobs, log_ratio, tokens, settings) * tokens.weights).sum()
+    total, kl = policy, torch.zeros_like(policy)
+    if settings.kl and tokens.reference_logprobs is not None:
+        kl = (k3(logprobs, tokens.reference_logprobs) * tokens.weights).sum()
+        total = total + settings.kl * kl
+    entropy = (entropies * tokens.entropy_weights).sum()
+    if settings.entropy:
+        total = total - settings.entropy * entropy
+    return PolicyTerms(total, policy, kl, entropy, log_ratio)
 
 
 def _summary(ratios: Tensor, shares: Tensor, settings: PolicySettings) -> RatioSummary:
@@ -185,7 +209,7 @@ def token_weights(trainable: Sequence[int], aggregate: Literal["token", "sequenc
 
 
 def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Tensor:
-    outer = torch.ones_like(log_ratio)
+    outer: Tensor | None = None
     if settings.importance == "decoupled":
         # One optimiser step a batch: pi_prox is pi itself, so the ratio is 1 and only its gradient counts.
         outer = log_ratio.detach().exp().clamp(max=PROXIMAL_WEIGHT_LIMIT)
@@ -194,9 +218,11 @@ def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: P
         log_ratio = _by_sequence(log_ratio, tokens)
     ratio = log_ratio.exp()
     if settings.objective == "cispo":
-        return ratio.detach().clamp(max=1.0 + settings.clip_high) * tokens.advantages * logprobs * outer
-    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    return torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages) * outer
+        gain = ratio.detach().clamp(max=1.0 + settings.clip_high) * tokens.advantages * logprobs
+    else:
+        clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+        gain = torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages)
+    return gain if outer is None else gain * outer
 
 
 def _by_sequence(log_ratio: Tensor, tokens: PolicyTokens) -> Tensor:

@@ -102,4 +102,5 @@ def fingerprint(threads: int) -> dict[str, str]:
         "threads": str(threads),
         "ranks": os.environ.get("WORLD_SIZE", "1"),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "kernels": os.environ.get("GRADBUS_KERNELS", ""),
     }

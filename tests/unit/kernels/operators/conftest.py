@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradbus_kernels.operators import using
+from gradbus_kernels.operators import linear_logprob_cpu, using
+from gradbus_kernels.operators.gpu.launch import HeadChunks
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,3 +46,14 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture
+def small_head_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators on an LM head take 5 tokens and 7 ids at a time."""
+    monkeypatch.setattr(linear_logprob_cpu, "TOKENS", 5)
+    monkeypatch.setattr(linear_logprob_cpu, "COLUMNS", 7)
+    if find_spec("triton") is not None:
+        from gradbus_kernels.operators.gpu import linear_logprob as on_gpu
+
+        monkeypatch.setattr(on_gpu, "LAUNCH", HeadChunks(workspace=41 * 4 * 5, tile=4))
