@@ -45,15 +45,17 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
     Differentiable. A query's bits do not depend on B, on the other queries or on how many of them come in one call. Memory
     beyond inputs and outputs is that of 256 queries' scores; the backward pass is torch's fused attention.
     """
-    (rows, heads, count, size), (key_heads, length) = query.shape, key.shape[1:3]
     check_floats("query", query, (None, None, None, None))
-    check_floats("key", key, (rows, key_heads, length, size), query)
+    rows, heads, count, size = query.shape
+    check_floats("key", key, (rows, None, None, size), query)
+    key_heads, length = key.shape[1:3]
     check_floats("value", value, (rows, key_heads, length, size), query)
     require(heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
     require(length >= count, "key", f"has {length} positions for {count} queries; pass all that they see")
-    if choose("invariant_attention", query, ("reference", "cpu", "triton")) == "reference":
+    chosen = choose("invariant_attention", query, ("reference", "cpu", "triton"))
+    if chosen == "reference":
         return invariant_attention_reference(query, key, value, scale)
-    out: Tensor = _Attention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(query, key, value, scale, chosen == "triton")  # type: ignore[no-untyped-call]
     return out
 
 
@@ -69,38 +71,37 @@ def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequ
     """Attention of `queries` `[B, Q, D]` over all pages; the result has that shape too. No gradient.
 
     Pages are keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases, float32 `[B or 1, W, L]`, are 0 or MASKED:
-    those of `biases_of` for as many queries as `query_width` says, if these are more than Q.
+    those of `biases_of` for `padded_queries` positions.
     """
-    count, lengths = queries.shape[1], tuple(bias.shape[-1] for bias in biases)
+    count, padded, lengths = queries.shape[1], biases[0].shape[1], tuple(bias.shape[-1] for bias in biases)
+    if padded > count:
+        queries = functional.pad(queries, (0, 0, 0, padded - count))
     width = query_width(count, queries.shape[2], lengths, queries.dtype)
-    if width < count:
-        cuts = range(0, count, width)
-        return torch.cat(
-            [attend(queries[:, at : at + width], spans, [bias[:, at : at + width] for bias in biases], scale) for at in cuts], dim=1
-        )
-    if width > count:
-        queries = functional.pad(queries, (0, 0, 0, width - count))
-    weights = torch.split(_weights(queries, [keys for keys, _ in spans], biases, scale), lengths, dim=-1)
-    result = torch.bmm(weights[0], spans[0][1])
-    for weight, (_, values) in zip(weights[1:], spans[1:], strict=True):
-        result.baddbmm_(weight, values)
-    return result[:, :count].contiguous() if width > count else result
+    if width == padded:
+        found = _attend(queries, spans, biases, scale)
+    else:
+        cuts = [slice(start, start + width) for start in range(0, padded, width)]
+        found = torch.cat([_attend(queries[:, cut], spans, [bias[:, cut] for bias in biases], scale) for cut in cuts], dim=1)
+    return found[:, :count].contiguous() if padded > count else found
 
 
 def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """0 where a query at `positions` `[Q]` sees a key of a page (start, end), MASKED elsewhere; float32 `[Q, end - start]` of every page."""
+    """0 where a query at `positions` `[Q]` sees a key of a page (start, end), else MASKED; float32 `[Q, end - start]` of every page."""
     return [
         _first_visible(end - start, positions.device).index_select(0, (positions + (1 - start)).clamp_(0, end - start))
         for start, end in spans
     ]
 
 
+def padded_queries(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
+    """How many queries `attend` makes of `count`. `size` is D, `lengths` are the pages'."""
+    width = query_width(count, size, lengths, dtype)
+    return -(-count // width) * width
+
+
 @cache
 def query_width(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
-    """How many queries to take a product of, so that `count` of them get the definition's bits: `count` itself where that does.
-
-    Less than `count` says that they have to be taken that many at a time. `size` is D, `lengths` are the pages'.
-    """
+    """How many queries to take a product of, so that `count` of them get the definition's bits: `count` itself where that does."""
     wider = (1 << power for power in range(count.bit_length(), _BLOCK.bit_length()))
     shapes = [_PageShape(size, length, dtype, torch.get_num_threads()) for length in set(lengths)]
     return next(width for width in (count, *wider, _BLOCK) if all(_agrees(width, shape) for shape in shapes))
@@ -117,8 +118,11 @@ class _PageShape(NamedTuple):
 def _agrees(count: int, shape: _PageShape) -> bool:
     """Whether the products of `count` queries have the bits of those of `_BLOCK`. Tried out on random numbers.
 
+    In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
     Raises RuntimeError where the bits of a block's queries depend on their place: then this machine's BLAS cannot do it.
     """
+    if count != _BLOCK and shape.dtype != torch.float32:
+        return False
     draw, padded = torch.Generator().manual_seed(0), -(-count // _BLOCK) * _BLOCK
     sizes = (padded, shape.size), (padded, shape.length), (shape.length, shape.size), (shape.length, shape.size)
     queries, weights, keys, values = (torch.randn(2, *size, generator=draw).to(shape.dtype) for size in sizes)
@@ -134,6 +138,15 @@ def _agrees(count: int, shape: _PageShape) -> bool:
     if not torch.equal(products(slice(0, _BLOCK), forth[::-1]).flip(1), parts[:, :_BLOCK]):
         raise RuntimeError(f"queries of a product over {shape} depend on their place; run with numerics = 'fast' on this machine")
     return torch.equal(products(slice(0, count), list(range(count))), parts[:, :count])
+
+
+def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
+    """One product a page."""
+    weights = _weights(queries, [keys for keys, _ in spans], biases, scale).split([bias.shape[-1] for bias in biases], dim=-1)
+    result = torch.bmm(weights[0], spans[0][1])
+    for weight, (_, values) in zip(weights[1:], spans[1:], strict=True):
+        result.baddbmm_(weight, values)
+    return result
 
 
 def _weights(queries: Tensor, keys: Sequence[Tensor], biases: Sequence[Tensor], scale: float) -> Tensor:
@@ -159,24 +172,28 @@ def _first_visible(length: int, device: torch.device) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, triton: bool) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.scale = scale
+        if triton:
+            from gradbus_kernels.operators.gpu.invariant_attention import attention  # noqa: PLC0415 - only where Triton runs
+
+            return attention(query, key, value, scale)
         return _forward(query, key, value, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Of torch's fused attention, computed again: nobody else needs these bits."""
-        inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-        count, length = inputs[0].shape[2], inputs[1].shape[2]
+        query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        count, length = query.shape[2], key.shape[2]
         mask = None if count == length else torch.ones(count, length, dtype=torch.bool, device=grad.device).tril(length - count)
-        grouped = inputs[0].shape[1] != inputs[1].shape[1]
+        grouped = query.shape[1] != key.shape[1]
         with torch.enable_grad():
             out = functional.scaled_dot_product_attention(
-                *inputs, attn_mask=mask, is_causal=mask is None, scale=ctx.scale, enable_gqa=grouped
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=ctx.scale, enable_gqa=grouped
             )
-        return (*torch.autograd.grad(out, inputs, grad), None)
+        return (*torch.autograd.grad(out, (query, key, value), grad), None, None)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -190,8 +207,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         block = grouped[:, :, start : start + _TOKENS]
         seen = torch.arange(block.shape[2], device=query.device).add_(length - count + start).repeat_interleave(block.shape[3])
         spans = pages(int(seen[-1]) + 1)
-        width = query_width(len(seen), size, tuple(stop - begin for begin, stop in spans), query.dtype)
-        biases = [bias[None] for bias in biases_of(functional.pad(seen, (0, max(0, width - len(seen)))), spans)]
+        padded = padded_queries(len(seen), size, tuple(stop - begin for begin, stop in spans), query.dtype)
+        biases = [bias[None] for bias in biases_of(functional.pad(seen, (0, padded - len(seen))), spans)]
         held = [(keys[:, begin:stop].transpose(1, 2), values[:, begin:stop]) for begin, stop in spans]
         parts.append(attend(block.reshape(rows * key_heads, -1, size), held, biases, scale))
     joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -17,9 +17,9 @@ _LOGITS: Final = 1 << 24  # 64 MiB of float32: enough for a product at full spee
 
 
 def invariant_logprob(hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of `ids` `[N]` under softmax(`hidden` `[N, H]` · `weight` `[V, H]`ᵀ / temperature), and the entropies; differentiable.
+    """Log-probabilities of `ids` `[N]` under softmax(`hidden` `[N, H]` · `weight` `[V, H]`ᵀ / temperature), and the entropies.
 
-    Float32 `[N]` each. A row's bits do not depend on the others, nor on N. Logits exist for 16 M places at a time, and the
+    Float32 `[N]` each, differentiable. A row's bits do not depend on the others, nor on N. Logits exist for 16 M places at a time, and the
     backward pass computes them again: the extra memory is 64 MiB, beside the weight's gradient. Raises ValueError that names the argument.
     """
     check_floats("hidden", hidden, (None, None))

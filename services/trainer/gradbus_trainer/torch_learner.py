@@ -78,7 +78,9 @@ class TorchLearner:
 
     def probe(self) -> VersionProbe:
         """See `Learner`."""
-        forward = partial(self._logprobs, self._model, temperature=1.0)
+        def forward(sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._logprobs(self._model, sequences, 1.0)
+
         return version_probe(self._model, self._model.head_weight.shape[0], forward)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.invariant_attention import attend as invariant_attend
-from gradbus_kernels.operators.invariant_attention import query_width
+from gradbus_kernels.operators.invariant_attention import padded_queries
 from gradbus_kernels.operators.invariant_matmul import multiply_blocks
 from gradbus_rollout.torch_engine.attention import attend
 
@@ -24,7 +24,7 @@ class Arithmetic(Protocol):
         ...
 
     def width(self, count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
-        """How many queries the biases of `attend` are made for, where there are `count`; `size` is head_dim, `lengths` the pages'."""
+        """How many queries the biases for `attend` are made for, where there are `count`; `size` is head_dim, `lengths` the pages'."""
         ...
 
     def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
@@ -59,7 +59,7 @@ class BatchInvariant:
 
     def width(self, count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
         """See `Arithmetic`."""
-        return max(count, query_width(count, size, lengths, dtype))
+        return padded_queries(count, size, lengths, dtype)
 
     def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
         """See `Arithmetic`."""

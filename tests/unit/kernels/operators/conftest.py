@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-
-# Before the first kernel is decorated.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
