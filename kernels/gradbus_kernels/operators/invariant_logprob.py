@@ -32,7 +32,7 @@ def invariant_logprob(hidden: Tensor, weight: Tensor, ids: Tensor, temperature: 
 
 def invariant_logprob_reference(hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
-    logprobs = row_logprobs((hidden @ weight.t()).float(), temperature)
+    logprobs = (hidden @ weight.t() / temperature).log_softmax(dim=-1)
     return logprobs.gather(1, ids[:, None]).squeeze(1), -(logprobs.exp() * logprobs).sum(dim=-1)
 
 

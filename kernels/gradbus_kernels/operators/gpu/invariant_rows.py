@@ -38,7 +38,7 @@ def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr):
     for block in range(0, width, BLOCK):
         column = block + tl.arange(0, BLOCK)
         values = tl.load(x + start + column, column < width, 0.0).to(tl.float32) / root
-        scaled = values.to(out.dtype.element_ty) * tl.load(weight + column, column < width, 0.0)
+        scaled = values.to(out.dtype.element_ty).to(tl.float32) * tl.load(weight + column, column < width, 0.0).to(tl.float32)
         tl.store(out + start + column, scaled.to(out.dtype.element_ty), column < width)
 
 
