@@ -60,20 +60,20 @@ def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, run
     bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if shape.qkv_bias else None
     qkv = invariant_matmul(normed, weight.contiguous(), bias)
     turned = invariant_rotation(qkv[:, : -shape.kv_heads * size], turn)
-    queries, keys = turned.split((shape.heads * size, shape.kv_heads * size), dim=1)
+    queries, keys = torch.split(turned, [shape.heads * size, shape.kv_heads * size], dim=1)
     attended = _attend(queries, keys, qkv[:, -shape.kv_heads * size :], runs, size)
     return invariant_matmul(attended, attention.o_proj.weight.t().contiguous(), hidden)
 
 
 def _by_pairs(rows: Tensor, size: int) -> Tensor:
     """Rows of heads of `size`, those that turn together beside each other: Hugging Face has first halves, then second halves."""
-    return rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+    return rows.view(-1, 2, size // 2, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, runs: Sequence[Run], size: int) -> Tensor:
     """Attention of each packed sequence to itself, and of a branch to its root; `[N, heads * D]`."""
     sizes = [run.rows * run.length for run in runs]
-    parts = zip(*(part.split(sizes) for part in (queries, keys, values)), strict=True)
+    parts = zip(*(torch.split(part, sizes) for part in (queries, keys, values)), strict=True)
     held: list[tuple[Tensor, Tensor]] = []
     found = []
     for run, packed in zip(runs, parts, strict=True):

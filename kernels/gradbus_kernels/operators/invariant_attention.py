@@ -142,7 +142,8 @@ def _agrees(count: int, shape: _PageShape) -> bool:
 
 def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
     """One product a page."""
-    weights = _weights(queries, [keys for keys, _ in spans], biases, scale).split([bias.shape[-1] for bias in biases], dim=-1)
+    joined = _weights(queries, [keys for keys, _ in spans], biases, scale)
+    weights = torch.split(joined, [bias.shape[-1] for bias in biases], dim=-1)
     result = torch.bmm(weights[0], spans[0][1])
     for weight, (_, values) in zip(weights[1:], spans[1:], strict=True):
         result.baddbmm_(weight, values)
@@ -201,7 +202,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     padding = (0, 0, 0, pages(length)[-1][1] - length)
     keys, values = (functional.pad(part, padding).flatten(0, 1) for part in (key, value))
     # A token's heads stand beside each other, so that a key head is read once for all of them.
-    grouped = query.unflatten(1, (key_heads, heads // key_heads)).transpose(2, 3)
+    grouped = query.reshape(rows, key_heads, heads // key_heads, count, size).transpose(2, 3)
     parts = []
     for start in range(0, count, _TOKENS):
         block = grouped[:, :, start : start + _TOKENS]

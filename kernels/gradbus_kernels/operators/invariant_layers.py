@@ -108,7 +108,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def complex_pairs(pairs: Tensor) -> Tensor:
     """`[N, W]` seen as complex numbers `[N, W / 2]`."""
-    return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(pairs.view(len(pairs), -1, 2))
 
 
 def row_spans(rows: int, width: int) -> Sequence[tuple[int, int]]:
@@ -121,7 +121,7 @@ def row_spans(rows: int, width: int) -> Sequence[tuple[int, int]]:
 
 def _size(x: Tensor, eps: float) -> Tensor:
     """`sqrt(mean(x²) + eps)` of each row, float32 `[N, 1]`; as a hypotenuse it takes half the operations."""
-    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
     return norm.mul_(_scalar(x.shape[-1] ** -0.5, x.device)).hypot_(_scalar(eps**0.5, x.device))
 
 

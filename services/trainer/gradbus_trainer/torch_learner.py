@@ -78,6 +78,7 @@ class TorchLearner:
 
     def probe(self) -> VersionProbe:
         """See `Learner`."""
+
         def forward(sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
             return self._logprobs(self._model, sequences, 1.0)
 
