@@ -6,6 +6,10 @@ launch table. `dispatch` says which implementation runs, and which one did.
 
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
+from gradbus_kernels.operators.invariant_attention import invariant_attention, invariant_attention_reference
+from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
+from gradbus_kernels.operators.invariant_logprob import invariant_logprob, invariant_logprob_reference
+from gradbus_kernels.operators.invariant_matmul import invariant_matmul, invariant_matmul_reference
 from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
@@ -30,6 +34,15 @@ __all__ = [
     "Sampling",
     "SelectedLogprob",
     "counter_uniform",
+    "invariant_attention",
+    "invariant_attention_reference",
+    "invariant_logprob",
+    "invariant_logprob_reference",
+    "invariant_matmul",
+    "invariant_matmul_reference",
+    "invariant_rms_norm",
+    "invariant_rotation",
+    "invariant_swiglu",
     "linear_grpo_loss",
     "linear_grpo_loss_reference",
     "linear_logprob",

@@ -54,3 +54,28 @@ def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
     if head_dim > 64:
         return AttentionBlocks(queries=64, keys=64, warps=4, stages=2)
     return AttentionBlocks(queries=128, keys=64, warps=4, stages=2)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """A tile of a product; sizes are powers of two from 16. The same for every number of rows: they decide bits."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvariantAttentionTiles:
+    """A tile of scores; sizes are powers of two from 16."""
+
+    queries: int
+    keys: int
+    warps: int
+
+
+INVARIANT_MATMUL: Final = ProductTiles(rows=64, columns=128, inner=32, warps=4)
+INVARIANT_ATTENTION: Final = InvariantAttentionTiles(queries=64, keys=32, warps=4)
+INVARIANT_ROW: Final = 1024
+"""Columns of a row that are summed at a time; a power of two."""
