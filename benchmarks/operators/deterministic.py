@@ -43,7 +43,7 @@ def measure(device: str, quick: bool) -> list[Row]:
         for part in ("generation", "step"):
             shape = f"{part}, key heads {model}, G={GROUP} P={prompt} R={new}, {groups} groups"
             case = {"part": part, "model": model, "prompt": prompt, "new": new, "groups": groups}
-            rounds, repeats = (1, 2) if quick else (3, 7)
+            rounds, repeats = (1, 2) if quick else (1, 9)
             found += compare(Comparison("deterministic", "numerics", shape, "float32", case, list(NUMERICS), rounds, repeats), device)
     return found
 

@@ -38,13 +38,13 @@ def measure(device: str, quick: bool) -> list[Row]:
     rows = []
     for group in SMALL if quick else GROUPS[device]:
         for dtype in ("float32", "bfloat16") if device == "cpu" else ("bfloat16",):
-            rows += _attention(group, dtype, device, quick)
+            rows += _attention(group, dtype, device)
     for group in SMALL if quick else GROUPS[device]:
         rows += _pass(group, device, quick)
     return rows
 
 
-def _attention(group: dict[str, Any], dtype: str, device: str, quick: bool) -> list[Row]:
+def _attention(group: dict[str, Any], dtype: str, device: str) -> list[Row]:
     comparison = Comparison(
         module="prefix_shared",
         operator="prefix_shared_attention, with backward",
@@ -52,7 +52,7 @@ def _attention(group: dict[str, Any], dtype: str, device: str, quick: bool) -> l
         dtype=dtype,
         case={**group, "what": "attention"},
         implementations=_implementations(group, "naive"),
-        rounds=1 if quick else 3,
+        rounds=1,
         repeats=3,
     )
     return compare(comparison, device)

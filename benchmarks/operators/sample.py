@@ -24,7 +24,7 @@ SMALL = {"batch": 4, "vocabulary": 5000, "width": 64}
 def measure(device: str, quick: bool) -> list[Row]:
     """Each kind of support, then the fused operator."""
     sizes = SMALL if quick else SIZES[device]
-    shared = {"rounds": 1 if quick else 3, "repeats": 3 if device == "cpu" else 20}
+    shared = {"rounds": 1, "repeats": 3 if device == "cpu" else 20}
     rows = []
     for dtype in ("float32", "bfloat16") if device == "cpu" else ("bfloat16",):
         for asked in ASKED:

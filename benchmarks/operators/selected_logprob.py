@@ -33,7 +33,7 @@ def measure(device: str, quick: bool) -> list[Row]:
                     dtype=dtype,
                     case={**sizes, "entropy": entropy, "second": second, "backward": backward},
                     implementations=("naive", "ours") if asked else ("naive", "ours", "one read"),
-                    rounds=1 if quick else 3,
+                    rounds=1,
                     repeats=3 if device == "cpu" else 20,
                 )
                 rows += compare(comparison, device)
