@@ -20,7 +20,6 @@ from torch.autograd.function import once_differentiable
 from gradbus_kernels.operators.gpu.launch import prefix_shared_attention as launch
 from gradbus_kernels.operators.prefix_layout import AttentionRule, PrefixLayout
 
-_LOG2_E = 1.4426950408889634
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -33,7 +32,6 @@ def attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        query, key, value = (_dense(tensor) for tensor in (query, key, value))
         tokens, heads, _ = query.shape
         output = query.new_empty(query.shape)
         sums = query.new_empty(heads, tokens, dtype=torch.float32)
@@ -67,11 +65,6 @@ class _Attention(torch.autograd.Function):
                 query, key, value, upstream, of_key, of_value, sums, shift, keys, branches, *strides, tokens, **how
             )
         return of_query, of_key, of_value, None
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """With a last stride of 1."""
-    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
 def _strides(*tensors: Tensor) -> list[int]:
