@@ -50,7 +50,7 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
     check_floats("key", key, (rows, None, None, size), query)
     key_heads, length = key.shape[1:3]
     check_floats("value", value, (rows, key_heads, length, size), query)
-    require(heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
+    require(key_heads > 0 and heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
     require(length >= count, "key", f"has {length} positions for {count} queries; pass all that they see")
     chosen = choose("invariant_attention", query, ("reference", "cpu", "triton"))
     if chosen == "reference":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.arguments import check_floats, require
-from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.prefix_layout import AttentionRule, PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention_cpu import attend_on_cpu
 
@@ -30,8 +30,7 @@ def prefix_shared_attention(
     which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
-    offered: tuple[Implementation, ...] = ("reference", "cpu") if query.dtype == torch.float64 else ("reference", "cpu", "triton")
-    chosen = choose("prefix_shared_attention", query, offered)
+    chosen = choose("prefix_shared_attention", query, ("reference", "cpu", "triton"))
     if chosen == "reference":
         return prefix_shared_attention_reference(query, key, value, layout, scale, window)
     query, key, value = (_dense(tensor) for tensor in (query, key, value))

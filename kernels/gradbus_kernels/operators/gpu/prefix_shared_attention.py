@@ -7,7 +7,6 @@ the same bits every time. Which blocks a segment is cut into depends on its own 
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradbus_kernels.operators.gpu.launch import INTERPRETED
 from gradbus_kernels.operators.gpu.launch import prefix_shared_attention as launch
 from gradbus_kernels.operators.prefix_layout import AttentionRule, PrefixLayout
-
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
@@ -72,7 +70,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
-    """What the three kernels have in common. The interpreter's product of bfloat16 is wrong: it gets float32."""
+    """What the three kernels have in common."""
     head_dim = query.shape[2]
     table = launch(head_dim, query.itemsize)
     return {
@@ -83,7 +81,7 @@ def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
         "QUERIES": table.queries,
         "KEYS": table.keys,
         "WINDOW": rule.window or 0,
-        "WIDE": _INTERPRETED or query.dtype == torch.float32,
+        "WIDE": INTERPRETED or query.dtype == torch.float32,
         "num_warps": table.warps,
         "num_stages": table.stages,
     }
