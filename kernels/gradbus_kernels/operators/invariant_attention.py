@@ -85,6 +85,19 @@ def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequ
     return found[:, :count].contiguous() if padded > count else found
 
 
+def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The values of all pages under the softmax over all their scores, float32 `[B, Q, L]` of every page; in the values' dtype."""
+    values = [page for _, page in spans]
+    if len(scores) == 1:
+        return torch.bmm(scores[0].softmax(dim=-1).to(values[0].dtype), values[0])
+    joined = torch.cat(list(scores), dim=-1).softmax(dim=-1).to(values[0].dtype)
+    weights = torch.split(joined, [page.shape[-1] for page in scores], dim=-1)
+    result = torch.bmm(weights[0], values[0])
+    for weight, page in zip(weights[1:], values[1:], strict=True):
+        result.baddbmm_(weight, page)
+    return result
+
+
 def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
     """0 where a query at `positions` `[Q]` sees a key of a page (start, end), else MASKED; float32 `[Q, end - start]` of every page."""
     return [
@@ -142,20 +155,9 @@ def _agrees(count: int, shape: _PageShape) -> bool:
 
 def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
     """One product a page."""
-    joined = _weights(queries, [keys for keys, _ in spans], biases, scale)
-    weights = torch.split(joined, [bias.shape[-1] for bias in biases], dim=-1)
-    result = torch.bmm(weights[0], spans[0][1])
-    for weight, (_, values) in zip(weights[1:], spans[1:], strict=True):
-        result.baddbmm_(weight, values)
-    return result
-
-
-def _weights(queries: Tensor, keys: Sequence[Tensor], biases: Sequence[Tensor], scale: float) -> Tensor:
-    """The softmax over all pages, `[B, Q, sum of L]`."""
     if queries.dtype == torch.float32:
         queries, scale = queries * scale, 1.0
-    scores = [_scores(queries, page, bias, scale) for page, bias in zip(keys, biases, strict=True)]
-    return (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).softmax(dim=-1).to(queries.dtype)
+    return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(spans, biases, strict=True)], spans)
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:

@@ -38,7 +38,7 @@ def invariant_logprob_reference(hidden: Tensor, weight: Tensor, ids: Tensor, tem
 
 def row_logprobs(logits: Tensor, temperature: float) -> Tensor:
     """`log_softmax(logits / temperature)` of each row, float32 `[N, V]`: what a sampler draws from."""
-    if choose("row_logprobs", logits, ("reference", "cpu", "triton")) == "triton":
+    if choose("invariant_logprob", logits, ("reference", "cpu", "triton")) == "triton":
         from gradbus_kernels.operators.gpu.invariant_rows import log_softmax  # noqa: PLC0415 - only where Triton runs
 
         return log_softmax(logits, temperature)
@@ -67,7 +67,7 @@ class _Logprob(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # a frozen head needs none
         for rows in _chunks(len(ids), len(weight)):
-            table = row_logprobs(hidden[rows] @ weight.t(), ctx.temperature)
+            table = torch.log_softmax((hidden[rows] @ weight.t()).float().div_(ctx.temperature), dim=-1)
             probabilities = table.exp()
             table.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
             grad_logits = table.mul_(probabilities).neg_()
