@@ -157,7 +157,7 @@ def test_weights_of_a_step_add_up_to_one(counts, aggregate):
 
 
 def test_settings_that_are_none_are_refused_by_name():
-    with pytest.raises(ValueError, match="^level: is 'sequences'; pass one of token, sequence"):
+    with pytest.raises(ValueError, match=r"^level: is 'sequences'; pass one of token, sequence"):
         PolicySettings(level="sequences")
 
 
