@@ -97,6 +97,13 @@ class FusedGRPOTrainer(GRPOTrainer):
             "use_bias_correction_kl": bool(self.beta) and self.args.use_bias_correction_kl,
             "use_adaptive_entropy": self.use_adaptive_entropy,
             "several processes": self.accelerator.num_processes > 1,
+            "a router's auxiliary loss": self.aux_loss_enabled,
+            "a head with a bias": getattr(self.model.get_output_embeddings(), "bias", None) is not None,
+        }
+        # What a model does to its logits beyond the product with the head: Gemma, Cohere, Granite.
+        config = self.model.config.get_text_config()
+        asked |= {
+            name: getattr(config, name, None) not in (None, 1.0) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
         }
         for what, is_asked in asked.items():
             if is_asked:

@@ -50,7 +50,7 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
     check_floats("key", key, (rows, None, None, size), query)
     key_heads, length = key.shape[1:3]
     check_floats("value", value, (rows, key_heads, length, size), query)
-    require(heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
+    require(key_heads > 0 and heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
     require(length >= count, "key", f"has {length} positions for {count} queries; pass all that they see")
     chosen = choose("invariant_attention", query, ("reference", "cpu", "triton"))
     if chosen == "reference":
@@ -83,6 +83,19 @@ def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequ
         cuts = [slice(start, start + width) for start in range(0, padded, width)]
         found = torch.cat([_attend(queries[:, cut], spans, [bias[:, cut] for bias in biases], scale) for cut in cuts], dim=1)
     return found[:, :count].contiguous() if padded > count else found
+
+
+def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The values of all pages under the softmax over all their scores, float32 `[B, Q, L]` of every page; in the values' dtype."""
+    values = [page for _, page in spans]
+    if len(scores) == 1:
+        return torch.bmm(scores[0].softmax(dim=-1).to(values[0].dtype), values[0])
+    joined = torch.cat(list(scores), dim=-1).softmax(dim=-1).to(values[0].dtype)
+    weights = torch.split(joined, [page.shape[-1] for page in scores], dim=-1)
+    result = torch.bmm(weights[0], values[0])
+    for weight, page in zip(weights[1:], values[1:], strict=True):
+        result.baddbmm_(weight, page)
+    return result
 
 
 def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -142,20 +155,9 @@ def _agrees(count: int, shape: _PageShape) -> bool:
 
 def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
     """One product a page."""
-    joined = _weights(queries, [keys for keys, _ in spans], biases, scale)
-    weights = torch.split(joined, [bias.shape[-1] for bias in biases], dim=-1)
-    result = torch.bmm(weights[0], spans[0][1])
-    for weight, (_, values) in zip(weights[1:], spans[1:], strict=True):
-        result.baddbmm_(weight, values)
-    return result
-
-
-def _weights(queries: Tensor, keys: Sequence[Tensor], biases: Sequence[Tensor], scale: float) -> Tensor:
-    """The softmax over all pages, `[B, Q, sum of L]`."""
     if queries.dtype == torch.float32:
         queries, scale = queries * scale, 1.0
-    scores = [_scores(queries, page, bias, scale) for page, bias in zip(keys, biases, strict=True)]
-    return (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).softmax(dim=-1).to(queries.dtype)
+    return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(spans, biases, strict=True)], spans)
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_floats, check_ids, require
+from gradbus_kernels.operators.arguments import check_ids
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.invariant_matmul import BLOCK, multiply
+from gradbus_kernels.operators.linear_logprob import check_head
+from gradbus_kernels.operators.slices import slices
 
 _LOGITS: Final = 1 << 24  # 64 MiB of float32: enough for a product at full speed
 
@@ -20,12 +22,10 @@ def invariant_logprob(hidden: Tensor, weight: Tensor, ids: Tensor, temperature: 
     """Log-probabilities of `ids` `[N]` under softmax(`hidden` `[N, H]` · `weight` `[V, H]`ᵀ / temperature), and the entropies.
 
     Float32 `[N]` each, differentiable. A row's bits do not depend on the others, nor on N. Logits exist for 16 M places at a time, and the
-    backward pass computes them again: the extra memory is 64 MiB, beside the weight's gradient. Raises ValueError that names the argument.
+    backward pass computes them again: the extra memory is a few tensors of 64 MiB. Raises ValueError that names the argument.
     """
-    check_floats("hidden", hidden, (None, None))
-    check_floats("weight", weight, (None, hidden.shape[1]), hidden)
+    check_head(hidden, weight, temperature)
     check_ids("ids", ids, (hidden.shape[0],), weight.shape[0], hidden)
-    require(temperature > 0.0, "temperature", f"is {temperature}; pass a number above 0")
     logprobs, entropy = _Logprob.apply(hidden, weight, ids, temperature)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
@@ -38,7 +38,7 @@ def invariant_logprob_reference(hidden: Tensor, weight: Tensor, ids: Tensor, tem
 
 def row_logprobs(logits: Tensor, temperature: float) -> Tensor:
     """`log_softmax(logits / temperature)` of each row, float32 `[N, V]`: what a sampler draws from."""
-    if choose("row_logprobs", logits, ("reference", "cpu", "triton")) == "triton":
+    if choose("invariant_logprob", logits, ("reference", "cpu", "triton")) == "triton":
         from gradbus_kernels.operators.gpu.invariant_rows import log_softmax  # noqa: PLC0415 - only where Triton runs
 
         return log_softmax(logits, temperature)
@@ -67,7 +67,7 @@ class _Logprob(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # a frozen head needs none
         for rows in _chunks(len(ids), len(weight)):
-            table = row_logprobs(hidden[rows] @ weight.t(), ctx.temperature)
+            table = torch.log_softmax((hidden[rows] @ weight.t()).float().div_(ctx.temperature), dim=-1)
             probabilities = table.exp()
             table.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
             grad_logits = table.mul_(probabilities).neg_()
@@ -80,5 +80,4 @@ class _Logprob(torch.autograd.Function):
 
 
 def _chunks(total: int, vocabulary: int) -> Iterator[slice]:
-    size = max(BLOCK, _LOGITS // vocabulary // BLOCK * BLOCK)
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+    return slices(total, max(BLOCK, _LOGITS // vocabulary // BLOCK * BLOCK))

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.arguments import check_finite, check_ids
-from gradbus_kernels.operators.dispatch import Implementation
-from gradbus_kernels.operators.linear_logprob import check_head, choose_head, linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.linear_logprob import check_head, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, Statistics, backend
 from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss, policy_loss_of_used, policy_terms
 
@@ -34,11 +34,16 @@ def linear_grpo_loss(
     check_head(hidden, weight, temperature)
     tokens.check(len(hidden), settings, hidden)
     used = tokens.used
-    check_ids("ids", ids.where(used, 0), (len(hidden),), len(weight), hidden)
-    loss = _Loss(tokens, settings, temperature, choose_head("linear_grpo_loss", hidden))
-    if bool(used.all()):
-        return loss.of(hidden, weight, ids)
-    places = used.nonzero().squeeze(1)
+    check_ids("ids", ids.where(used, 0) if ids.shape == used.shape else ids, (len(hidden),), len(weight), hidden)
+    loss = _Loss(tokens, settings, temperature, choose("linear_grpo_loss", hidden, ("reference", "cpu", "triton")))
+    outcome = loss.of(hidden, weight, ids) if bool(used.all()) else _of_used(loss, used, hidden, weight, ids)
+    if not settings.allow_nan and bool(outcome.total.isnan()):
+        _name_nan(outcome, tokens)
+    return outcome
+
+
+def _of_used(loss: _Loss, used: Tensor, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+    tokens, places = loss.tokens, used.nonzero().squeeze(1)
     dense = replace(loss, tokens=tokens.at(places)).of(hidden.index_select(0, places), weight, ids[places])
     blank = {"logprobs": 0.0, "entropies": 0.0, "ratios": 1.0}
     rows = {name: getattr(dense, name) for name in blank}
@@ -66,14 +71,10 @@ class _Loss:
     def of(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
         """See `linear_grpo_loss`."""
         if self.implementation == "reference":
-            outcome = linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
-        elif self.settings.level == "sequence":
-            outcome = self._given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
-        else:
-            outcome = self._in_one_pass(hidden, weight, ids)
-        if not self.settings.allow_nan and bool(outcome.total.isnan()):
-            self._name_nan(outcome)
-        return outcome
+            return linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
+        if self.settings.level == "sequence":
+            return self._given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
+        return self._in_one_pass(hidden, weight, ids)
 
     def _in_one_pass(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
         head, chosen = Head(hidden.detach(), weight.detach(), ids, self.temperature), backend(self.implementation)
@@ -95,12 +96,15 @@ class _Loss:
             slopes = torch.autograd.grad(policy_terms(logprobs, entropies, self.tokens.at(rows), self.settings).total, wanted)
         return Coefficients(slopes[0], slopes[1] if self.settings.entropy else None)
 
-    def _name_nan(self, outcome: PolicyLoss) -> None:
-        check_finite("hidden · weightᵀ", outcome.logprobs)
-        for field in fields(self.tokens):
-            part = getattr(self.tokens, field.name)
-            if part is not None:
-                check_finite(f"tokens.{field.name}", part)
+
+def _name_nan(outcome: PolicyLoss, tokens: PolicyTokens) -> None:
+    """Raises ValueError about the argument that made the loss NaN."""
+    check_finite("hidden · weightᵀ", outcome.logprobs)
+    for field in fields(tokens):
+        part = getattr(tokens, field.name)
+        if part is not None:
+            check_finite(f"tokens.{field.name}", part.where(tokens.used, 0))
+    raise ValueError("tokens: hold infinities that add up to NaN; look for what made them before this call")
 
 
 class _Attach(torch.autograd.Function):

@@ -6,7 +6,7 @@ The forward pass keeps `[N]` numbers and a tile of logits; the backward pass mak
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from torch.autograd.function import once_differentiable
 from gradbus_kernels.operators.arguments import check_finite, check_floats, check_ids, require
 from gradbus_kernels.operators.dispatch import Implementation, choose
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, backend
-
-OFFERED: Final[tuple[Implementation, ...]] = ("reference", "cpu", "triton")
-OFFERED_FLOAT64: Final[tuple[Implementation, ...]] = ("reference", "cpu")
+from gradbus_kernels.operators.selected_logprob import selected_logprob_reference
 
 
 class LinearLogprob(NamedTuple):
@@ -36,7 +34,7 @@ def linear_logprob(hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: 
     """
     check_head(hidden, weight, temperature)
     check_ids("ids", ids, (len(hidden),), len(weight), hidden)
-    chosen = choose_head("linear_logprob", hidden)
+    chosen = choose("linear_logprob", hidden, ("reference", "cpu", "triton"))
     if chosen == "reference":
         outcome = linear_logprob_reference(hidden, weight, ids, temperature=temperature)
     else:
@@ -50,12 +48,8 @@ def linear_logprob_reference(
     hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, allow_nan: bool = True
 ) -> LinearLogprob:
     """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
-    logits = hidden @ weight.T
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    table = (wide / temperature).log_softmax(dim=-1)
-    probabilities = table.exp()
-    entropies = -(probabilities * table.masked_fill(probabilities == 0.0, 0.0)).sum(dim=-1)
-    outcome = LinearLogprob(table.gather(1, ids[:, None]).squeeze(1), entropies)
+    found = selected_logprob_reference(hidden @ weight.T, ids, temperature, entropy=True)
+    outcome = LinearLogprob(found.logprobs, cast("Tensor", found.entropy))
     if not allow_nan:
         check_finite("hidden · weightᵀ", outcome.logprobs)
     return outcome
@@ -68,11 +62,6 @@ def check_head(hidden: Tensor, weight: Tensor, temperature: float) -> None:
     require(weight.dtype == hidden.dtype, "weight", f"is {weight.dtype}; pass {hidden.dtype} like hidden")
     require(len(weight) > 0, "weight", "has an empty vocabulary; pass at least one row")
     require(temperature > 0.0, "temperature", f"is {temperature}; pass a positive number")
-
-
-def choose_head(operator: str, hidden: Tensor) -> Implementation:
-    """See `choose`."""
-    return choose(operator, hidden, OFFERED_FLOAT64 if hidden.dtype == torch.float64 else OFFERED)
 
 
 class _LinearLogprob(torch.autograd.Function):

@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.linear_logprob_head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product, slices
+from gradbus_kernels.operators.linear_logprob_head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
+from gradbus_kernels.operators.slices import slices
 
 TOKENS: Final = 512
 """Of a tile, at least. With the next, 2 MiB of float32: a core's second cache."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -77,11 +77,6 @@ def backend(implementation: Implementation) -> Backend:
     from gradbus_kernels.operators import linear_logprob_cpu as on_cpu  # noqa: PLC0415 -- it imports this module
 
     return on_cpu
-
-
-def slices(total: int, size: int) -> Iterator[slice]:
-    """0 .. total in pieces of `size`, the last one shorter."""
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
 def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:

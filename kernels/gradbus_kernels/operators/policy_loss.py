@@ -28,6 +28,8 @@ PROXIMAL_WEIGHT_LIMIT: Final = 2.0
 LOG_RATIO_LIMIT: Final = 20.0
 """Beyond this a log-ratio is cut and has no gradient: one token must not overflow the step's sum."""
 
+_CHOICES: Final = {"importance": ("behaviour", "decoupled"), "objective": ("clip", "cispo"), "level": ("token", "sequence")}
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyTokens:
@@ -92,6 +94,11 @@ class PolicySettings:
     """Coefficient of the entropy bonus."""
     allow_nan: bool = False
     """Lets NaN through to loss and gradients, for a caller that looks there; otherwise it is an error."""
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            given = getattr(self, name)
+            require(given in known, name, f"is {given!r}; pass one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +244,8 @@ def _by_sequence(log_ratio: Tensor, tokens: PolicyTokens) -> Tensor:
 
 def _clean(tokens: PolicyTokens, used: Tensor) -> PolicyTokens:
     parts = {
-        name: torch.where(used, part, 0.0)
-        for name in ("behaviour_logprobs", "advantages", "reference_logprobs")
+        name: part.where(used, 0)
+        for name in ("behaviour_logprobs", "advantages", "reference_logprobs", "sequences")
         if (part := getattr(tokens, name)) is not None
     }
     return replace(tokens, **parts)

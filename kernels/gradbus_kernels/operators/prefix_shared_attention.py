@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.arguments import check_floats, require
-from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.prefix_layout import AttentionRule, PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention_cpu import attend_on_cpu
 
@@ -23,17 +23,17 @@ def prefix_shared_attention(
     """Attention of each token to the tokens before it in its sequence, `[N, H, D]` in the query's dtype; differentiable once.
 
     query: `[N, H, D]`, key and value: `[N, K, D]` with K dividing H (grouped-query heads, Ainslie et al. 2023), any
-    strides with the last of 1, D at most 256. `layout`: N tokens in all. `scale`: 1/sqrt(D) if not given. `window`, if
+    strides (a last one that is not 1 costs a copy), D at most 256. `layout`: N tokens in all. `scale`: 1/sqrt(D) if not given. `window`, if
     given, is how many tokens back, itself included, a token sees in its sequence, its prompt being the beginning.
 
     Sums are float32 at least. On a CPU a segment's output bits depend on itself and its root alone. Raises ValueError,
     which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
-    offered: tuple[Implementation, ...] = ("reference", "cpu") if query.dtype == torch.float64 else ("reference", "cpu", "triton")
-    chosen = choose("prefix_shared_attention", query, offered)
+    chosen = choose("prefix_shared_attention", query, ("reference", "cpu", "triton"))
     if chosen == "reference":
         return prefix_shared_attention_reference(query, key, value, layout, scale, window)
+    query, key, value = (_dense(tensor) for tensor in (query, key, value))
     rule = AttentionRule(layout, query.shape[2] ** -0.5 if scale is None else scale, window)
     if chosen == "cpu":
         return attend_on_cpu(query, key, value, rule)
@@ -52,6 +52,11 @@ def prefix_shared_attention_reference(
     scores = torch.einsum("ihd,jhd->hij", query, key) * scale
     weights = scores.masked_fill(~layout.visible(window, query.device), float("-inf")).softmax(dim=-1)
     return torch.einsum("hij,jhd->ihd", weights, value)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """With a last stride of 1: the kernels know the others alone."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, window: int | None) -> None:

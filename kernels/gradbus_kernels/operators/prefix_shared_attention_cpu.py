@@ -36,8 +36,8 @@ class _Part:
     length: int
     keys: range | None = None
     """The root's tokens in sight; None where queries see their own stretch, causally."""
-    depth: int = 0
-    """How many tokens a row's first query is behind the first key."""
+    depth: int | None = 0
+    """How many tokens a row's first query is behind the first key; None where each query sees each key."""
 
     def of(self, tokens: Tensor) -> Tensor:
         """Views `[rows, heads, length, ...]` of the queries' part of `[N, heads, ...]`."""
@@ -53,7 +53,7 @@ class _Part:
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """0 where a query sees a key and -inf elsewhere, `[queries, keys]`; None where nothing else than causality hides."""
         keys = self.length if self.keys is None else len(self.keys)
-        if window is None or self.depth + self.length <= window:
+        if window is None or self.depth is None or self.depth + self.length <= window:
             return None
         back = self.depth + torch.arange(self.length)[:, None] - torch.arange(keys)
         return torch.zeros(self.length, keys, dtype=dtype).masked_fill((back < 0) | (back >= window), float("-inf"))
@@ -156,7 +156,7 @@ def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
         keys = range(layout.offsets[root + 1] - seen, layout.offsets[root + 1])
         rows = 1 if joined else len(run)
         if seen:
-            yield _Part(first, rows, queries // rows, keys, seen)
+            yield _Part(first, rows, queries // rows, keys, seen if alone >= 0 else None)
 
 
 def _filled(layout: PrefixLayout) -> Iterator[int]:

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from gradbus_kernels.operators.arguments import check_finite, check_floats, require
 from gradbus_kernels.operators.counter import counter_uniform
-from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.sample_cpu import draw_cpu
 from gradbus_kernels.operators.sample_rows import Sampled, Sampling, columns, draw_rows
 
-_OFFERED: Final[tuple[Implementation, ...]] = ("reference", "cpu", "triton")
 _PLAIN: Final = Sampling()
 
 
@@ -48,7 +47,7 @@ def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> 
 
     Arguments are not checked. A row that `sample` refuses gets log-probabilities that are not finite.
     """
-    chosen = choose("sample", logits, _OFFERED)
+    chosen = choose("sample", logits, ("reference", "cpu", "triton"))
     flat, rows = by_row(uniforms), columns(sampling, logits)
     if chosen == "triton":
         from gradbus_kernels.operators.gpu.sample import draw_triton  # noqa: PLC0415 -- triton only where it runs

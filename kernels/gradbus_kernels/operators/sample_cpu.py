@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.sample_rows import Columns, Sampled, draw_rows
+from gradbus_kernels.operators.slices import slices
 
 _TILE: Final = 1 << 17
 _SHORT: Final = 1 << 12
@@ -28,7 +29,7 @@ _DEPTHS: Final = (8.0, math.inf)
 def draw_cpu(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
     """See `draw_rows`."""
     height = max(1, _TILE // logits.shape[1])
-    tiles = [slice(start, min(start + height, len(logits))) for start in range(0, len(logits), height)]
+    tiles = list(slices(len(logits), height))
     if len(tiles) <= 1:
         return _draw_tile(logits, uniforms, rows)
     return _joined([_draw_tile(logits[tile], uniforms[tile], rows.rows(tile)) for tile in tiles])

@@ -5,7 +5,7 @@ Forward and backward pass each read the logits once. The bits of a row do not de
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from gradbus_kernels.operators.arguments import check_finite, check_floats, chec
 from gradbus_kernels.operators.dispatch import Implementation, choose
 from gradbus_kernels.operators.selected_logprob_cpu import backward_cpu, forward_cpu
 from gradbus_kernels.operators.selected_logprob_rows import RowGradients, RowInputs, RowStatistics
-
-_OFFERED: Final[tuple[Implementation, ...]] = ("reference", "cpu", "triton")
-_OFFERED_FLOAT64: Final[tuple[Implementation, ...]] = ("reference", "cpu")
 
 
 class SelectedLogprob(NamedTuple):
@@ -48,7 +45,7 @@ def selected_logprob(
     Raises ValueError for arguments that do not fit, and for rows with NaN, with +inf or without any finite logit.
     """
     _check(logits, ids, temperature, other_logits, ignore_index)
-    chosen = choose("selected_logprob", logits, _OFFERED_FLOAT64 if logits.dtype == torch.float64 else _OFFERED)
+    chosen = choose("selected_logprob", logits, ("reference", "cpu", "triton"))
     if chosen == "reference":
         outcome = selected_logprob_reference(logits, ids, temperature, entropy, other_logits, ignore_index)
     else:

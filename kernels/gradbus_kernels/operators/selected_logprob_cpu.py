@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.selected_logprob_rows import RowGradients, RowInputs, RowStatistics
+from gradbus_kernels.operators.slices import slices
 
 _TILE: Final = 1 << 17
 _ALONE: Final = 1 << 15
@@ -80,8 +81,7 @@ class _Tiles:
         self._buffers: dict[int, Tensor] = {}
 
     def slices(self) -> Iterator[slice]:
-        rows = len(self.inputs.logits)
-        return (slice(start, min(start + self._height, rows)) for start in range(0, rows, self._height))
+        return slices(len(self.inputs.logits), self._height)
 
     def ignored(self, rows: slice) -> bool:
         """Whether no row of the slice counts."""

@@ -6,13 +6,12 @@ beside it changes nothing.
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradbus_kernels.operators.gpu.launch import INTERPRETED
 from gradbus_kernels.operators.gpu.launch import INVARIANT_ATTENTION as LAUNCH
 
 
@@ -22,7 +21,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
     (rows, heads, count, size), (key_heads, length) = query.shape, key.shape[1:3]
     out = torch.empty_like(query)
     if out.numel():
-        _attention[triton.cdiv(count, LAUNCH.queries), rows * heads](
+        _attention[rows * heads, triton.cdiv(count, LAUNCH.queries)](
             query,
             key,
             value,
@@ -35,8 +34,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
             QUERIES=LAUNCH.queries,
             KEYS=LAUNCH.keys,
             SIZE=max(16, triton.next_power_of_2(size)),
-            WIDEN=os.environ.get("TRITON_INTERPRET") == "1",  # its products in bfloat16 are wrong
+            WIDEN=INTERPRETED,
             num_warps=LAUNCH.warps,
+            num_stages=LAUNCH.stages,
         )
     return out
 
@@ -46,7 +46,7 @@ def _attention(
     query, key, value, out, scale, count, length, size, shared,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    number, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = number * QUERIES + tl.arange(0, QUERIES)
     column = tl.arange(0, SIZE)
     places = (head * count + row)[:, None] * size + column[None, :]

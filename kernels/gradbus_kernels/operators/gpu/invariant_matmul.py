@@ -6,12 +6,11 @@ most of the processor idle.
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradbus_kernels.operators.gpu.launch import INTERPRETED
 from gradbus_kernels.operators.gpu.launch import INVARIANT_MATMUL as LAUNCH
 
 
@@ -37,7 +36,7 @@ def matmul(x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
             ROWS=LAUNCH.rows,
             COLUMNS=LAUNCH.columns,
             INNER=LAUNCH.inner,
-            WIDEN=os.environ.get("TRITON_INTERPRET") == "1",  # its products in bfloat16 are wrong
+            WIDEN=INTERPRETED,
             num_warps=LAUNCH.warps,
         )
     return out
@@ -52,7 +51,7 @@ def _matmul(
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, inner, INNER):
-        place = start + tl.arange(0, INNER)
+        place = (start + tl.arange(0, INNER)).to(tl.int64)
         left = tl.load(x + row * x_row + place[None, :] * x_inner, (row < rows) & (place[None, :] < inner), 0.0)
         right = tl.load(weight + place[:, None] * weight_inner + column * weight_column, (place[:, None] < inner) & (column < columns), 0.0)
         if WIDEN:

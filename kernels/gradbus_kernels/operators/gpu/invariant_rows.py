@@ -14,7 +14,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `invariant_rms_norm`."""
     x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     if len(x):
-        _rms_norm[(len(x),)](x, weight, out, x.shape[1], eps, BLOCK=INVARIANT_ROW)
+        _rms_norm[(len(x),)](x, weight.contiguous(), out, x.shape[1], eps, BLOCK=INVARIANT_ROW)
     return out
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final
+
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
+"""Products are of float32 then: the interpreter's of bfloat16 are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +70,7 @@ class ProductTiles:
     warps: int
 
 
-@dataclass(frozen=True, slots=True)
-class InvariantAttentionTiles:
-    """A tile of scores; sizes are powers of two from 16."""
-
-    queries: int
-    keys: int
-    warps: int
-
-
 INVARIANT_MATMUL: Final = ProductTiles(rows=64, columns=128, inner=32, warps=4)
-INVARIANT_ATTENTION: Final = InvariantAttentionTiles(queries=64, keys=32, warps=4)
+INVARIANT_ATTENTION: Final = AttentionBlocks(queries=64, keys=32, warps=4, stages=2)
 INVARIANT_ROW: Final = 1024
 """Columns of a row that are summed at a time; a power of two."""

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gradbus_kernels.operators.gpu.launch import LINEAR_LOGPROB as LAUNCH
 from gradbus_kernels.operators.gpu.selected_logprob import backward_triton, forward_triton
-from gradbus_kernels.operators.linear_logprob_head import Differentiate, Gradients, Head, Statistics, add_product, slices
+from gradbus_kernels.operators.linear_logprob_head import Differentiate, Gradients, Head, Statistics, add_product
 from gradbus_kernels.operators.selected_logprob_rows import RowGradients, RowInputs, RowStatistics
+from gradbus_kernels.operators.slices import slices
 
 
 def statistics(head: Head) -> Statistics:
@@ -56,7 +57,9 @@ def _slices(head: Head) -> Iterator[slice]:
 
 
 def _logits(head: Head, rows: slice) -> RowInputs:
-    return RowInputs(head.hidden[rows] @ head.weight.T, head.ids[rows], None, None, head.temperature)
+    logits = head.hidden.new_empty(rows.stop - rows.start, len(head.weight))
+    torch.mm(head.hidden[rows], head.weight.T, out=logits)  # into memory, for autocast would change a result's dtype
+    return RowInputs(logits, head.ids[rows], None, None, head.temperature)
 
 
 def _empty(head: Head) -> Statistics:

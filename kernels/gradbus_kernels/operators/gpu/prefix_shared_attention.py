@@ -7,7 +7,6 @@ the same bits every time. Which blocks a segment is cut into depends on its own 
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import Any
 
@@ -17,11 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradbus_kernels.operators.gpu.launch import INTERPRETED
 from gradbus_kernels.operators.gpu.launch import prefix_shared_attention as launch
 from gradbus_kernels.operators.prefix_layout import AttentionRule, PrefixLayout
-
-_LOG2_E = 1.4426950408889634
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
@@ -33,7 +30,6 @@ def attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        query, key, value = (_dense(tensor) for tensor in (query, key, value))
         tokens, heads, _ = query.shape
         output = query.new_empty(query.shape)
         sums = query.new_empty(heads, tokens, dtype=torch.float32)
@@ -69,17 +65,12 @@ class _Attention(torch.autograd.Function):
         return of_query, of_key, of_value, None
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    """With a last stride of 1."""
-    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
-
-
 def _strides(*tensors: Tensor) -> list[int]:
     return [tensor.stride(dim) for tensor in tensors for dim in (0, 1)]
 
 
 def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
-    """What the three kernels have in common. The interpreter's product of bfloat16 is wrong: it gets float32."""
+    """What the three kernels have in common."""
     head_dim = query.shape[2]
     table = launch(head_dim, query.itemsize)
     return {
@@ -90,7 +81,7 @@ def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
         "QUERIES": table.queries,
         "KEYS": table.keys,
         "WINDOW": rule.window or 0,
-        "WIDE": _INTERPRETED or query.dtype == torch.float32,
+        "WIDE": INTERPRETED or query.dtype == torch.float32,
         "num_warps": table.warps,
         "num_stages": table.stages,
     }

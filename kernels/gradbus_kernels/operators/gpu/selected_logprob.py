@@ -2,7 +2,7 @@
 
 Forward: a program takes one slice of one row, whatever the number of rows, and a second kernel puts a row's slices
 together in their order. How a row is cut depends on V alone: its bits do not depend on the rows beside it, and a
-single row still has many programs. Backward is one elementwise pass.
+single row still has several programs. Backward is one elementwise pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def forward_triton(inputs: RowInputs, entropy: bool) -> RowStatistics:
         _put_together[(triton.cdiv(rows, LAUNCH.rows),)](
             logits,
             other,
-            inputs.ids,
+            inputs.ids.contiguous(),
             parts,
             found,
             normaliser,
@@ -63,7 +63,7 @@ def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradient
         _gradient[rows, triton.cdiv(vocabulary, block)](
             logits,
             None if wanted.kl is None else other,
-            inputs.ids,
+            inputs.ids.contiguous(),
             inputs.valid,
             gradient,
             found.entropy,

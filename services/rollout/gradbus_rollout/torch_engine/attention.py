@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradbus_kernels.operators.invariant_attention import biases_of
+from gradbus_kernels.operators.invariant_attention import biases_of, weighted
 
 
 def visibility_biases(seen: Tensor, spans: Sequence[tuple[int, int]], width: int) -> list[Tensor]:
@@ -28,15 +28,7 @@ def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequ
     product has the fixed shape of its page, and the softmax, whose kernel sums in vector lanes, runs over whole pages: so a
     page that is masked for a row weighs 0 and adds exactly nothing to it.
     """
-    scores = [_scores(queries, keys, bias) for (keys, _), bias in zip(pages, biases, strict=True)]
-    if len(pages) == 1:
-        return torch.bmm(scores[0].softmax(dim=-1).to(queries.dtype), pages[0][1])
-    joined = torch.cat(scores, dim=-1).softmax(dim=-1).to(queries.dtype)
-    weights = torch.split(joined, [bias.shape[-1] for bias in biases], dim=-1)
-    result = torch.bmm(weights[0], pages[0][1])
-    for weight, (_, values) in zip(weights[1:], pages[1:], strict=True):
-        result.baddbmm_(weight, values)
-    return result
+    return weighted([_scores(queries, keys, bias) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:

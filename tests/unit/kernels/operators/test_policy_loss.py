@@ -154,3 +154,16 @@ def test_weights_of_a_step_add_up_to_one(counts, aggregate):
     assert math.fsum(weight * count for weight, count in zip(weights, counts, strict=True)) == pytest.approx(1.0)
     shares = {round(weight * (count if aggregate == "sequence" else 1), 12) for weight, count in zip(weights, counts, strict=True) if count}
     assert len(shares) == 1
+
+
+def test_settings_that_are_none_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"^level: is 'sequences'; pass one of token, sequence"):
+        PolicySettings(level="sequences")
+
+
+def test_the_sequence_of_a_token_that_is_not_used_may_be_anything():
+    logprobs, weights = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([0.5, 0.5, 0.0])
+    tokens = PolicyTokens(logprobs + 0.1, torch.ones(3), weights, weights, sequences=torch.tensor([0, 1, -1]))
+    whole = policy_loss(logprobs, logprobs, tokens, PolicySettings(level="sequence"))
+    used = policy_loss(logprobs[:2], logprobs[:2], tokens.at(slice(0, 2)), PolicySettings(level="sequence"))
+    assert whole.total == used.total

@@ -25,6 +25,7 @@ def _small_blocks(monkeypatch):
 LAYOUTS = {
     "groups": PrefixLayout.of_lengths([3, 17, 2, 2, 19], [NONE, NONE, 0, 0, 1]),
     "any_order": PrefixLayout.of_lengths([2, 7, 0, 2, 0, 6], [1, NONE, 1, NONE, NONE, 4]),
+    "siblings": PrefixLayout.of_lengths([10, 8, 8, 5], [NONE, 0, 0, 0]),
     "no_groups": PrefixLayout.of_lengths([4, 4, 18], [NONE] * 3),
     "one_token": PrefixLayout.of_lengths([1], [NONE]),
     "no_tokens": PrefixLayout.of_lengths([], []),
@@ -69,7 +70,9 @@ def test_values_and_gradients_are_the_masked_softmax(layout, dtype):
 
 
 @pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize(("name", "window"), [("groups", 1), ("groups", 4), ("groups", 19), ("any_order", 2), ("any_order", 400)])
+@pytest.mark.parametrize(
+    ("name", "window"), [("groups", 1), ("groups", 4), ("groups", 19), ("any_order", 2), ("any_order", 400), ("siblings", 20)]
+)
 def test_a_window_hides_what_is_further_back(name, window):
     held_to_the_oracle(draw(LAYOUTS[name], (1, 1), 16, torch.float32), LAYOUTS[name], torch.float32, window)
 
@@ -88,10 +91,11 @@ def test_scores_of_ten_thousands_overflow_nothing(dtype):
 
 
 @pytest.mark.usefixtures("implementation")
-def test_tensors_need_not_be_contiguous():
+@pytest.mark.parametrize("dims", [(0, 1), (1, 2)], ids=["heads_first", "dims_before_heads"])
+def test_tensors_need_not_be_contiguous(dims):
     layout = LAYOUTS["any_order"]
     tensors = draw(layout, (2, 1), 16, torch.float32)
-    apart = [tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in tensors]
+    apart = [tensor.transpose(*dims).contiguous().transpose(*dims) for tensor in tensors]
     expected = results(tensors, layout, torch.float32)
     inputs = [tensor.requires_grad_() for tensor in apart[:3]]
     output = prefix_shared_attention(*inputs, layout, 0.3)

@@ -251,3 +251,10 @@ def test_logits_that_are_a_part_of_others_are_fine(implementation):
     torch.testing.assert_close(
         values_and_gradient(selected_logprob, part, ids), values_and_gradient(selected_logprob_reference, part, ids), atol=1e-6, rtol=1e-5
     )
+
+
+def test_ids_that_are_a_column_of_others_are_fine(implementation):
+    logits, ids = torch.randn(6, 37), torch.randint(37, (6, 3))
+    assert torch.equal(selected_logprob(logits, ids[:, 1]).logprobs, selected_logprob(logits, ids[:, 1].clone()).logprobs)
+    at_ids = torch.autograd.grad(selected_logprob(logits.requires_grad_(), ids[:, 1]).logprobs.sum(), logits)[0]
+    assert torch.equal(at_ids.argmax(1), ids[:, 1])
