@@ -16,6 +16,7 @@ from torch import Tensor
 from gradbus.errors import ModelError
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.model_shape import ModelShape
+from gradbus_kernels.operators import using
 from gradbus_kernels.operators.invariant_attention import invariant_attention
 from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.invariant_logprob import invariant_logprob
@@ -34,8 +35,9 @@ def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence
             'numerics = "batch_invariant" computes neither windows nor these biases; choose another model, or numerics = "fast"'
         )
     batch = pack(sequences, model.device)
-    hidden = _hidden(model, batch).index_select(0, batch.selected)
-    return invariant_logprob(hidden, model.head_weight, batch.targets, temperature)
+    with using("cpu"):  # what the engine computes with, whatever implementation the process asks for elsewhere
+        hidden = _hidden(model, batch).index_select(0, batch.selected)
+        return invariant_logprob(hidden, model.head_weight, batch.targets, temperature)
 
 
 def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:

@@ -35,7 +35,7 @@ class Ran:
 def using(implementation: Implementation) -> Iterator[None]:
     """Within, operators run this implementation or raise ValueError. Backward passes run what their forward pass ran.
 
-    "triton" on CPU tensors is for tests: it needs TRITON_INTERPRET=1 from the process's start.
+    Threads that run already are not told. "triton" on CPU tensors is for tests: it needs TRITON_INTERPRET=1 from the process's start.
     """
     token = _asked.set(_known(implementation, "implementation"))
     try:

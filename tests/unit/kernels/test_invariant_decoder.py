@@ -6,6 +6,7 @@ import torch
 from gradbus.errors import ModelError
 from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.invariant_decoder import invariant_packed_logprobs
+from gradbus_kernels.operators import using
 
 
 @pytest.fixture
@@ -50,3 +51,10 @@ def test_gradients_of_equal_calls_are_equal(qwen2_folder, sequences):
 
     for once, again in zip(gradients(), gradients(), strict=True):
         assert torch.equal(once, again)
+
+
+def test_its_bits_are_the_engines_whatever_implementation_is_asked_for(qwen2_folder, sequences):
+    model = load_causal_lm(qwen2_folder)
+    expected, _ = invariant_packed_logprobs(model, sequences, 0.8)
+    with using("reference"):
+        assert torch.equal(invariant_packed_logprobs(model, sequences, 0.8)[0], expected)
