@@ -11,8 +11,8 @@ from gradbus.errors import ModelError
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.model_files import stored_tensors
 from gradbus_kernels.model_shape import read_model_shape
+from gradbus_kernels.operators import linear_logprob
 from gradbus_kernels.packing import TokenSequence, pack
-from gradbus_kernels.token_logprobs import token_logprobs
 
 _HEAD = "lm_head.weight"
 
@@ -86,9 +86,16 @@ def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.T
 def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of all response tokens, float32 [R] each, in order of sequence and position.
 
-    One forward pass over the sequences packed without padding; only positions that predict a response token meet
-    the head. Logits are divided by `temperature`.
+    Logits are divided by `temperature`. NaN in the weights comes out as NaN.
+    """
+    return linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+
+
+def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the operators on the LM head take: hidden states [R, H] and head [V, H] as float32, response tokens int64 [R].
+
+    One forward pass over the sequences packed without padding; only positions that predict a response token are in it.
     """
     batch = pack(sequences, model.device)
     hidden: torch.Tensor = model(batch)
-    return token_logprobs(hidden.index_select(0, batch.selected).float(), model.head_weight.float(), batch.targets, temperature)
+    return hidden.index_select(0, batch.selected).float(), model.head_weight.float(), batch.targets

@@ -5,7 +5,6 @@ Operation for operation what transformers computes for `LlamaForCausalLM` and `Q
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -14,8 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gradbus_kernels.model_shape import ModelShape
-from gradbus_kernels.packed_attention import packed_attention
-from gradbus_kernels.packing import PackedBatch, Run
+from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
 from gradbus_kernels.rotary import attention_factor, inverse_frequencies
 
 Rotation = tuple[Tensor, Tensor]
@@ -36,15 +34,15 @@ class Decoder(nn.Module):
         self._frequencies = inverse_frequencies(shape.rope, shape.head_dim)
         self._attention_factor = attention_factor(shape.rope)
 
-    def forward(self, batch: PackedBatch) -> Tensor:
+    def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]` in the weights' dtype."""
         hidden: Tensor = self.embed_tokens(batch.input_ids)
         rotation = self._rotation(batch.position_ids[0], hidden.dtype)
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, rotation, batch.runs, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(layer, hidden, rotation, batch.layout, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden = layer(hidden, rotation, batch.runs)
+                hidden = layer(hidden, rotation, batch.layout)
         normed: Tensor = self.norm(hidden)
         return normed[0]
 
@@ -64,7 +62,7 @@ class CausalLM(nn.Module):
         self.model = Decoder(shape)
         self.lm_head = None if shape.tied else _Linear(shape.hidden_size, shape.vocab_size, bias=False)
 
-    def forward(self, batch: PackedBatch) -> Tensor:
+    def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]`; what meets `head_weight` is the caller's choice."""
         hidden: Tensor = self.model(batch)
         return hidden
@@ -89,8 +87,8 @@ class _Layer(nn.Module):
         self.input_layernorm = _Norm(shape)
         self.post_attention_layernorm = _Norm(shape)
 
-    def forward(self, hidden: Tensor, rotation: Rotation, runs: Sequence[Run]) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, runs)
+    def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, layout)
         fed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + fed
 
@@ -107,11 +105,12 @@ class _Attention(nn.Module):
         self.v_proj = _Linear(shape.hidden_size, key, bias=shape.qkv_bias)
         self.o_proj = _Linear(query, shape.hidden_size, bias=shape.out_bias)
 
-    def forward(self, hidden: Tensor, rotation: Rotation, runs: Sequence[Run]) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         query, key, value = (self._by_head(project(hidden)) for project in (self.q_proj, self.k_proj, self.v_proj))
         query, key = _rotated(query, rotation), _rotated(key, rotation)
-        attended = packed_attention(query, key, value, runs, self.head_dim**-0.5, self.window)
-        out: Tensor = self.o_proj(attended.flatten(2))
+        query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
+        attended = prefix_shared_attention(query, key, value, layout, self.head_dim**-0.5, self.window)
+        out: Tensor = self.o_proj(attended.flatten(1)[None])
         return out
 
     def _by_head(self, projected: Tensor) -> Tensor:

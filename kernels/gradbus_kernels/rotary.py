@@ -35,6 +35,15 @@ def attention_factor(rope: RopeShape) -> float:
     return _temperature(factor, mscale) / _temperature(factor, all_dim) if mscale and all_dim else _temperature(factor, 1.0)
 
 
+def rotation_table(rope: RopeShape, head_dim: int, length: int) -> Tensor:
+    """Complex numbers that turn the pairs of positions 0..length-1, of length 1 but for YaRN; real parts at even places.
+
+    Float32 `[length, head_dim]`, on the CPU; a position's bits do not depend on `length`.
+    """
+    angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(rope, head_dim)
+    return (torch.stack((angles.cos(), angles.sin()), -1) * attention_factor(rope)).flatten(1)
+
+
 def _temperature(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 

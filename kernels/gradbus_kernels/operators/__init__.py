@@ -4,6 +4,60 @@ One file an operator, its torch reference beside it with the same signature; `gp
 launch table. `dispatch` says which implementation runs, and which one did.
 """
 
+from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
+from gradbus_kernels.operators.invariant_attention import invariant_attention, invariant_attention_reference
+from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
+from gradbus_kernels.operators.invariant_logprob import invariant_logprob, invariant_logprob_reference
+from gradbus_kernels.operators.invariant_matmul import invariant_matmul, invariant_matmul_reference
+from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
+from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
+from gradbus_kernels.operators.prefix_layout import PrefixLayout
+from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
+from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
+from gradbus_kernels.operators.sample import sample, sample_at, sample_reference
+from gradbus_kernels.operators.sample_linear import linear_sample
+from gradbus_kernels.operators.sample_rows import Sampled, Sampling
+from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
-__all__ = ["Ran", "provenance", "using"]
+__all__ = [
+    "LinearLogprob",
+    "PackedGroups",
+    "PolicyLoss",
+    "PolicySettings",
+    "PolicyTokens",
+    "PrefixLayout",
+    "Ran",
+    "RatioSummary",
+    "Sampled",
+    "Sampling",
+    "SelectedLogprob",
+    "counter_uniform",
+    "invariant_attention",
+    "invariant_attention_reference",
+    "invariant_logprob",
+    "invariant_logprob_reference",
+    "invariant_matmul",
+    "invariant_matmul_reference",
+    "invariant_rms_norm",
+    "invariant_rotation",
+    "invariant_swiglu",
+    "linear_grpo_loss",
+    "linear_grpo_loss_reference",
+    "linear_logprob",
+    "linear_logprob_reference",
+    "linear_sample",
+    "pack_groups",
+    "policy_loss",
+    "prefix_shared_attention",
+    "prefix_shared_attention_reference",
+    "provenance",
+    "sample",
+    "sample_at",
+    "sample_reference",
+    "selected_logprob",
+    "selected_logprob_reference",
+    "token_weights",
+    "using",
+]

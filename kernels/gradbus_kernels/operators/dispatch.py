@@ -35,7 +35,7 @@ class Ran:
 def using(implementation: Implementation) -> Iterator[None]:
     """Within, operators run this implementation or raise ValueError. Backward passes run what their forward pass ran.
 
-    "triton" on CPU tensors is for tests: it needs TRITON_INTERPRET=1 from the process's start.
+    Threads that run already are not told. "triton" on CPU tensors is for tests: it needs TRITON_INTERPRET=1 from the process's start.
     """
     token = _asked.set(_known(implementation, "implementation"))
     try:
@@ -48,8 +48,10 @@ def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementati
     """The implementation of `operator` for `tensor`, noted for `provenance`.
 
     What is asked for must be among the `offered`, else ValueError. Of itself a CPU tensor gets "cpu", one on a GPU
-    "triton"; where that is not offered or not installed, "reference".
+    "triton"; where that is not offered or not installed, "reference". No kernel in Triton takes float64.
     """
+    if tensor.dtype == torch.float64:
+        offered = [name for name in offered if name != "triton"]
     asked = _asked.get() or _of_environment()
     if asked is not None and asked not in offered:
         raise ValueError(f"{operator} has no implementation {asked!r}; ask for one of {', '.join(sorted(offered))}")
@@ -59,8 +61,8 @@ def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementati
 
 
 def provenance() -> Mapping[str, Ran]:
-    """By operator, what its last call in this process ran on. Operators that were not called are missing."""
-    return MappingProxyType(_ran)
+    """By operator, what its last call in this process ran on, up to now. Operators that were not called are missing."""
+    return MappingProxyType(dict(_ran))  # a copy: other threads go on calling
 
 
 def _natural(tensor: torch.Tensor, offered: Collection[Implementation]) -> Implementation:

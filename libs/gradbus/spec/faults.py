@@ -34,6 +34,8 @@ def parse_spec(body: object) -> RunSpec:
         spec = None
     sections = _sound_sections(body)
     faults.extend(_joint_faults(sections, body.get("deterministic")))
+    if body.get("numerics") == "batch_invariant":
+        faults.extend(_numerics_faults(sections))
     if faults or spec is None:
         raise SpecError(faults)
     return spec
@@ -93,6 +95,23 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
         yield Fault(
             "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"
         )
+
+
+def _numerics_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
+    """What stands in the way of log-probabilities that rollout and trainer agree on in every bit."""
+    path, given = "numerics", '"batch_invariant"'
+    rollout, trainer, weights = (sections.get(name) for name in ("rollout", "trainer", "weights"))
+    if rollout and rollout.engine != "torch":
+        yield Fault(path, f"the {rollout.engine} engine computes in its own way", given, '"fast", or rollout.engine = "torch"')
+    if trainer and trainer.backend != "torch":
+        yield Fault(path, f"the {trainer.backend} backend computes in its own way", given, '"fast", or trainer.backend = "torch"')
+    if trainer and trainer.lora is not None:
+        yield Fault(path, "the engine merges adapters into the weights and the trainer does not", given, '"fast", or no [trainer.lora]')
+    if weights and weights.dtype != "fp32":
+        yield Fault(path, "workers would sample with rounded weights", given, '"fast", or weights.dtype = "fp32"')
+    if rollout and trainer and rollout.threads != trainer.threads:
+        threads = f"rollout.threads = {rollout.threads}, trainer.threads = {trainer.threads}"
+        yield Fault(path, "a sum's order follows the number of threads", threads, '"fast", or the same number of threads for both')
 
 
 def _trainer_faults(trainer: Any) -> Iterator[Fault]:

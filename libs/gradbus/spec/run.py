@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,6 +28,9 @@ class RunSpec(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
     seed: int = Field(0, ge=0, lt=2**63)
     deterministic: bool | None = Field(None, strict=True, description="Default: true with the torch engine and `fixed_lag`.")
+    numerics: Literal["fast", "batch_invariant"] = Field(
+        "fast", description="`batch_invariant`: rollout and trainer compute with the same operators, so their log-probabilities are equal."
+    )
     model: ModelSpec
     data: DataSpec
     rollout: RolloutSpec = RolloutSpec()

@@ -40,6 +40,7 @@ class Engines:
             max_prompt_tokens=rollout.max_prompt_tokens,
             threads=rollout.threads,
             device=self._settings.device,
+            numerics=spec.numerics,
         )
         return TorchEngine.from_folder(folder, config, lora)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from gradbus_kernels.grpo_loss import PolicyTokens
 from gradbus_kernels.lora import adapters_off
+from gradbus_kernels.operators import PolicyTokens
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gradbus_kernels.grpo_loss import PolicyTokens
+from gradbus_kernels.operators import PolicyTokens
 from gradbus_trainer.batch import TrainSample
 
 

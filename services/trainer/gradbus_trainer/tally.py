@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from gradbus_kernels.grpo_loss import GrpoLoss, PolicyTokens
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens
 from gradbus_trainer.learner import LossMetrics, RatioMetrics
 
 
 class Tally:
     """Sums over the micro-batches of a step; their weights make these means over the step."""
 
-    def __init__(self, clip: tuple[float, float]) -> None:
-        self._clip = clip
+    def __init__(self) -> None:
         self.sums = torch.zeros(8, dtype=torch.float64)
         """Add those of other ranks to it."""
         self.largest_ratio = torch.zeros(1, dtype=torch.float64)
         """Take the largest of all ranks."""
 
-    def add(self, loss: GrpoLoss, tokens: PolicyTokens) -> None:
+    def add(self, loss: PolicyLoss, tokens: PolicyTokens) -> None:
         """One more micro-batch."""
         used = tokens.entropy_weights != 0.0
         if not used.any():
             return
         ratios, share = loss.ratios[used], tokens.entropy_weights[used]
-        low, high = (ratios < 1.0 - self._clip[0]).float(), (ratios > 1.0 + self._clip[1]).float()
-        means = (share.dot(values) for values in (ratios, low, high, ratios.log().abs()))
+        means = (loss.ratio.mean, loss.ratio.clipped_low, loss.ratio.clipped_high, share.dot(ratios.log().abs()))
         self.sums += torch.stack((loss.total.detach(), loss.policy, loss.kl, loss.entropy, *means)).cpu()
         self.largest_ratio.clamp_(min=float(ratios.max()))
 

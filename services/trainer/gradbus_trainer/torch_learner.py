@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,22 +11,29 @@ from pathlib import Path
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from gradbus.errors import TrainingError
+from gradbus.errors import SettingsError, TrainingError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
-from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs
-from gradbus_kernels.grpo_loss import PolicyTokens, grpo_loss, token_weights
+from gradbus_kernels.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.decoder import CausalLM
+from gradbus_kernels.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.lora import add_adapters
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
+from gradbus_kernels.packing import TokenSequence
 from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.phases import Phases
+from gradbus_trainer.policy_settings import policy_settings
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
 from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_probe import version_probe
+
+LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
+"""Log-probabilities and entropies of all response tokens."""
 
 
 class TorchLearner:
@@ -38,6 +45,7 @@ class TorchLearner:
         self._spec = spec
         self._step = 0
         self._model = load_causal_lm(model_folder, device=device)
+        self._logprobs = _logprobs_for(spec, device)
         lora = spec.trainer.lora
         self._named = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
         self._optimizer = AdamW(self._named, spec.trainer)
@@ -71,7 +79,10 @@ class TorchLearner:
 
     def probe(self) -> VersionProbe:
         """See `Learner`."""
-        forward = partial(packed_logprobs, self._model, temperature=1.0)
+
+        def forward(sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._logprobs(self._model, sequences, 1.0)
+
         return version_probe(self._model, self._model.head_weight.shape[0], forward)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
@@ -82,11 +93,10 @@ class TorchLearner:
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
-        tally, phase = Tally(self._spec.algorithm.clip), Phases()
+        tally, phase = Tally(), Phases()
         for samples, tokens in self._micro_batches(batch):
             with phase("forward"):
-                logprobs, entropy = self._forward(samples)
-                loss = grpo_loss(logprobs, entropy, tokens, self._spec.algorithm)
+                loss = self._loss(samples, tokens)
             with phase("backward"):
                 loss.total.backward()  # type: ignore[no-untyped-call]
                 tally.add(loss, tokens)
@@ -116,8 +126,24 @@ class TorchLearner:
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
             if self._spec.shares_reference:
-                tokens = with_base_reference(tokens, self._model, partial(self._forward, samples))
+                base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
+                tokens = with_base_reference(tokens, self._model, base)
             yield samples, tokens
 
-    def _forward(self, samples: Sequence[TrainSample]) -> tuple[torch.Tensor, torch.Tensor]:
-        return packed_logprobs(self._model, samples, self._spec.rollout.temperature)
+    def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
+        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        if self._spec.numerics == "fast":
+            # With the gradients of hidden states and head: what is left for the backward pass is the body's.
+            return linear_grpo_loss(*head_inputs(self._model, samples), tokens, settings, temperature=temperature)
+        return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, settings)
+
+
+def _logprobs_for(spec: RunSpec, device: str) -> LogProbs:
+    """What the run's `numerics` names."""
+    if spec.numerics == "fast":
+        return packed_logprobs
+    if device != "cpu":
+        raise SettingsError(
+            f'numerics = "batch_invariant" runs on a CPU and GRADBUS_DEVICE is {device}; set it to cpu, or numerics = "fast"'
+        )
+    return invariant_packed_logprobs

@@ -17,6 +17,7 @@ from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.tensor_files import PYTORCH
 from gradbus.v1.weights_pb2 import Shard
+from gradbus_kernels.operators.dispatch import VARIABLE as KERNELS
 from gradbus_kernels.weights_digest import WeightsDigest
 from gradbus_trainer.scratch import Scratch, TensorFile
 from gradbus_trainer.tensors import LazyTensors
@@ -102,4 +103,5 @@ def fingerprint(threads: int) -> dict[str, str]:
         "threads": str(threads),
         "ranks": os.environ.get("WORLD_SIZE", "1"),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "kernels": os.environ.get(KERNELS, ""),
     }

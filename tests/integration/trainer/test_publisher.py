@@ -213,5 +213,5 @@ async def test_tensors_come_back_with_the_same_bits(objects, scratch):
 
 
 def test_the_fingerprint_names_what_decides_bits():
-    assert fingerprint(3).keys() == {"torch", "capability", "machine", "threads", "ranks", "omp_num_threads"}
+    assert fingerprint(3).keys() == {"torch", "capability", "machine", "threads", "ranks", "omp_num_threads", "kernels"}
     assert fingerprint(3)["threads"] == "3"

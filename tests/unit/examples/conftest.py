@@ -49,3 +49,8 @@ def reward_server():
 @pytest.fixture(scope="session")
 def tiny_models(addition):
     return sys.modules["tiny_models"]
+
+
+@pytest.fixture(scope="session")
+def trl_drop_in():
+    return loaded(EXAMPLES / "trl_drop_in.py")

@@ -189,3 +189,14 @@ def test_anchors_belong_to_deltas():
     assert "weights.transport" in faults(body(weights={"anchor_every": 4}))["weights.anchor_every"].allowed
     assert parse_spec(body(weights={"transport": "delta", "anchor_every": 4})).weights.dtype == "fp32"
     assert faults(body(weights={"transport": "deltas", "dtype": "fp16"})).keys() == {"weights.transport", "weights.dtype"}
+
+
+def test_what_keeps_rollout_and_trainer_from_equal_bits_is_told_at_once():
+    body = {"name": "equal", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://s:1"}, "schedule": {"steps": 1}}
+    assert parse_spec(body | {"numerics": "batch_invariant"}).numerics == "batch_invariant"
+    wrong = {"rollout": {"engine": "sglang"}, "trainer": {"backend": "deepspeed", "lora": {}, "threads": 3}, "weights": {"dtype": "bf16"}}
+    assert parse_spec(body | wrong).numerics == "fast"
+    with pytest.raises(SpecError) as refused:
+        parse_spec(body | wrong | {"numerics": "batch_invariant"})
+    assert [fault.path for fault in refused.value.faults] == ["numerics"] * 5
+    assert all('"fast", or' in fault.allowed for fault in refused.value.faults)

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.operators import provenance
 from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.torch_learner import TorchLearner
@@ -108,6 +109,20 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model_folder, make_spec, 
     assert learner.optimizer_tensors() == {}
     assert learner.train(batch) == clean.train(batch)
     assert all(torch.equal(tensor, clean.weights()[name]) for name, tensor in learner.weights().items())
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"kl": 0.05, "entropy": 0.003, "importance": "decoupled"}])
+def test_the_reference_can_be_forced_and_agrees(model_folder, make_spec, make_batch, monkeypatch, algorithm):
+    spec, found = make_spec(algorithm=algorithm), {}
+    for asked in ("", "reference"):
+        monkeypatch.setenv("GRADBUS_KERNELS", asked)
+        learner = TorchLearner(model_folder, spec)
+        metrics = learner.train(make_batch())
+        assert provenance()["linear_grpo_loss"].implementation == (asked or "cpu")
+        found[asked] = ([*astuple(metrics.loss), *astuple(metrics.ratio), metrics.grad_norm], learner.weights())
+    assert found[""][0] == pytest.approx(found["reference"][0], rel=1e-4, abs=1e-6)
+    for name, tensor in found[""][1].items():
+        torch.testing.assert_close(tensor, found["reference"][1][name], rtol=0.0, atol=1e-5)
 
 
 def test_a_step_behind_the_restored_one_is_refused(model_folder, make_spec, make_batch):

@@ -2,8 +2,8 @@
 
 config    what the caller sets        shape     which models it runs
 weights   the tensors held, by name   versions  how a version's files become these
-rope      rotary tables
 cache     keys and values of slots    attention one query over pages of them
+arithmetic  products and attention, fast or with the trainer's bits
 buffers   memory of a batch shape     model     one forward
 prefill   prompts into the cache, in chunks of one shape
 requests  what is being sampled       rows      arrays of the slots

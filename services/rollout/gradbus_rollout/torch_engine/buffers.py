@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.model_shape import ModelShape
+from gradbus_kernels.operators.invariant_layers import complex_pairs, row_spans
 
 
 class Buffers:
@@ -26,18 +27,19 @@ class Buffers:
         self._wide = self._pairs.float()  # itself, unless bfloat16, of which torch has no complex numbers
         self.rotation = like.new_empty(self._wide.shape, dtype=torch.float32)
         """Rows of the rotary table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
-        self._turned, self._turn = (torch.view_as_complex(half.view(rows * count, -1, 2)) for half in (self._wide, self.rotation))
+        spans = row_spans(*self._wide.shape)
+        self._turns = [(complex_pairs(self._wide[start:end]), complex_pairs(self.rotation[start:end])) for start, end in spans]
         self.gate_up = like.new_empty(rows * count, 2 * shape.intermediate_size)
         """`[R * C, 2 * intermediate_size]`"""
         self.gate, self.up = self.gate_up.chunk(2, dim=-1)
 
     def rotate(self) -> None:
         """Turn queries and keys in place by `rotation`."""
-        if self._wide is self._pairs:
-            self._turned.mul_(self._turn)
-        else:
+        if self._wide is not self._pairs:
             self._wide.copy_(self._pairs)
-            self._turned.mul_(self._turn)
+        for turned, turn in self._turns:
+            turned.mul_(turn)
+        if self._wide is not self._pairs:
             self._pairs.copy_(self._wide)
 
     def queries(self) -> Tensor:

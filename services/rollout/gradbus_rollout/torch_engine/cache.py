@@ -8,26 +8,12 @@ longest neighbour, or of the cache, never changes a row's bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from gradbus_kernels.model_shape import ModelShape
-
-_PAGE_ENDS: Final = (32, 64, 128, 256)
-_LONGEST_PAGE: Final = 256
-
-
-@cache
-def pages(length: int) -> Sequence[tuple[int, int]]:
-    """(start, end) of the pages that hold positions 0..length-1: 32, 32, 64, 128, then 256 each."""
-    spans: list[tuple[int, int]] = []
-    while not spans or spans[-1][1] < length:
-        start = spans[-1][1] if spans else 0
-        spans.append((start, next((end for end in _PAGE_ENDS if end > start), start + _LONGEST_PAGE)))
-    return tuple(spans)
+from gradbus_kernels.operators.invariant_attention import pages
 
 
 class KvCache:

@@ -26,12 +26,19 @@ class TorchEngineConfig:
     threads: int = 1
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    numerics: Literal["fast", "batch_invariant"] = "fast"
+    """`batch_invariant`: log-probabilities have the bits of the trainer's; on a CPU."""
 
     def __post_init__(self) -> None:
         if self.slots < 4:
             raise SettingsError(f"slots = {self.slots}: set 4 or more")
         if self.max_new_tokens < 1 or self.threads < 1 or self.temperature <= 0:
             raise SettingsError("max_new_tokens, threads and temperature must be above 0; correct the run's [rollout] section")
+
+        if self.numerics == "batch_invariant" and self.device != "cpu":
+            raise SettingsError(
+                f'numerics = "batch_invariant" runs on a CPU and GRADBUS_DEVICE is {self.device}; set it to cpu, or numerics = "fast"'
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:

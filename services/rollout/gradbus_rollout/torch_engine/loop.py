@@ -18,6 +18,7 @@ from torch import Tensor
 from gradbus.errors import ModelError
 from gradbus.spec import LoraSpec
 from gradbus_rollout.engine import GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.torch_engine.arithmetic import arithmetic_for
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
 from gradbus_rollout.torch_engine.requests import Request
@@ -63,13 +64,15 @@ class TorchEngine:
 
         With `lora` a version is adapters, and the base is the folder's model.
         """
-        model = DecoderModel(read_shape(folder), empty_like(config.device, config.torch_dtype))
+        like = empty_like(config.device, config.torch_dtype)
+        model = DecoderModel(read_shape(folder), like, arithmetic_for(config.numerics))
         return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
 
     @property
     def name(self) -> str:
-        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`."""
-        return f"torch {torch.__version__} {self._config.device} {self._config.dtype}"
+        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`, and the numerics where they are not the fast ones."""
+        numerics = "" if self._config.numerics == "fast" else f" {self._config.numerics}"
+        return f"torch {torch.__version__} {self._config.device} {self._config.dtype}{numerics}"
 
     @property
     def version(self) -> int | None:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 -- the name the field knows it by
 
 from gradbus_kernels.model_shape import ModelShape
-from gradbus_rollout.torch_engine.attention import attend, visibility_biases
+from gradbus_kernels.operators.invariant_attention import pages
+from gradbus_kernels.operators.invariant_layers import gated, normed_rows
+from gradbus_kernels.rotary import rotation_table
+from gradbus_rollout.torch_engine.arithmetic import Arithmetic, Fast
+from gradbus_rollout.torch_engine.attention import visibility_biases
 from gradbus_rollout.torch_engine.buffers import Buffers
-from gradbus_rollout.torch_engine.cache import KvCache, pages
-from gradbus_rollout.torch_engine.rope import rope_table
+from gradbus_rollout.torch_engine.cache import KvCache
 from gradbus_rollout.torch_engine.weights import LayerWeights, ModelWeights
 
 
 class DecoderModel:
     """Weights and the forward. Every product's shape is given by the shape of its input alone."""
 
-    def __init__(self, shape: ModelShape, like: Tensor) -> None:
+    def __init__(self, shape: ModelShape, like: Tensor, arithmetic: Arithmetic | None = None) -> None:
+        """`like` says where and in which dtype everything lies; `arithmetic`: default `Fast`."""
         self.shape = shape
         self.weights = ModelWeights(shape, like)
         self._like = like
-        self._rope = rope_table(shape, 0)
+        self._arithmetic = arithmetic or Fast()
+        self._rope = like.new_empty(0, (shape.heads + shape.kv_heads) * shape.head_dim, dtype=torch.float32)
         self._buffers: dict[torch.Size, Buffers] = {}
-        self._norm_eps_root = like.new_tensor(shape.norm_eps, dtype=torch.float32).sqrt()
-        self._norm_scale = like.new_tensor(shape.hidden_size**-0.5, dtype=torch.float32)  # a tensor: a number is cast at each use
 
     @property
     def dtype(self) -> torch.dtype:
@@ -44,7 +48,7 @@ class DecoderModel:
         cache.reserve(longest)
         self._reserve_rope(cache.capacity)
         spans = pages(longest)
-        biases = visibility_biases(positions, spans, (self.shape.heads, self.shape.kv_heads))
+        biases = self._biases(positions, spans)
         places = cache.places(positions)
         buffers = self._buffers_for(positions.shape)
         torch.index_select(self._rope, 0, positions.view(-1), out=buffers.rotation)
@@ -52,33 +56,34 @@ class DecoderModel:
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
             self._project(layer, x, buffers)
             cache.write(number, places, buffers.entries)
-            attended = attend(buffers.queries(), layer_pages, biases)
-            x.addmm_(buffers.by_token(attended), layer.out)
+            attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases)
+            self._arithmetic.multiply(buffers.by_token(attended), layer.out, x, x)
             self._feed_forward(layer, x, buffers)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, vocab]` from hidden states `[N, hidden]`."""
-        return F.linear(self._norm(hidden, self.weights.norm), self.weights.head)
+        return self._arithmetic.multiply(self._norm(hidden, self.weights.norm), self.weights.head.t())
+
+    def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Of the queries as `Buffers.queries` has them."""
+        (rows, count), key, size = positions.shape, self.shape.kv_heads, self.shape.head_dim
+        seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, self.shape.heads // key).reshape(rows * key, -1)
+        width = self._arithmetic.width(seen.shape[1], size, tuple(end - start for start, end in spans), self.dtype)
+        return visibility_biases(seen, spans, width)
 
     def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
         """Queries, keys and values of `x` `[N, hidden]`, the first two rotated, into `buffers.qkv`."""
-        normed = self._norm(x, layer.input_norm)
-        if layer.qkv_bias is None:
-            torch.mm(normed, layer.qkv, out=buffers.qkv)
-        else:
-            torch.addmm(layer.qkv_bias, normed, layer.qkv, out=buffers.qkv)
+        self._arithmetic.multiply(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias, buffers.qkv)
         buffers.rotate()
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
         """Add SwiGLU (Shazeer 2020) to `x` in place."""
-        torch.mm(self._norm(x, layer.post_norm), layer.gate_up, out=buffers.gate_up)
-        x.addmm_(F.silu(buffers.gate).mul_(buffers.up), layer.down)
+        self._arithmetic.multiply(self._norm(x, layer.post_norm), layer.gate_up, out=buffers.gate_up)
+        self._arithmetic.multiply(gated(buffers.gate, buffers.up), layer.down, x, x)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm (Zhang and Sennrich 2019); sqrt(mean(x^2) + eps) as a hypotenuse is half the operations."""
-        root = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32).mul_(self._norm_scale).hypot_(self._norm_eps_root)
-        return torch.mul((x / root).to(x.dtype), weight)
+        return normed_rows(x, weight, self.shape.norm_eps)
 
     def _buffers_for(self, batch: torch.Size) -> Buffers:
         found = self._buffers.get(batch)
@@ -88,4 +93,6 @@ class DecoderModel:
 
     def _reserve_rope(self, length: int) -> None:
         if length > self._rope.shape[0]:
-            self._rope = rope_table(self.shape, length).to(self._like.device)
+            table = rotation_table(self.shape.rope, self.shape.head_dim, length).to(self._like.device)
+            # Whole rows multiply several times faster on a CPU than head by head.
+            self._rope = table.repeat(1, self.shape.heads + self.shape.kv_heads)

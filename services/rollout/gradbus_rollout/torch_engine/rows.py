@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradbus_kernels.sampling import counter_uniform
+from gradbus_kernels.operators import counter_uniform
 from gradbus_rollout.engine import Completion
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.requests import RunningSample

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradbus.errors import ModelError
-from gradbus_kernels.sampling import counter_uniform, sample_tokens
+from gradbus_kernels.operators import Sampling, counter_uniform, sample_at
 from gradbus_rollout.engine import PromptGroup
 from gradbus_rollout.torch_engine.config import TorchEngineConfig
 from gradbus_rollout.torch_engine.model import DecoderModel
@@ -67,9 +67,9 @@ class Scheduler:
     def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
         """Draw from every row, also those without a sample. Raises ModelError when a log-probability is not finite."""
         device = self._config.device
-        greedy = None if greedy is None else greedy.to(device)
-        tokens, logprobs = sample_tokens(logits, uniforms.to(device), greedy, self._config.temperature)
-        draws = Draws(tokens.cpu().numpy(), logprobs.cpu().numpy())
+        sampling = Sampling(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
+        drawn = sample_at(logits, uniforms.to(device), sampling)
+        draws = Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
         if not math.isfinite(draws.logprobs.sum()):
             raise ModelError(f"policy version {self._version} gives logits that are not finite; lower the learning rate and resume earlier")
         return draws

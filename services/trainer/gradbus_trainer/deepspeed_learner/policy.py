@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from gradbus_kernels.decoder import CausalLM
+from gradbus_kernels.operators import linear_logprob
 from gradbus_kernels.packing import TokenSequence, pack
-from gradbus_kernels.token_logprobs import token_logprobs
 
 
 class Policy(torch.nn.Module):
@@ -35,4 +35,4 @@ class _Head(torch.nn.Module):
         self.weight = weight
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(hidden.float(), self.weight.float(), targets, temperature)
+        return linear_logprob(hidden.float(), self.weight.float(), targets, temperature=temperature, allow_nan=True)

@@ -21,9 +21,9 @@ from gradbus.spec import RunSpec, TrainerSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
-from gradbus_kernels.grpo_loss import grpo_loss
 from gradbus_kernels.lora import add_adapters
 from gradbus_kernels.model_files import stored_tensors
+from gradbus_kernels.operators import policy_loss
 from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
@@ -32,6 +32,7 @@ from gradbus_trainer.deepspeed_learner.policy import Policy
 from gradbus_trainer.deepspeed_learner.ranks import Ranks
 from gradbus_trainer.deepspeed_learner.shares import Piece, idle_piece, pieces_of
 from gradbus_trainer.phases import Phases
+from gradbus_trainer.policy_settings import policy_settings
 from gradbus_trainer.policy_tokens import policy_tokens
 from gradbus_trainer.tally import Tally
 from gradbus_trainer.version_probe import version_probe
@@ -128,8 +129,8 @@ class RankEngine:
         return model
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, Tally]:
-        algorithm, temperature = self._spec.algorithm, self._spec.rollout.temperature
-        tally, phase = Tally(algorithm.clip), Phases()
+        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        tally, phase = Tally(), Phases()
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
@@ -138,7 +139,7 @@ class RankEngine:
                 tokens = with_base_reference(tokens, self._engine.module, base)
             with phase("forward"):
                 logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
-                loss = grpo_loss(logprobs, entropy, tokens, algorithm)
+                loss = policy_loss(logprobs, entropy, tokens, settings)
             with phase("backward"):
                 # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
                 self._engine.backward(loss.total * self._ranks.size)

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from gradbus.spec import RunSpec
-from gradbus_kernels.grpo_loss import token_weights
+from gradbus_kernels.operators import token_weights
 from gradbus_kernels.packing import split_by_tokens
 from gradbus_trainer.batch import Batch, TrainSample
 

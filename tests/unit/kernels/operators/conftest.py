@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
-
-# Before the first kernel is decorated.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+from typing import Any
 
 import pytest
 import torch
 
-from gradbus_kernels.operators import using
+from gradbus_kernels.operators import linear_logprob_cpu, using
+from gradbus_kernels.operators.gpu.launch import HeadChunks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patched_once() -> Iterator[None]:
+    """Triton's interpreter wraps the language anew at each call inside a kernel, ever deeper and slower: once is enough."""
+    if find_spec("triton") is None:
+        yield
+        return
+    interpreter = import_module("triton.runtime.interpreter")
+    patched: set[str] = set()
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        module = function.fn.__module__
+        if module.startswith("triton.") and module not in patched:
+            patched.add(module)
+            interpreter._patch_lang(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])
@@ -26,3 +46,14 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture
+def small_head_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators on an LM head take 5 tokens and 7 ids at a time."""
+    monkeypatch.setattr(linear_logprob_cpu, "TOKENS", 5)
+    monkeypatch.setattr(linear_logprob_cpu, "COLUMNS", 7)
+    if find_spec("triton") is not None:
+        from gradbus_kernels.operators.gpu import linear_logprob as on_gpu
+
+        monkeypatch.setattr(on_gpu, "LAUNCH", HeadChunks(workspace=41 * 4 * 5, tile=4))

@@ -1,0 +1,72 @@
+"""`linear_grpo_loss` beside the same loss in plain torch, forward and backward; and its memory as groups grow."""
+
+from __future__ import annotations
+
+import torch
+from operators.linear_logprob import SIZES, SMALL, head, rounds, shape_of, without_entropy
+from operators.rows import Comparison, Row, Work, compare
+from torch import Tensor
+
+from gradbus_kernels.operators import (
+    PolicyLoss,
+    PolicySettings,
+    PolicyTokens,
+    linear_grpo_loss,
+    linear_grpo_loss_reference,
+    linear_logprob,
+    policy_loss,
+)
+
+GROUPS = (16, 64, 128, 256, 1024, 4096)
+RESPONSE = 16
+"""Tokens of a response in the table of groups: RL-Kernel's 512, scaled down with V and H to what a small machine holds."""
+NAIVE_GROUPS = 1024
+"""The largest group that naive's logits are made for."""
+
+
+def measure(device: str, quick: bool) -> list[Row]:
+    """Both dtypes, bfloat16 with an entropy bonus too, then groups."""
+    rows = []
+    for dtype in ("float32", "bfloat16") if device == "cpu" else ("bfloat16",):
+        for entropy in (0.0,) if dtype == "float32" and not quick else (0.0, 0.001):
+            sizes = SMALL if quick else SIZES[device]
+            operator = "linear_grpo_loss" + (", entropy bonus" if entropy else "")
+            implementations = ("naive", "ours") if entropy else ("naive, no entropy", "naive", "ours")
+            rows += compare(
+                _comparison(operator, shape_of(sizes), dtype, {**sizes, "entropy": entropy}, implementations, rounds(device, quick)), device
+            )
+    for group in GROUPS[:2] if quick else GROUPS:
+        sizes = {"tokens": group * RESPONSE, "vocabulary": 32_064, "width": 128}
+        shape = f"G={group:,} {shape_of(sizes)}"
+        names = ("naive", "ours") if group <= NAIVE_GROUPS else ("ours",)
+        rows += compare(_comparison("linear_grpo_loss, groups", shape, "float32", {**sizes, "entropy": 0.0}, names, 1), device)
+    return rows
+
+
+def _comparison(operator: str, shape: str, dtype: str, case: dict[str, float], implementations: tuple[str, ...], count: int) -> Comparison:
+    return Comparison("linear_grpo_loss", operator, shape, dtype, case, implementations, rounds=count)
+
+
+def prepare(implementation: str, entropy: float, device: str, dtype: str, **sizes: int) -> Work:
+    """Forward and backward; ratios are about 1, a tenth of them clipped."""
+    hidden, weight, ids = (tensor.requires_grad_(tensor.is_floating_point()) for tensor in head(device, dtype, **sizes))
+    count = len(ids)
+    with torch.no_grad():
+        behaviour = linear_logprob(hidden, weight, ids).logprobs
+    share = torch.full((count,), 1.0 / count, device=device)
+    noise = torch.randn(2, count, device=device)
+    tokens = PolicyTokens(behaviour + 0.15 * noise[0], noise[1], share, share)
+    operator = {"naive, no entropy": _without_entropy, "naive": linear_grpo_loss_reference, "ours": linear_grpo_loss}[implementation]
+
+    def work() -> list[Tensor | None]:
+        hidden.grad = weight.grad = None
+        outcome = operator(hidden, weight, ids, tokens, PolicySettings(entropy=entropy))
+        outcome.total.backward()
+        return [hidden.grad, weight.grad]
+
+    return work
+
+
+def _without_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
+    """The least that plain torch can do: it shows no entropy."""
+    return policy_loss(*without_entropy(hidden, weight, ids), tokens, settings)

@@ -1,0 +1,134 @@
+"""TRL's GRPOTrainer with the loss fused into the LM head: no logits, and no second pass over the head for the gradient.
+
+    pip install "gradbus[kernels]" trl
+    python examples/trl_drop_in.py                    # a few steps of a tiny model with random weights
+
+Where you write `GRPOTrainer(...)`, write `FusedGRPOTrainer(...)`. It is for one process a model (no DDP, FSDP or ZeRO: they want the
+model's own forward called) and for text.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from gradbus_kernels.operators import PolicySettings, PolicyTokens, linear_grpo_loss, linear_logprob
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+
+
+class FusedGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer but for the way to its loss; `importance_sampling_level` may be "sequence" (GSPO)."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._refuse_what_is_not_fused()
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        hidden, ids = self._completions(model, inputs)
+        head = model.get_output_embeddings().weight
+        old = inputs.get("old_per_token_logps")
+        if old is None:  # the policy itself
+            with torch.no_grad():
+                old = linear_logprob(hidden, head, ids, temperature=self.temperature).logprobs.view_as(mask)
+        loss = linear_grpo_loss(hidden, head, ids, self._tokens(inputs, mask, old), self._settings(), temperature=self.temperature)
+        metrics = self._metrics["train" if model.training else "eval"]
+        metrics["entropy"].append(loss.entropies.sum().item() / max(1, int(mask.sum())))
+        metrics["clip_ratio/low_mean"].append(loss.ratio.clipped_low.item())
+        metrics["clip_ratio/high_mean"].append(loss.ratio.clipped_high.item())
+        return loss.total
+
+    def _completions(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Hidden states that predict the completions' tokens, `[B · T, H]`, and these tokens."""
+        ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), dim=1)
+        mask = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), dim=1)
+        hidden = model.get_decoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        kept = inputs["completion_ids"].shape[1]
+        return hidden[:, -kept - 1 : -1].flatten(0, 1), inputs["completion_ids"].flatten()
+
+    def _tokens(self, inputs: dict[str, Any], mask: Tensor, old: Tensor) -> PolicyTokens:
+        advantages = inputs["advantages"].view(len(mask), -1).expand_as(mask)
+        accumulated = self.current_gradient_accumulation_steps if self.model.training else 1
+        reference = inputs["ref_per_token_logps"].flatten() if self.beta else None
+        return PolicyTokens(
+            behaviour_logprobs=old.flatten(),
+            advantages=advantages.flatten(),
+            weights=(mask / self._normaliser(inputs, mask, accumulated)).flatten(),
+            entropy_weights=(mask / mask.sum().clamp(min=1) / accumulated).flatten(),
+            reference_logprobs=reference,
+            sequences=torch.arange(len(mask), device=mask.device).repeat_interleave(mask.shape[1]),
+        )
+
+    def _normaliser(self, inputs: dict[str, Any], mask: Tensor, accumulated: int) -> Tensor | float:
+        """What TRL divides a token's loss by."""
+        if self.loss_type == "grpo":
+            return mask.sum(-1, keepdim=True).clamp(min=1) * len(mask) * accumulated
+        if self.loss_type == "bnpo":
+            return mask.sum().clamp(min=1) * accumulated
+        if self.loss_type == "dr_grpo":
+            return len(mask) * self.max_completion_length * accumulated
+        window = accumulated / self.args.steps_per_generation if self.model.training else 1.0
+        return inputs["num_items_in_batch"].clamp(min=1) * window
+
+    def _settings(self) -> PolicySettings:
+        # TRL gives CISPO's upper bound itself, we its distance from 1.
+        cispo = self.loss_type == "cispo"
+        return PolicySettings(
+            clip_low=self.epsilon_low,
+            clip_high=self.epsilon_high - 1.0 if cispo else self.epsilon_high,
+            objective="cispo" if cispo else "clip",
+            level=self.importance_sampling_level,
+            kl=self.beta,
+            entropy=self.entropy_coef,
+        )
+
+    def _refuse_what_is_not_fused(self) -> None:
+        asked = {
+            f'loss_type="{self.loss_type}"': self.loss_type not in LOSSES,
+            "delta": self.args.delta is not None,
+            "top_entropy_quantile": self.top_entropy_quantile < 1.0,
+            "off_policy_mask_threshold": self.off_policy_mask_threshold is not None,
+            "use_vllm": self.use_vllm,
+            "use_bias_correction_kl": bool(self.beta) and self.args.use_bias_correction_kl,
+            "use_adaptive_entropy": self.use_adaptive_entropy,
+            "several processes": self.accelerator.num_processes > 1,
+            "a router's auxiliary loss": self.aux_loss_enabled,
+            "a head with a bias": getattr(self.model.get_output_embeddings(), "bias", None) is not None,
+        }
+        # What a model does to its logits beyond the product with the head: Gemma, Cohere, Granite.
+        config = self.model.config.get_text_config()
+        asked |= {
+            name: getattr(config, name, None) not in (None, 1.0) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
+        }
+        for what, is_asked in asked.items():
+            if is_asked:
+                raise ValueError(f"FusedGRPOTrainer does not compute {what}; use GRPOTrainer for it")
+
+
+def main() -> None:
+    """Rewards short answers."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from tiny_models import character_tokenizer, tiny_qwen2  # noqa: PLC0415 -- the examples share one module, and are no package
+
+    tokenizer = character_tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            folder, use_cpu=not torch.cuda.is_available(), bf16=False, max_steps=3, num_generations=4, per_device_train_batch_size=8,
+            max_completion_length=8, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        FusedGRPOTrainer(
+            model=tiny_qwen2(tokenizer, 0),
+            reward_funcs=lambda completions, **_: [-float(len(completion)) for completion in completions],
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": "12+34="}] * 32),
+            processing_class=tokenizer,
+        ).train()
+
+
+if __name__ == "__main__":
+    main()

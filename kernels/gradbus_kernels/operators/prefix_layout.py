@@ -1,0 +1,81 @@
+"""How sequences that share prompts lie in one row of tokens: each prompt once, its responses anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import torch
+
+from gradbus_kernels.operators.arguments import require
+
+
+@dataclass(frozen=True)
+class PrefixLayout:
+    """Segments of N packed tokens: roots, which see themselves alone, and branches, which see their root before themselves.
+
+    Segment s holds the tokens [offsets[s], offsets[s + 1]); it may be empty. Raises ValueError unless every parent is a root.
+    """
+
+    offsets: tuple[int, ...]
+    """Cumulative lengths: 0 first, N last, one more than segments."""
+    parents: tuple[int | None, ...]
+    """By segment, the index of a branch's root; None for a root."""
+
+    def __post_init__(self) -> None:
+        rising = self.offsets[:1] == (0,) and all(first <= last for first, last in pairwise(self.offsets))
+        require(rising, "offsets", f"are {self.offsets}; pass cumulative lengths that begin with 0")
+        segments = len(self.offsets) - 1
+        require(len(self.parents) == segments, "parents", f"are {len(self.parents)}; pass one for each of {segments} segments")
+        for segment, parent in enumerate(self.parents):
+            is_root = parent is None or (0 <= parent < segments and self.parents[parent] is None)
+            require(is_root, "parents", f"says {parent} for segment {segment}; pass the index of a segment without a parent")
+
+    @classmethod
+    def of_lengths(cls, lengths: Iterable[int], parents: Sequence[int | None]) -> PrefixLayout:
+        """From the length of each segment."""
+        return cls(tuple(accumulate(lengths, initial=0)), tuple(parents))
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.offsets[-1]
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each segment."""
+        return tuple(last - first for first, last in pairwise(self.offsets))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """By segment, the tokens of its root: the position of its first token in its sequence. 0 for roots."""
+        return tuple(0 if parent is None else self.lengths[parent] for parent in self.parents)
+
+    def position_ids(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Each token's place in its own sequence, int64 `[N]`: what rotary embedding turns by."""
+        shifts = [depth - first for depth, first in zip(self.depths, self.offsets, strict=False)]
+        return self._each_token(shifts, device) + torch.arange(self.tokens, device=device)
+
+    def visible(self, window: int | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
+        """What sees what, bool `[N, N]`, by the definition. `window`: how many tokens back a token sees, itself included."""
+        segment = self._each_token(range(len(self.parents)), device)
+        root = self._each_token([-1 if parent is None else parent for parent in self.parents], device)
+        back = self.position_ids(device)[:, None] - self.position_ids(device)[None]
+        akin = (segment[:, None] == segment[None]) | (root[:, None] == segment[None])
+        return akin & (back >= 0) & (back < (window or self.tokens + 1))
+
+    def _each_token(self, numbers: Iterable[int], device: torch.device | str) -> torch.Tensor:
+        """int64 `[N]`: a number of each segment, at each of its tokens."""
+        repeats = torch.tensor(self.lengths, dtype=torch.int64)
+        return torch.tensor(list(numbers), dtype=torch.int64).repeat_interleave(repeats).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """What a token sees, and what scores are multiplied by; see `prefix_shared_attention`."""
+
+    layout: PrefixLayout
+    scale: float
+    window: int | None = None

@@ -1,0 +1,120 @@
+"""What `sample` is asked for and gives, and the plain torch that both is its reference and runs where nothing is faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; each a number for all rows, or a tensor `[B]`.
+
+    The support is what top-k, then top-p among those, and min-p leave. It is a threshold on the logits: tokens tied at the
+    last place are all in it.
+    """
+
+    temperature: float | Tensor = 1.0
+    """Divides the logits before anything else; positive."""
+    top_k: int | Tensor = 0
+    """Keeps the k likeliest tokens; 0: all."""
+    top_p: float | Tensor = 1.0
+    """Keeps the likeliest tokens until they hold this share of the probability that top-k left; 1: all."""
+    min_p: float | Tensor = 0.0
+    """Keeps tokens at least this times as likely as the likeliest; 0: all."""
+    greedy: bool | Tensor = False
+    """Takes the likeliest token (the first of equal ones) instead of a draw."""
+
+
+class Sampled(NamedTuple):
+    """Shaped as the seeds, `[B]` or `[B, S]`."""
+
+    ids: Tensor
+    """int64."""
+    logprobs: Tensor
+    """float32: under the softmax at the temperature over the whole vocabulary."""
+    support_logprobs: Tensor
+    """float32: under that softmax renormalised over the support."""
+
+
+class Columns(NamedTuple):
+    """`Sampling` by rows, `[B, 1]` each; None where it is off in every row."""
+
+    temperature: float | Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    greedy: Tensor | None
+
+    def rows(self, rows: slice) -> Columns:
+        """Those of some rows."""
+        temperature, *others = (part[rows] if isinstance(part, Tensor) else part for part in self)
+        return Columns(cast("float | Tensor", temperature), *cast("list[Tensor | None]", others))
+
+    @property
+    def cut(self) -> Tensor | None:
+        """Bool `[B, 1]`: rows whose support may be less than the vocabulary; None: none."""
+        if self.top_k is None and self.top_p is None and self.min_p is None:
+            return None
+        off = [part == none for part, none in ((self.top_k, 0), (self.top_p, 1.0), (self.min_p, 0.0)) if part is not None]
+        return ~torch.stack(off).all(0)
+
+
+def columns(sampling: Sampling, logits: Tensor) -> Columns:
+    """As many as `logits` `[B, V]` has rows."""
+
+    def column(value: float | Tensor, off: float, dtype: torch.dtype) -> Tensor | None:
+        if not isinstance(value, Tensor):
+            return None if value == off else torch.full((len(logits), 1), value, dtype=dtype, device=logits.device)
+        return value.to(dtype).unsqueeze(1)
+
+    temperature = sampling.temperature
+    return Columns(
+        temperature.to(torch.float32).unsqueeze(1) if isinstance(temperature, Tensor) else temperature,
+        column(sampling.top_k, 0, torch.int64),
+        column(sampling.top_p, 1.0, torch.float64),
+        column(sampling.min_p, 0.0, torch.float64),
+        column(sampling.greedy, False, torch.bool),
+    )
+
+
+def draw_rows(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
+    """`logits` `[B, V]` and `uniforms` float64 `[B, S]` give `[B, S]`. Sums are float64: a token of probability 0 is never drawn."""
+    plain = not isinstance(rows.temperature, Tensor) and rows.temperature == 1.0
+    scaled = logits.float() if plain else logits.float() / rows.temperature
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    weights, cut = logprobs.exp(), rows.cut
+    if cut is not None:
+        weights.masked_fill_((logprobs < _threshold(logprobs, rows)) & cut, 0.0)
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    mass = cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, uniforms * mass, right=True)
+    ids.clamp_(max=logits.shape[-1] - 1)  # only NaN gets there
+    if rows.greedy is not None:
+        ids = torch.where(rows.greedy, logits.argmax(dim=-1, keepdim=True), ids)
+    chosen = logprobs.gather(-1, ids)
+    return Sampled(ids, chosen, chosen if cut is None else torch.where(cut, (chosen - mass.log()).float().clamp(max=0.0), chosen))
+
+
+def _threshold(logprobs: Tensor, rows: Columns) -> Tensor:
+    """The least log-probability in each row's support, `[B, 1]`."""
+    vocabulary = logprobs.shape[-1]
+    falling = logprobs.sort(dim=-1, descending=True).values
+    least = torch.full_like(falling[:, :1], float("-inf"))
+    share = torch.ones_like(least, dtype=torch.float64)
+    if rows.top_k is not None:
+        off = (rows.top_k == 0) | (rows.top_k >= vocabulary)
+        least = torch.where(off, least, falling.gather(-1, (rows.top_k - 1).clamp(0, vocabulary - 1)))
+        share = falling.exp().masked_fill(falling < least, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+        share = torch.where(off, 1.0, share)
+    if rows.top_p is not None:
+        reached = falling.exp().cumsum(-1, dtype=torch.float64) >= rows.top_p * share
+        enough = vocabulary - reached.sum(-1, keepdim=True)  # tokens before the one that reaches the share
+        last = falling.gather(-1, enough.clamp(max=vocabulary - 1))
+        least = torch.maximum(least, torch.where(rows.top_p == 1.0, float("-inf"), last))
+    if rows.min_p is not None:
+        least = torch.maximum(least, (falling[:, :1] + rows.min_p.log()).float())
+    return least

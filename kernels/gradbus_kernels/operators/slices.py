@@ -1,0 +1,10 @@
+"""Work in pieces, so that what is made on the way stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def slices(total: int, size: int) -> Iterator[slice]:
+    """0 .. total in pieces of `size`, the last one shorter."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))

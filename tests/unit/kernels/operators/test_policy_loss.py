@@ -1,0 +1,169 @@
+"""The loss and its gradients against a hand-written float64 reference."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as search
+from hypothesis import strategies as st
+
+from gradbus_kernels.operators import PolicySettings, PolicyTokens, policy_loss, token_weights
+
+
+def tokens(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda scale: torch.randn(count, generator=generator, dtype=torch.float64) * scale  # noqa: E731
+    logprobs = (draw(1.0) - 3.0).requires_grad_()
+    trained = torch.rand(count, generator=generator) < 0.8
+    weights = torch.where(trained, torch.rand(count, generator=generator, dtype=torch.float64), 0.0)
+    entropy_weights = torch.where(trained, 1.0 / max(1, int(trained.sum())), 0.0).double()
+    behaviour = logprobs.detach() + draw(0.4)
+    return logprobs, draw(1.0).abs(), PolicyTokens(behaviour, draw(1.0), weights, entropy_weights, logprobs.detach() + draw(0.3))
+
+
+def reference(logprobs, entropy, given_tokens, settings):
+    """Loss and its derivative by log-probability, one token after another, by the formulas' cases."""
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    total, gradient = 0.0, []
+    columns = (logprobs, entropy, given_tokens.behaviour_logprobs, given_tokens.advantages, given_tokens.weights)
+    others = (given_tokens.entropy_weights, given_tokens.reference_logprobs)
+    for logp, h, mu, a, w, hw, ref in zip(*(column.tolist() for column in (*columns, *others)), strict=True):
+        if settings.importance == "decoupled":
+            correction = min(math.exp(logp - mu), 2.0)
+            gain, slope = correction * a, correction * a
+        else:
+            ratio = math.exp(logp - mu)
+            inside = ratio <= high if a >= 0 else ratio >= low
+            gain, slope = (ratio * a, ratio * a) if inside else (min(max(ratio, low), high) * a, 0.0)
+        kl = math.exp(ref - logp) - (ref - logp) - 1
+        total += w * (-gain + settings.kl * kl) - hw * settings.entropy * h
+        gradient.append(w * (-slope + settings.kl * (1 - math.exp(ref - logp))))
+    return total, gradient
+
+
+any_settings = st.builds(
+    PolicySettings,
+    importance=st.sampled_from(["behaviour", "decoupled"]),
+    clip_low=st.floats(0.05, 0.9),
+    clip_high=st.floats(0.05, 2.0),
+    kl=st.sampled_from([0.0, 0.04]),
+    entropy=st.sampled_from([0.0, 0.01]),
+)
+
+
+@search(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(0, 1000), any_settings)
+def test_loss_and_gradient_equal_the_written_out_reference(count, seed, settings):
+    logprobs, entropy, given_tokens = tokens(count, seed)
+    loss = policy_loss(logprobs, entropy, given_tokens, settings)
+    loss.total.backward()
+    total, gradient = reference(logprobs, entropy, given_tokens, settings)
+    assert loss.total.item() == pytest.approx(total, rel=1e-10, abs=1e-12)
+    assert logprobs.grad.tolist() == pytest.approx(gradient, rel=1e-10, abs=1e-12)
+
+
+def test_decoupled_has_the_gradient_of_a_capped_importance_weight():
+    logprobs = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    ones, zeros = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    given_tokens = PolicyTokens(torch.tensor([-1.5, -9.0], dtype=torch.float64), ones, ones, ones)
+    policy_loss(logprobs, zeros, given_tokens, PolicySettings(0.1, 0.1, "decoupled")).total.backward()
+    assert logprobs.grad.tolist() == pytest.approx([-math.exp(0.5), -2.0])
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_tokens_without_weight_may_hold_anything(kl):
+    logprobs, entropy, clean = tokens(8)
+    dirty = clean.weights == 0
+    assert dirty.any()
+    spoilt = {
+        name: torch.where(dirty, math.nan, tensor)
+        for name, tensor in (("behaviour_logprobs", clean.behaviour_logprobs), ("advantages", clean.advantages))
+    }
+    settings = PolicySettings(kl=kl, entropy=0.01)
+    one, other = (policy_loss(logprobs, entropy, given_tokens, settings) for given_tokens in (clean, replace(clean, **spoilt)))
+    assert one.total == other.total
+
+
+def test_an_extreme_ratio_stays_finite():
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    one = torch.ones(1)
+    loss = policy_loss(logprobs, one, PolicyTokens(torch.tensor([-500.0]), -one, one, one, torch.tensor([400.0])), PolicySettings(kl=0.1))
+    loss.total.backward()
+    assert loss.total.isfinite()
+    assert logprobs.grad.isfinite().all()
+
+
+def test_what_the_settings_need_and_is_missing_is_named():
+    one = torch.ones(3)
+    with pytest.raises(ValueError, match=r"tokens\.reference_logprobs: are missing"):
+        policy_loss(one, one, PolicyTokens(one, one, one, one), PolicySettings(kl=0.1))
+    with pytest.raises(ValueError, match=r"tokens\.sequences: level=\"sequence\" needs"):
+        policy_loss(one, one, PolicyTokens(one, one, one, one), PolicySettings(level="sequence"))
+    with pytest.raises(ValueError, match=r"tokens\.advantages: has shape \(2,\); pass \(3\)"):
+        policy_loss(one, one, PolicyTokens(one, one[:2], one, one), PolicySettings())
+    with pytest.raises(ValueError, match=r"longest: is None"):
+        token_weights([1], "constant")
+
+
+def test_tokens_without_weight_have_no_gradient_whatever_they_hold():
+    logprobs, entropy, clean = tokens(8)
+    spoilt = torch.where(clean.weights == 0, math.nan, clean.behaviour_logprobs)
+    policy_loss(logprobs, entropy, replace(clean, behaviour_logprobs=spoilt), PolicySettings()).total.backward()
+    assert logprobs.grad.isfinite().all()
+    assert (logprobs.grad[clean.weights == 0] == 0.0).all()
+
+
+def test_the_summary_of_ratios_is_by_share_of_the_tokens_that_count():
+    behaviour = torch.tensor([0.5, 1.0, 4.0, 99.0]).log().neg()
+    share = torch.tensor([0.25, 0.25, 0.5, 0.0])
+    loss = policy_loss(torch.zeros(4), torch.ones(4), PolicyTokens(behaviour, torch.ones(4), share, share), PolicySettings())
+    summary = (loss.ratio.mean, loss.ratio.least, loss.ratio.most, loss.ratio.clipped_low, loss.ratio.clipped_high)
+    assert [number.item() for number in summary] == pytest.approx([2.375, 0.5, 4.0, 0.25, 0.5])
+    assert loss.ratios.tolist() == pytest.approx([0.5, 1.0, 4.0, 1.0])
+    assert loss.entropy == 1.0
+
+
+def test_cispo_has_the_gradient_of_a_ratio_bounded_above_alone():
+    logprobs = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    ones = torch.ones(3, dtype=torch.float64)
+    behaviour = torch.tensor([-1.0, -3.0, 2.0], dtype=torch.float64)
+    policy_loss(logprobs, ones, PolicyTokens(behaviour, ones, ones, ones), PolicySettings(objective="cispo")).total.backward()
+    assert logprobs.grad.tolist() == pytest.approx([-1.0, -1.2, -math.exp(-3.0)])
+
+
+def test_a_sequence_has_one_ratio_the_geometric_mean_over_its_trained_tokens():
+    logprobs = torch.tensor([0.1, 0.3, 9.0, 0.9], dtype=torch.float64, requires_grad=True)
+    zeros, ones = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    weights = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    given_tokens = PolicyTokens(zeros, ones, weights, weights, sequences=torch.tensor([0, 0, 0, 1]))
+    loss = policy_loss(logprobs, zeros, given_tokens, PolicySettings(clip_high=0.5, level="sequence"))
+    loss.total.backward()
+    assert loss.policy.item() == pytest.approx(-2 * math.exp(0.2) - 1.5)
+    assert logprobs.grad.tolist() == pytest.approx([-math.exp(0.2), -math.exp(0.2), 0.0, 0.0])
+
+
+def test_a_constant_weight_does_not_look_at_lengths():
+    assert token_weights([1, 0, 7], "constant", 10) == [1 / 30, 0.0, 1 / 30]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), st.sampled_from(["token", "sequence"]))
+def test_weights_of_a_step_add_up_to_one(counts, aggregate):
+    weights = token_weights(counts, aggregate)
+    assert math.fsum(weight * count for weight, count in zip(weights, counts, strict=True)) == pytest.approx(1.0)
+    shares = {round(weight * (count if aggregate == "sequence" else 1), 12) for weight, count in zip(weights, counts, strict=True) if count}
+    assert len(shares) == 1
+
+
+def test_settings_that_are_none_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"^level: is 'sequences'; pass one of token, sequence"):
+        PolicySettings(level="sequences")
+
+
+def test_the_sequence_of_a_token_that_is_not_used_may_be_anything():
+    logprobs, weights = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([0.5, 0.5, 0.0])
+    tokens = PolicyTokens(logprobs + 0.1, torch.ones(3), weights, weights, sequences=torch.tensor([0, 1, -1]))
+    whole = policy_loss(logprobs, logprobs, tokens, PolicySettings(level="sequence"))
+    used = policy_loss(logprobs[:2], logprobs[:2], tokens.at(slice(0, 2)), PolicySettings(level="sequence"))
+    assert whole.total == used.total
