@@ -9,7 +9,7 @@ from itertools import groupby
 from curves import COLOURS
 from operators.rows import Row
 
-WIDTH, LABEL, LINE = 860, 430, 15
+WIDTH, LABEL, LINE = 930, 500, 15
 PANEL = (WIDTH - LABEL - 40) / 2
 
 
