@@ -27,7 +27,7 @@ class Head:
     @property
     def accumulator(self) -> torch.dtype:
         """The dtype of statistics and sums."""
-        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+        return torch.promote_types(self.hidden.dtype, torch.float32)
 
 
 class Statistics(NamedTuple):

@@ -20,7 +20,7 @@ class RowInputs(NamedTuple):
     @property
     def accumulator(self) -> torch.dtype:
         """The dtype of sums and results."""
-        return torch.float64 if self.logits.dtype == torch.float64 else torch.float32
+        return torch.promote_types(self.logits.dtype, torch.float32)
 
 
 class RowStatistics(NamedTuple):
