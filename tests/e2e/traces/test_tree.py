@@ -73,8 +73,9 @@ def trees(run, collector):
 
     def whole():
         spans = collector.of_run(run["id"])
-        names = Counter(span.name for span in spans)
-        wanted = {"group": STEPS * GROUPS + len(EVALUATED), "train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
+        names = Counter(span.name for span in spans if not span.error)
+        wanted = dict.fromkeys(("group", "generate", "score"), STEPS * GROUPS + len(EVALUATED))
+        wanted |= {"train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
         loads, attested = names["load_weights"], names["gradbus.v1.WeightStoreService/Attest"]
         return all(names[name] >= count for name, count in wanted.items()) and attested >= 2 * loads and answered(spans)
 
