@@ -62,7 +62,7 @@ def environment(mode: str, collector: Collector) -> Iterator[None]:
             yield
         finally:
             for name in variables:
-                del os.environ[name]
+                os.environ.pop(name, None)
             server.stop(None)
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from threading import Thread
 from typing import Any
 
-from opentelemetry import metrics, trace
+from opentelemetry import metrics
 
 from gradbus.telemetry.lines import publish_lines
 from gradbus.telemetry.logs import get_logger
@@ -19,8 +19,6 @@ from gradbus.telemetry.timed import tell_nobody, tell_to
 _log = get_logger(__name__)
 _FLUSH_SECONDS = 3.0
 _DEFAULTS = {
-    # A process that is killed loses what it has not sent.
-    "OTEL_BSP_SCHEDULE_DELAY": "1000",
     # What is dropped is counted: otel.sdk.processor.span.processed, with error.type.
     "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true",
 }
@@ -76,25 +74,20 @@ def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any], 
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor, TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON  # noqa: PLC0415
 
     from gradbus.telemetry.teller import SpanTeller  # noqa: PLC0415
 
     name = os.environ.get("OTEL_SERVICE_NAME", f"gradbus-{service}")
     resource = Resource.create({"service.name": name, "service.namespace": "gradbus", "service.instance.id": worker})
     measuring = MeterProvider([PeriodicExportingMetricReader(exporter) for exporter in numbers], resource=resource, shutdown_on_exit=False)
-    # What is sampled has been decided by whoever began the trace. What the tracer could count of each span nobody reads.
-    tracing = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False, meter_provider=metrics.NoOpMeterProvider())
     queues = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
     for exporter in spans:
         queues.add_span_processor(BatchSpanProcessor(exporter, meter_provider=measuring))
-    tracing.add_span_processor(queues)
     if spans:
-        trace.set_tracer_provider(tracing)
         tell_to(SpanTeller(queues, resource))
     if numbers:
         metrics.set_meter_provider(measuring)
         publish_numbers(service)
-    return tracing, measuring, publish_lines(resource, lines)
+    return queues, measuring, publish_lines(resource, lines)

@@ -20,8 +20,8 @@ _OK = Status()
 class SpanTeller:
     """Gives finished spans to a processor.
 
-    A tracer would choose the ids itself, and take five times as long for a span that lives: its locks, limits and sampler are of
-    no use to one that is over.
+    There is no tracer: it would choose the ids itself, and take five times as long. Its locks, limits and sampler are of no use to a
+    span that is over.
     """
 
     def __init__(self, processor: SpanProcessor, resource: Resource) -> None:

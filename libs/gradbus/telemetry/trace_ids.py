@@ -6,6 +6,7 @@ import random
 from hashlib import blake2b
 
 _BITS = 64
+_TRACE_BITS = 128
 _RANDOM_BITS = 56  # what W3C promises to be uniform, and what a collector's own probabilistic sampler reads
 _SAMPLED = "01"
 
@@ -36,9 +37,18 @@ def is_sampled(traceparent: str, share: float) -> bool:
     return (trace_id & ((1 << _RANDOM_BITS) - 1)) < share * (1 << _RANDOM_BITS)
 
 
+def new_trace() -> str:
+    """A first span's traceparent in a trace that has no name."""
+    return f"00-{_random(_TRACE_BITS)}-{_random(_BITS)}-{_SAMPLED}"
+
+
 def child_of(traceparent: str) -> str:
     """A new span's traceparent in the trace of another; empty if that is empty."""
-    return f"{traceparent[:36]}{random.getrandbits(_BITS) or 1:016x}-{_SAMPLED}" if traceparent else ""
+    return f"{traceparent[:36]}{_random(_BITS)}-{_SAMPLED}" if traceparent else ""
+
+
+def _random(bits: int) -> str:
+    return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
 
 
 def _first_span(place: str) -> str:

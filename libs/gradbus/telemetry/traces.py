@@ -1,56 +1,47 @@
 """Spans of what goes on now, each below another. Where there is none above it nothing is made: whoever begins a trace has decided.
 
-Work that is done for many groups at once is told afterwards instead, by `gradbus.telemetry.timed`.
+They too are told once they are over, by `gradbus.telemetry.timed`: what is current meanwhile is a context and nothing else.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import NonRecordingSpan, SpanKind
 
-from gradbus.telemetry.timed import Attributes, TimedSpan, links_to, record
+from gradbus.telemetry.timed import Attributes, TimedSpan, context_of, is_tracing, record
+from gradbus.telemetry.trace_ids import child_of, new_trace
 
 _HEADER = "traceparent"
-_W3C = TraceContextTextMapPropagator()
 
 
-@contextmanager
-def span(name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str = "", attributes: Attributes | None = None) -> Iterator[Span]:
+def span(
+    name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str = "", attributes: Attributes | None = None
+) -> AbstractContextManager[None]:
     """A span that is current inside the block. `parent` is a W3C traceparent; empty means the current span.
 
     Without a parent that is recorded there is no span, but an error is told: by one that begins a trace of its own.
     """
-    context = _context(parent) if parent else None
-    if trace.get_current_span(context).get_span_context().trace_flags.sampled:
-        with _tracer().start_as_current_span(name, context, kind, attributes) as current:
-            yield current
-        return
-    began = time.time_ns()
-    try:
-        yield INVALID_SPAN
-    except Exception as error:
-        record(TimedSpan(name, began, attributes=attributes or {}, kind=kind, error=f"{type(error).__name__}: {error}"))
-        raise
+    above = _recorded(parent or current_traceparent())
+    own = child_of(above) if is_tracing() else above
+    return _told(TimedSpan(name, time.time_ns(), parent=above, own=own, attributes=attributes or {}, kind=kind))
 
 
-@contextmanager
-def root_span(name: str, links: Iterable[str], attributes: Attributes | None = None) -> Iterator[Span]:
+def root_span(name: str, links: Iterable[str], attributes: Attributes | None = None) -> AbstractContextManager[None]:
     """A span that begins a trace and is current inside the block, linked to the spans it works for."""
-    with _tracer().start_as_current_span(name, Context(), SpanKind.INTERNAL, attributes, links_to(links)) as current:
-        yield current
+    return _told(TimedSpan(name, time.time_ns(), own=new_trace(), attributes=attributes or {}, links=list(links)))
 
 
 @contextmanager
 def under(traceparent: str) -> Iterator[None]:
     """What goes on in the block is below a span that is made later, or elsewhere. Empty: nothing changes."""
-    token = attach(_context(traceparent)) if traceparent else None
+    context = context_of(traceparent) if traceparent else None
+    token = attach(trace.set_span_in_context(NonRecordingSpan(context), Context())) if context else None
     try:
         yield
     finally:
@@ -60,14 +51,14 @@ def under(traceparent: str) -> Iterator[None]:
 
 def current_traceparent() -> str:
     """The current span as a W3C traceparent; empty when there is none."""
-    return (trace_headers() or {}).get(_HEADER, "")
+    context = trace.get_current_span().get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}" if context.is_valid else ""
 
 
 def trace_headers() -> dict[str, str] | None:
     """The current trace context as message headers; None when there is none."""
-    headers: dict[str, str] = {}
-    _W3C.inject(headers)
-    return headers or None
+    current = current_traceparent()
+    return {_HEADER: current} if current else None
 
 
 def traceparent_of(headers: Mapping[str, str] | None) -> str:
@@ -75,11 +66,21 @@ def traceparent_of(headers: Mapping[str, str] | None) -> str:
     return headers.get(_HEADER, "") if headers else ""
 
 
-@cache
-def _tracer() -> Tracer:
-    """Kept: to be given one takes longer than a span. It follows a provider that is set later."""
-    return trace.get_tracer("gradbus")
+@contextmanager
+def _told(work: TimedSpan) -> Iterator[None]:
+    error = ""
+    try:
+        with under(work.own):
+            yield
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        if work.own or error:
+            record(replace(work, error=error))
 
 
-def _context(traceparent: str) -> Context:
-    return _W3C.extract({_HEADER: traceparent}, Context())
+def _recorded(traceparent: str) -> str:
+    """The same if it is one, and recorded; else empty."""
+    context = context_of(traceparent) if traceparent else None
+    return traceparent if context is not None and context.trace_flags.sampled else ""

@@ -3,10 +3,10 @@
 import secrets
 
 import pytest
-from opentelemetry import metrics, trace
+from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -19,10 +19,7 @@ from gradbus.telemetry.timed import tell_nobody, tell_to
 def memory():
     """Spans and metrics of this process from here on; a process has one SDK, so it stays for the tests after."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-    provider, processor = TracerProvider(), SimpleSpanProcessor(exporter)
-    provider.add_span_processor(processor)
-    tell_to(SpanTeller(processor, provider.resource))
-    trace.set_tracer_provider(provider)
+    tell_to(SpanTeller(SimpleSpanProcessor(exporter), Resource.create()))
     metrics.set_meter_provider(MeterProvider([reader]))
     publish_numbers("weight_store")
     yield exporter, reader
