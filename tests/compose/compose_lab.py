@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gradbus.client import Client
+from gradbus.client import Client, Patience
 
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / ".gradbus" / "compose" / "addition"
@@ -16,6 +16,7 @@ PROJECT = "gradbus-test"
 STEPS = 30
 START_SECONDS = 1800
 RUN_SECONDS = 1200
+RESTART_SECONDS = 120.0
 FINAL = ("succeeded", "failed", "cancelled")
 
 
@@ -47,7 +48,8 @@ class Compose:
         assert done.returncode == 0, done.stderr[-3000:] + self("ps", "-a").stdout
 
     def client(self) -> Client:
-        return Client(self.url, self("run", "--rm", "--no-deps", "-T", "secrets", "key").stdout.strip())
+        key = self("run", "--rm", "--no-deps", "-T", "secrets", "key").stdout.strip()
+        return Client(self.url, key, Patience(RESTART_SECONDS))
 
     def crash(self, service: str) -> None:
         """Kills every process of the container but its init, which then ends with an error, as after a crash."""
