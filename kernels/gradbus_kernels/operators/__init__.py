@@ -17,7 +17,7 @@ from gradbus_kernels.operators.prefix_layout import PrefixLayout
 from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
 from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
 from gradbus_kernels.operators.sample import sample, sample_at, sample_reference
-from gradbus_kernels.operators.sample_linear import linear_sample
+from gradbus_kernels.operators.sample_linear import linear_sample, linear_sample_reference
 from gradbus_kernels.operators.sample_rows import Sampled, Sampling
 from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
@@ -48,6 +48,7 @@ __all__ = [
     "linear_logprob",
     "linear_logprob_reference",
     "linear_sample",
+    "linear_sample_reference",
     "pack_groups",
     "policy_loss",
     "prefix_shared_attention",
