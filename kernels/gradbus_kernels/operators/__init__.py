@@ -7,6 +7,7 @@ launch table. `dispatch` says which implementation runs, and which one did.
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.invariant_attention import invariant_attention, invariant_attention_reference
+from gradbus_kernels.operators.invariant_embedding import invariant_embedding, invariant_embedding_reference
 from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.invariant_logprob import invariant_logprob, invariant_logprob_reference
 from gradbus_kernels.operators.invariant_matmul import invariant_matmul, invariant_matmul_reference
@@ -36,6 +37,8 @@ __all__ = [
     "counter_uniform",
     "invariant_attention",
     "invariant_attention_reference",
+    "invariant_embedding",
+    "invariant_embedding_reference",
     "invariant_logprob",
     "invariant_logprob_reference",
     "invariant_matmul",

@@ -106,3 +106,14 @@ INVARIANT_MATMUL: Final = ProductTiles(rows=64, columns=128, inner=32, warps=4)
 INVARIANT_ATTENTION: Final = AttentionBlocks(queries=64, keys=32, warps=4, stages=2)
 INVARIANT_ROW: Final = 1024
 """Columns of a row that are summed at a time; a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedPlaces:
+    """Places of one id that are summed at a time, and columns that one program takes; powers of two. They decide bits."""
+
+    places: int
+    columns: int
+
+
+INVARIANT_EMBEDDING: Final = SummedPlaces(places=16, columns=256)

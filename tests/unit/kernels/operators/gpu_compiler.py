@@ -39,6 +39,13 @@ def linear_sample() -> None:
         draw_linear_triton(hidden, weight, torch.empty(2, 1, dtype=torch.float64), columns(sampling, hidden))
 
 
+def invariant_embedding() -> None:
+    from gradbus_kernels.operators.gpu.invariant_embedding import row_sums_triton
+
+    for dtype in (torch.bfloat16, torch.float32):
+        row_sums_triton(torch.tensor([5, 3, 5]), torch.empty(3, 4096, dtype=dtype), 9)
+
+
 def prefix_shared_attention() -> None:
     from gradbus_kernels.operators.gpu.prefix_shared_attention import attend_on_gpu
 

@@ -13,6 +13,7 @@ import pytest
 KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
+    "invariant_embedding": ["_row_sums"],
 }
 
 
