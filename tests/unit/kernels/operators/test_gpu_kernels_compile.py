@@ -14,6 +14,7 @@ KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
     "invariant_embedding": ["_row_sums"],
+    "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
 }
 
 
