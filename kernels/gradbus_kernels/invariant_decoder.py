@@ -18,6 +18,7 @@ from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.model_shape import ModelShape
 from gradbus_kernels.operators import using
 from gradbus_kernels.operators.invariant_attention import invariant_attention
+from gradbus_kernels.operators.invariant_embedding import invariant_embedding
 from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.invariant_logprob import invariant_logprob
 from gradbus_kernels.operators.invariant_matmul import invariant_matmul
@@ -42,7 +43,7 @@ def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence
 
 def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
     decoder, shape = model.model, model.shape
-    hidden = decoder.embed_tokens(batch.input_ids[0])
+    hidden = invariant_embedding(batch.input_ids[0], decoder.embed_tokens.weight)
     positions = batch.position_ids[0]
     table = rotation_table(shape.rope, shape.head_dim, int(positions.max()) + 1).repeat(1, shape.heads + shape.kv_heads)
     turn = table.to(hidden.device).index_select(0, positions)

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError, TrainingError
 from gradbus_kernels.lora import merged_weights
+from gradbus_kernels.operators import dispatch, provenance
 from gradbus_load.stub_learner import StubLearner
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.launch import Launch
@@ -124,6 +125,13 @@ def test_a_step_moves_every_weight_and_reports_itself(make_learner):
     assert (metrics.noop, metrics.tokens) == (False, sum(batch(0).trainable_counts))
     assert metrics.grad_norm > 0.0
     assert metrics.learning_rate == pytest.approx(1e-2 / 3)
+
+
+@pytest.mark.parametrize("name", ["torch", *(pytest.param(name, marks=pytest.mark.engines) for name in sorted(DEEPSPEED | BF16))])
+def test_the_loss_is_fused_with_the_head(name, folder, monkeypatch):
+    monkeypatch.setattr(dispatch, "_ran", {})
+    ALL[name](folder, SPEC).train(batch(0))
+    assert provenance()["linear_grpo_loss"].implementation == "cpu"
 
 
 def test_a_batch_without_weight_changes_nothing_and_says_so(make_learner):

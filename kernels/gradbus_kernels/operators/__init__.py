@@ -7,6 +7,7 @@ launch table. `dispatch` says which implementation runs, and which one did.
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.invariant_attention import invariant_attention, invariant_attention_reference
+from gradbus_kernels.operators.invariant_embedding import invariant_embedding, invariant_embedding_reference
 from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.invariant_logprob import invariant_logprob, invariant_logprob_reference
 from gradbus_kernels.operators.invariant_matmul import invariant_matmul, invariant_matmul_reference
@@ -17,7 +18,7 @@ from gradbus_kernels.operators.prefix_layout import PrefixLayout
 from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
 from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
 from gradbus_kernels.operators.sample import sample, sample_at, sample_reference
-from gradbus_kernels.operators.sample_linear import linear_sample
+from gradbus_kernels.operators.sample_linear import linear_sample, linear_sample_reference
 from gradbus_kernels.operators.sample_rows import Sampled, Sampling
 from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
 
@@ -36,6 +37,8 @@ __all__ = [
     "counter_uniform",
     "invariant_attention",
     "invariant_attention_reference",
+    "invariant_embedding",
+    "invariant_embedding_reference",
     "invariant_logprob",
     "invariant_logprob_reference",
     "invariant_matmul",
@@ -48,6 +51,7 @@ __all__ = [
     "linear_logprob",
     "linear_logprob_reference",
     "linear_sample",
+    "linear_sample_reference",
     "pack_groups",
     "policy_loss",
     "prefix_shared_attention",

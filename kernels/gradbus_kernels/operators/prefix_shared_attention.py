@@ -6,6 +6,8 @@ out_i = sum over j in V(i) of softmax_j(scale * q_i . k_j) v_j, of which no toke
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ def prefix_shared_attention(
     which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
+    require(scale is None or isfinite(scale), "scale", f"is {scale}; pass a finite number")
     chosen = choose("prefix_shared_attention", query, ("reference", "cpu", "triton"))
     if chosen == "reference":
         return prefix_shared_attention_reference(query, key, value, layout, scale, window)

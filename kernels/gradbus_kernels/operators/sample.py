@@ -39,7 +39,7 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling 
 def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
     """The same in plain torch; sorts the whole vocabulary where something is cut off."""
     uniforms = counter_uniform(seeds, positions)
-    return _shaped(draw_rows(logits, by_row(uniforms), columns(sampling, logits)), uniforms)
+    return shaped(draw_rows(logits, by_row(uniforms), columns(sampling, logits)), uniforms)
 
 
 def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
@@ -52,8 +52,8 @@ def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> 
     if chosen == "triton":
         from gradbus_kernels.operators.gpu.sample import draw_triton  # noqa: PLC0415 -- triton only where it runs
 
-        return _shaped(draw_triton(logits, flat, rows), uniforms)
-    return _shaped((draw_cpu if chosen == "cpu" else draw_rows)(logits, flat, rows), uniforms)
+        return shaped(draw_triton(logits, flat, rows), uniforms)
+    return shaped((draw_cpu if chosen == "cpu" else draw_rows)(logits, flat, rows), uniforms)
 
 
 def by_row(numbers: Tensor) -> Tensor:
@@ -61,7 +61,8 @@ def by_row(numbers: Tensor) -> Tensor:
     return numbers if numbers.dim() == 2 else numbers.unsqueeze(1)
 
 
-def _shaped(drawn: Sampled, like: Tensor) -> Sampled:
+def shaped(drawn: Sampled, like: Tensor) -> Sampled:
+    """Rows of draws as the seeds they came from."""
     return Sampled(*(part.reshape(like.shape) for part in drawn))
 
 
@@ -85,7 +86,7 @@ def _check_setting(name: str, value: float | Tensor, batch: Tensor) -> None:
     held = torch.as_tensor(value)
     fine, words = {
         "temperature": ((held > 0) & (held < float("inf")), "pass positive numbers; for the likeliest token pass greedy"),
-        "top_k": (held >= 0, "pass 0 (off) or more"),
+        "top_k": ((held >= 0) & (held == held.long()), "pass integers, 0 (off) or more"),
         "top_p": ((held > 0) & (held <= 1), "pass numbers in (0, 1]"),
         "min_p": ((held >= 0) & (held <= 1), "pass numbers in [0, 1]"),
         "greedy": (torch.full_like(held, held.dtype == torch.bool, dtype=torch.bool), "pass bool"),

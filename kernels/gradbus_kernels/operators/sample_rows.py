@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import torch
@@ -55,9 +56,14 @@ class Columns(NamedTuple):
         return Columns(cast("float | Tensor", temperature), *cast("list[Tensor | None]", others))
 
     @property
+    def cuts(self) -> bool:
+        """Whether a row may be cut off."""
+        return not (self.top_k is None and self.top_p is None and self.min_p is None)
+
+    @property
     def cut(self) -> Tensor | None:
         """Bool `[B, 1]`: rows whose support may be less than the vocabulary; None: none."""
-        if self.top_k is None and self.top_p is None and self.min_p is None:
+        if not self.cuts:
             return None
         off = [part == none for part, none in ((self.top_k, 0), (self.top_p, 1.0), (self.min_p, 0.0)) if part is not None]
         return ~torch.stack(off).all(0)
@@ -68,7 +74,7 @@ def columns(sampling: Sampling, logits: Tensor) -> Columns:
 
     def column(value: float | Tensor, off: float, dtype: torch.dtype) -> Tensor | None:
         if not isinstance(value, Tensor):
-            return None if value == off else torch.full((len(logits), 1), value, dtype=dtype, device=logits.device)
+            return None if value == off else by_rows(value, dtype, logits)
         return value.to(dtype).unsqueeze(1)
 
     temperature = sampling.temperature
@@ -79,6 +85,18 @@ def columns(sampling: Sampling, logits: Tensor) -> Columns:
         column(sampling.min_p, 0.0, torch.float64),
         column(sampling.greedy, False, torch.bool),
     )
+
+
+def by_rows(value: float, dtype: torch.dtype, logits: Tensor) -> Tensor:
+    """A number for each row, `[B, 1]`, in memory once."""
+    return _number(value, dtype, logits.device).expand(len(logits), 1)
+
+
+@lru_cache(maxsize=256)
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once: on a GPU each would be another kernel."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor(value, dtype=dtype, device=device)
 
 
 def draw_rows(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:

@@ -24,7 +24,39 @@ class RowsOfLogits:
 
 
 SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
-SAMPLE: Final = RowsOfLogits(slice=16_384, block=4_096, warps=8, rows=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """How a row of logits is drawn from; sizes are powers of two."""
+
+    slice: int
+    """Columns that one program of the first kernel takes."""
+    group: int
+    """Neighbouring columns that go to the candidates together."""
+    candidates: int
+    """Groups that there is room for. A support that needs more is found in the whole row."""
+    block: int
+    """Columns at a time there."""
+    warps: int
+
+
+SAMPLE: Final = SampledRows(slice=4_096, group=16, candidates=512, block=8_192, warps=8)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledHead:
+    """A tile of the product of a small batch and an LM head; powers of two from 16. The same for every batch: they decide bits."""
+
+    rows: int
+    columns: int
+    inner_bytes: int
+    """Of a row of either factor, at a time."""
+    warps: int
+    stages: int
+
+
+SAMPLE_LINEAR: Final = SampledHead(rows=64, columns=128, inner_bytes=128, warps=4, stages=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +106,14 @@ INVARIANT_MATMUL: Final = ProductTiles(rows=64, columns=128, inner=32, warps=4)
 INVARIANT_ATTENTION: Final = AttentionBlocks(queries=64, keys=32, warps=4, stages=2)
 INVARIANT_ROW: Final = 1024
 """Columns of a row that are summed at a time; a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedPlaces:
+    """Places of one id that are summed at a time, and columns that one program takes; powers of two. They decide bits."""
+
+    places: int
+    columns: int
+
+
+INVARIANT_EMBEDDING: Final = SummedPlaces(places=16, columns=256)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.operators import linear_logprob
 from gradbus_kernels.packing import TokenSequence, pack
 
+_Answer = TypeVar("_Answer", Tensor, tuple[Tensor, Tensor])
+AtHead = Callable[[Tensor, Tensor, Tensor], _Answer]
+"""Of hidden states [R, H], head [V, H], both float32, and response tokens int64 [R]: an operator on the LM head."""
+
 
 class Policy(torch.nn.Module):
-    """A causal language model whose forward gives log-probabilities; see `gradbus_kernels.causal_lm.packed_logprobs`."""
+    """A causal language model whose forward ends with an operator on its head, run where ZeRO-3 has gathered that."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
         self.body = model.model
         self.head = _Head(model.head_weight)
 
-    def forward(self, sequences: Sequence[TokenSequence], temperature: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of all response tokens, float32 [R] each."""
+    def forward(self, sequences: Sequence[TokenSequence], device: torch.device, at_head: AtHead[_Answer]) -> _Answer:
+        """What the operator gives for all response tokens, in order of sequence and position."""
         batch = pack(sequences, device)
-        hidden: torch.Tensor = self.body(batch)
-        answer: tuple[torch.Tensor, torch.Tensor] = self.head(hidden.index_select(0, batch.selected), batch.targets, temperature)
+        hidden: Tensor = self.body(batch)
+        answer: _Answer = self.head(hidden.index_select(0, batch.selected), batch.targets, at_head)
         return answer
 
 
@@ -34,5 +40,14 @@ class _Head(torch.nn.Module):
         super().__init__()
         self.weight = weight
 
-    def forward(self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        return linear_logprob(hidden.float(), self.weight.float(), targets, temperature=temperature, allow_nan=True)
+    def forward(self, hidden: Tensor, targets: Tensor, at_head: AtHead[_Answer]) -> _Answer:
+        return at_head(hidden.float(), self.weight.float(), targets)
+
+
+def logprobs_at(temperature: float) -> AtHead[tuple[Tensor, Tensor]]:
+    """Log-probabilities and entropies, float32 [R] each; see `gradbus_kernels.causal_lm.packed_logprobs`."""
+
+    def logprobs(hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return linear_logprob(hidden, weight, ids, temperature=temperature, allow_nan=True)
+
+    return logprobs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +24,12 @@ from gradbus_kernels.causal_lm import load_causal_lm
 from gradbus_kernels.decoder import CausalLM
 from gradbus_kernels.lora import add_adapters
 from gradbus_kernels.model_files import stored_tensors
-from gradbus_kernels.operators import policy_loss
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample
 from gradbus_trainer.deepspeed_learner.config import deepspeed_config
 from gradbus_trainer.deepspeed_learner.parameter_state import ParameterState
-from gradbus_trainer.deepspeed_learner.policy import Policy
+from gradbus_trainer.deepspeed_learner.policy import Policy, logprobs_at
 from gradbus_trainer.deepspeed_learner.ranks import Ranks
 from gradbus_trainer.deepspeed_learner.shares import Piece, idle_piece, pieces_of
 from gradbus_trainer.phases import Phases
@@ -100,7 +101,7 @@ class RankEngine:
     def probe(self) -> VersionProbe:
         """What the weights compute for a fixed text, in the dtype of the forward."""
         module = self._engine.module
-        return version_probe(module, self._vocab_size, lambda rows: module(rows, 1.0, self._ranks.device))
+        return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(1.0)))
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
@@ -129,17 +130,15 @@ class RankEngine:
         return model
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, Tally]:
-        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
         tally, phase = Tally(), Phases()
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
             if self._spec.shares_reference:
-                base = partial(self._engine.module, piece.samples, temperature, self._ranks.device)
+                base = partial(self._engine.module, piece.samples, self._ranks.device, logprobs_at(self._spec.rollout.temperature))
                 tokens = with_base_reference(tokens, self._engine.module, base)
             with phase("forward"):
-                logprobs, entropy = self._engine(piece.samples, temperature, self._ranks.device)
-                loss = policy_loss(logprobs, entropy, tokens, settings)
+                loss = self._loss(piece.samples, tokens)
             with phase("backward"):
                 # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
                 self._engine.backward(loss.total * self._ranks.size)
@@ -151,6 +150,18 @@ class RankEngine:
             norm = self._take()
         self.phases = phase
         return norm, tally
+
+    def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
+        """Computed in the head's forward pass, with its gradients; `total` is what came through DeepSpeed's hooks."""
+        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        found: list[PolicyLoss] = []
+
+        def total(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            found.append(linear_grpo_loss(hidden, weight, ids, tokens, settings, temperature=temperature))
+            return found[0].total
+
+        attached = self._engine(samples, self._ranks.device, total)
+        return replace(found[0], total=attached)
 
     def _take(self) -> float:
         """Clips and steps; the norm before, not finite if nothing was changed."""

@@ -114,6 +114,24 @@ def test_no_sequence_sees_another():
     assert changed.nonzero().flatten().tolist() == [*range(3), *range(20, 24)]
 
 
+def test_what_is_not_a_number_stays_in_its_sequences(implementation):
+    if implementation == "reference":
+        pytest.skip("its softmax is over all tokens")
+    layout = LAYOUTS["groups"]
+    for place, seen_from, family in ((1, [1, 2, 20, 21, 22, 23], [0, 1, 2, 20, 21, 22, 23]), (21, [21], [20, 21])):
+        query, key, value, _ = draw(layout, (2, 1), 16, torch.float32)
+        value[place] = torch.nan
+        found = prefix_shared_attention(query, key, value, layout).isnan().any(dim=(1, 2)).nonzero().flatten().tolist()
+        assert set(seen_from) <= set(found) <= set(family)
+
+
+def test_a_group_of_many_responses():
+    layout = PrefixLayout.of_lengths([9, *[1, 4, 0, 2] * 8], [None, *[0] * 32])
+    for operator in ("reference", "cpu"):
+        with using(operator):
+            held_to_the_oracle(draw(layout, (2, 1), 16, torch.float32), layout, torch.float32)
+
+
 def test_the_bits_of_a_sequence_depend_on_itself_and_its_root_alone(implementation, dtype):
     if implementation == "reference":
         pytest.skip("its softmax is over all tokens")
@@ -176,6 +194,7 @@ def test_a_tensor_on_the_cpu_runs_the_cpu_implementation_and_says_so():
         ({"value": torch.ones(3, 1, 8)}, r"value: has shape \(3, 1, 8\); pass \(3, 2, 8\)"),
         ({"value": torch.ones(3, 2, 8).half()}, "value: is torch.float16; pass torch.float32"),
         ({"window": 0}, "window: is 0; pass at least 1"),
+        ({"scale": float("nan")}, "scale: is nan; pass a finite number"),
     ],
 )
 def test_bad_input_is_refused_under_its_name(change, words):

@@ -33,7 +33,7 @@ def small_blocks(monkeypatch, request):
     if "implementation" in request.fixturenames and request.getfixturevalue("implementation") == "triton":
         from gradbus_kernels.operators.gpu import sample as gpu
 
-        monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=32, block=32))
+        monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=16, group=4, candidates=4, block=32))
 
 
 def rows(count, vocabulary, dtype=torch.float32, seed=0, draws=None):
@@ -78,14 +78,66 @@ def test_draws_follow_the_distribution(implementation_on_cpu, sampling):
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_every_implementation_draws_what_the_reference_draws(implementation, dtype, sampling):
-    if implementation == "triton" and dtype == torch.float32 and sampling not in (SETTINGS[1], SETTINGS[5]):
-        pytest.skip("the interpreter takes long; the other dtypes go the same way in fewer steps")
-    for count, vocabulary in ((1, 41), (1, 7)):
+    for count, vocabulary in ((1, 41), (1, 7), (2, 1)):
         logits, seeds, positions = rows(count, vocabulary, dtype, draws=2)
         ours, reference = sample(logits, seeds, positions, sampling), sample_reference(logits, seeds, positions, sampling)
         assert torch.equal(ours.ids, reference.ids)
         torch.testing.assert_close(ours[1:], reference[1:], atol=3e-6, rtol=1e-6)
         assert (ours.ids.dtype, ours.logprobs.dtype, ours.support_logprobs.dtype) == (torch.int64, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("candidates", [1, 4], ids=["every support is wide", "some are"])
+@pytest.mark.parametrize("sampling", SETTINGS[2:-1], ids=str)
+def test_a_support_wider_than_the_candidates_is_found_too(candidates, sampling, monkeypatch):
+    gpu = gpu_sample()
+    monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=16, group=4, candidates=candidates, block=32))
+    logits, seeds, positions = rows(2, 57, torch.bfloat16, draws=3)
+    with using("triton"):
+        ours = sample(logits, seeds, positions, sampling)
+    reference = sample_reference(logits, seeds, positions, sampling)
+    assert torch.equal(ours.ids, reference.ids)
+    torch.testing.assert_close(ours[1:], reference[1:], atol=3e-6, rtol=1e-6)
+
+
+def test_a_support_among_the_candidates_is_found_without_another_reading(monkeypatch):
+    gpu, later = gpu_sample(), []
+    monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=16, group=4, candidates=8, block=32))
+    logits, seeds, positions = rows(2, 200, draws=6)
+    draw = gpu.draw_read
+
+    def without_the_others(logits, read, uniforms, columns):
+        floor = read.maxima.sort(1, descending=True).values[:, 7:8]
+        hidden = (read.maxima < floor).repeat_interleave(4, 1)
+        later.append(int(hidden.sum()))
+        return draw(logits.masked_fill(hidden, 1e4), read, uniforms, columns)
+
+    for sampling in (Sampling(top_k=7), Sampling(top_p=0.3), Sampling(min_p=0.7), Sampling(0.8, 6, 0.6, 0.01)):
+        with using("triton"):
+            expected = sample(logits, seeds, positions, sampling)
+            with monkeypatch.context() as patch:
+                patch.setattr(gpu, "draw_read", without_the_others)
+                found = sample(logits, seeds, positions, sampling)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert later == [2 * (200 - 8 * 4)] * 4
+
+
+@pytest.mark.parametrize(("candidates", "sampling"), [(64, SETTINGS[1]), (64, SETTINGS[5]), (2, SETTINGS[3])], ids=str)
+def test_the_kernels_give_each_token_its_share_of_evenly_spread_numbers(candidates, sampling, monkeypatch):
+    gpu, draws = gpu_sample(), 80
+    monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=16, group=4, candidates=candidates, block=32))
+    logits, _, _ = rows(1, 41)
+    with using("triton"):
+        drawn = sample_at(logits, (torch.arange(draws, dtype=torch.float64)[None] + 0.5) / draws, sampling)
+    expected, _ = exact_probabilities(logits[0], sampling)
+    assert (torch.bincount(drawn.ids[0], minlength=41) - draws * expected).abs().max() <= 1.0
+    assert drawn.ids[0].diff().min() >= 0
+
+
+def gpu_sample():
+    pytest.importorskip("triton")
+    from gradbus_kernels.operators.gpu import sample as gpu
+
+    return gpu
 
 
 @settings(max_examples=60)
@@ -249,6 +301,8 @@ def test_logits_that_are_not_finite_are_refused_or_show_in_the_logprob(implement
         ({"sampling": Sampling(temperature=0.0)}, r"temperature: holds \[0.0\]; .* pass greedy"),
         ({"sampling": Sampling(temperature=torch.tensor([1.0, math.nan, 1.0]))}, r"temperature: holds \[nan\]"),
         ({"sampling": Sampling(top_k=-1)}, "top_k: holds"),
+        ({"sampling": Sampling(top_k=torch.tensor([1.0, 2.5, 0.0]))}, r"top_k: holds \[2.5\]; pass integers"),
+        ({"sampling": Sampling(top_p=math.nan)}, r"top_p: holds \[nan\]"),
         ({"sampling": Sampling(top_p=torch.tensor([1.0, 0.5, 1.5]))}, r"top_p: holds \[1.5\]; pass numbers in"),
         ({"sampling": Sampling(top_p=torch.ones(2))}, r"top_p: has shape \(2,\); pass a number or \(3\)"),
         ({"sampling": Sampling(min_p=2.0)}, "min_p: holds"),

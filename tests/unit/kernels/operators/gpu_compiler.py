@@ -1,0 +1,74 @@
+"""Compiles, on a machine without a GPU, every Triton kernel that calls of an operator launch; prints their names.
+
+A program of its own, `python gpu_compiler.py {sm_90 | gfx942} <operator>`: the interpreter of the other tests cannot be switched off
+in their process. Nothing is launched, so results mean nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from gradbus_kernels.operators import PrefixLayout, Sampling
+from gradbus_kernels.operators.prefix_layout import AttentionRule
+from gradbus_kernels.operators.sample_rows import columns
+
+TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
+CUT_OFF = Sampling(0.7, 50, 0.9, 0.02, greedy=torch.tensor([True, False]))
+CASES = ((torch.bfloat16, Sampling()), (torch.bfloat16, CUT_OFF), (torch.float32, CUT_OFF))
+
+
+def sample() -> None:
+    from gradbus_kernels.operators.gpu.sample import draw_triton
+
+    for dtype, sampling in CASES:
+        logits = torch.empty(2, 128_256, dtype=dtype)
+        draw_triton(logits, torch.empty(2, 1, dtype=torch.float64), columns(sampling, logits))
+
+
+def linear_sample() -> None:
+    from gradbus_kernels.operators.gpu.sample_linear import draw_linear_triton
+
+    for dtype, sampling in CASES[1:]:
+        hidden, weight = torch.empty(2, 4096, dtype=dtype), torch.empty(128_256, 4096, dtype=dtype)
+        draw_linear_triton(hidden, weight, torch.empty(2, 1, dtype=torch.float64), columns(sampling, hidden))
+
+
+def invariant_embedding() -> None:
+    from gradbus_kernels.operators.gpu.invariant_embedding import row_sums_triton
+
+    for dtype in (torch.bfloat16, torch.float32):
+        row_sums_triton(torch.tensor([5, 3, 5]), torch.empty(3, 4096, dtype=dtype), 9)
+
+
+def prefix_shared_attention() -> None:
+    from gradbus_kernels.operators.gpu.prefix_shared_attention import attend_on_gpu
+
+    rule = AttentionRule(PrefixLayout.of_lengths([300, 70, 9], [None, 0, 0]), 0.1)
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [torch.randn(379, heads, 128).to(dtype).requires_grad_() for heads in (4, 2, 2)]
+        attend_on_gpu(*inputs, rule).sum().backward()
+
+
+def compile_instead_of_launching(target: GPUTarget) -> set[str]:
+    names: set[str] = set()
+    run = JITFunction.run
+
+    def compiled(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
+        names.add(kernel.__name__)
+        return run(kernel, *arguments, grid=grid, warmup=True, **keywords)
+
+    JITFunction.run = compiled
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0))
+    return names
+
+
+if __name__ == "__main__":
+    launched = compile_instead_of_launching(TARGETS[sys.argv[1]])
+    globals()[sys.argv[2]]()
+    print(*sorted(launched))
