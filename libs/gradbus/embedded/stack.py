@@ -43,6 +43,7 @@ class Stack:
         self.config = config
         self.state = StateFolder(config.state)
         self._blueprint: Blueprint  # made at the start, under the lock
+        self._ports = Ports({})
         self._processes: dict[str, Supervised] = {}
         self._probes: dict[str, Probe] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -100,9 +101,8 @@ class Stack:
         deadline = time.monotonic() + self.config.ready_seconds
         await until_gone(self.state.read("stack.json"))
         services = service_names(self.config.rollouts)
-        self._blueprint = blueprint = Blueprint(
-            self.config, self.state, Credentials(self.state.secrets), Ports(self.state.read("ports.json"))
-        )
+        self._ports = Ports(self.state.read("ports.json"))
+        self._blueprint = blueprint = Blueprint(self.config, self.state, Credentials(self.state.secrets), self._ports)
         blueprint.choose_ports([*services, REFERENCE])
         self._start_servers()
         await self.until_ready(_SERVERS, deadline - time.monotonic())
@@ -163,6 +163,7 @@ class Stack:
         for name in ("buffer", "nats"):
             if name in self._processes:
                 await self._processes[name].stop(_SERVER_STOP_SECONDS)
+        self._ports.release()
         self.state.remove("stack.json")
         self.state.remove("gateway.json")
         self.state.unlock()
