@@ -185,6 +185,23 @@ def test_a_prompt_is_found_each_time_it_came(page, run_id):
     assert "row=" in page.tab.url
 
 
+def test_in_a_free_schedule_columns_are_groups_and_no_step_is_said_to_own_one(page, lab, spec):
+    run = lab.train(spec(schedule={"mode": "free", "steps": 3}))
+    page.tab.goto(f"{page.url}/#/runs/{run['id']}/samples?steps=0,1&show=high")
+    page.sees(".column h2", "Group 4")
+    page.sees(".controls", "Steps, about")
+    sync_api.expect(page.tab.get_by_label("Show", exact=True)).to_have_count(0)
+    page.tab.locator(".said").first.click()
+    page.sees(".life", "In a free schedule the order in the log says by which step.")
+
+
+def test_a_list_without_runs_says_how_to_submit_one(page):
+    page.tab.route(re.compile(r"/v1/runs\?"), lambda route: route.fulfill(json={"data": [], "has_more": False}))
+    page.tab.goto(page.url)
+    page.sees(".empty", "No runs yet")
+    page.sees(".empty pre", "gradbus run my.toml --follow")
+
+
 def test_at_a_phones_width_nothing_is_cut_off(page, lab, spec, run_id):
     lab.submit(spec(name="n" * 60))
     page.tab.set_viewport_size({"width": 360, "height": 740})
