@@ -12,7 +12,7 @@ from gradbus.errors import ApiError
 
 from .conftest import rests, within
 
-LONG = {"groups_per_step": 4, "steps": 200}
+LONG = {"groups_per_step": 4, "steps": 120}
 
 
 def in_log(lab, run_id):
@@ -53,7 +53,7 @@ def test_a_paused_run_stops_within_two_steps_makes_way_and_ends_in_the_same_weig
     lab.client.pause(run_id)
     lab.until(run_id, lambda run: run["state"] == "paused")
     stands = rests(lambda: lab.events(run_id, "metrics")[-1]["step"])
-    assert stands < 199
+    assert stands < 119
     assert steps_since_the_pause(lab, run_id) <= 3, "the step in hand when the wish was taken, and two more"
     lab.train(spec())  # with the trainer of the paused run
     assert lab.client.run(run_id)["state"] == "paused"
