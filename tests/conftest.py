@@ -1,7 +1,9 @@
 """What holds for every test."""
 
+import itertools
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast a machine is decides nothing.
@@ -10,3 +12,13 @@ settings.load_profile("any machine")
 
 # Before whatever imports Triton first: without a GPU its kernels run in its interpreter.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """Gives ports that are given to nobody else: no other test, no stack, no outgoing connection that happens to get one."""
+    from gradbus.embedded.ports import Ports
+
+    ports, serial = Ports({}), itertools.count()
+    yield lambda: ports[str(next(serial))]
+    ports.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -38,14 +37,8 @@ class S3Server:
         return ObjectStore.open(f"s3://bucket/{uuid.uuid4()}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
-def moto_server():
+def moto_server(free_port):
     port = free_port()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
@@ -58,7 +51,7 @@ def moto_server():
 
 
 @pytest.fixture(scope="session")
-def rclone_server(tmp_path_factory):
+def rclone_server(tmp_path_factory, free_port):
     folder, address = tmp_path_factory.mktemp("rclone"), f"127.0.0.1:{free_port()}"
     (folder / "bucket").mkdir()
     log = folder / "log"

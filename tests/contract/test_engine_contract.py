@@ -122,9 +122,7 @@ async def test_a_load_in_flight_begins_a_new_span(start, weights, tmp_path, kind
     engine = start(max_new_tokens=kind.long)
     await engine.load([weights], 4)
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
-    moment = await kind.midway(engine)
-    running = asyncio.create_task(engine.generate([PromptGroup("a", (1, 2, 3), (5, 6))]))
-    await asyncio.sleep(moment)
+    running = await kind.begin(engine, [PromptGroup("a", (1, 2, 3), (5, 6))])
     await engine.load([tmp_path / "next"], 5)
     assert not running.done()
     for completion in (await running)[0].completions:
@@ -136,13 +134,12 @@ async def test_a_load_in_flight_begins_a_new_span(start, weights, tmp_path, kind
 async def test_a_sample_that_waited_for_a_slot_over_a_load_is_of_one_version(start, weights, tmp_path, kind):
     if not kind.exact:
         pytest.skip("two engines would share one server; tests/engines shows it by transformers")
-    engine, fresh = start(slots=4, max_new_tokens=500), start(slots=4, max_new_tokens=500)
+    engine, fresh = (start(slots=4, max_new_tokens=kind.long) for _ in range(2))
     await engine.load([weights], 4)
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
     await fresh.load([tmp_path / "next"], 5)
     waits = PromptGroup("a", (1, 2, 3, 4, 5, 6), (11, 12))
-    running = asyncio.create_task(engine.generate([PromptGroup("first", (1, 2, 3), (5, 6, 7, 8)), waits]))
-    await asyncio.sleep(0.05)
+    running = await kind.begin(engine, [PromptGroup("first", (1, 2, 3), (5, 6, 7, 8)), waits])
     await engine.load([tmp_path / "next"], 5)
     first, second = await running
     assert first.completions[0].spans[0].version == 4, "the load came before any token"
@@ -171,7 +168,7 @@ async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, we
     await asyncio.sleep(0.02)
     save_file({name: tensor * float("nan") for name, tensor in load_file(weights).items()}, tmp_path / "nan")
     await engine.load([tmp_path / "nan"], 1)
-    results = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
     assert all(isinstance(result, ModelError) and "not finite" in str(result) for result in results)
     with pytest.raises(ModelError, match="restart the worker"):
         await engine.generate([PromptGroup("a", (1,), (1,))])
@@ -182,9 +179,7 @@ async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, we
 async def test_close_ends_calls_in_flight(start, weights, kind):
     engine = start(max_new_tokens=kind.long)
     await engine.load([weights], 0)
-    moment = await kind.midway(engine)
-    running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), (1,))]))
-    await asyncio.sleep(moment)
+    running = await kind.begin(engine, [PromptGroup("a", (1,), (1,))])
     await engine.close()
     with pytest.raises(ModelError, match="closed"):
         await running
@@ -194,9 +189,7 @@ async def test_close_ends_calls_in_flight(start, weights, kind):
 async def test_a_cancelled_call_frees_its_slots(start, weights, kind):
     engine = start(max_new_tokens=kind.long, slots=4)
     await engine.load([weights], 0)
-    moment = await kind.midway(engine)
-    running = asyncio.create_task(engine.generate([PromptGroup("a", (1,), tuple(range(40)))]))
-    await asyncio.sleep(moment)
+    running = await kind.begin(engine, [PromptGroup("a", (1,), tuple(range(40)))])
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

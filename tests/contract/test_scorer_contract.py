@@ -106,11 +106,11 @@ async def grpc_service(answer: Callable[[dict], list[dict]]) -> AsyncIterator[st
 SERVICES = {"http": http_service, "grpc": grpc_service}
 
 
-async def scored(reward, seconds=10.0):
+async def scored(reward, seconds=60.0):
     """The answers of the scorer for a `[reward]` section, with what holds for all of them checked."""
     scorer = scorer_for(json.dumps(reward), SETTINGS)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             answers = await scorer.score(REQUEST, seconds)
     finally:
         await scorer.close()
@@ -261,7 +261,7 @@ async def test_a_scorer_that_comes_back_is_used_again():
     reward_service_pb2_grpc.add_RewardServiceServicer_to_server(Servicer(echo()), server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while {answer.status for answer in await scorer.score(REQUEST, 5.0)} != {OK}:  # noqa: ASYNC110 - the server comes up on its own
             await asyncio.sleep(0.1)
     await server.stop(None)

@@ -18,11 +18,45 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from gradbus.client import Client
 
 FINAL = {"succeeded", "failed", "cancelled"}
+PATIENCE = 240.0
+"""Seconds. A machine that is busy with other things costs time and fails no test."""
 WORDS = ["sun", "moon", "star", "sky", "cloud", "rain", "snow", "wind"]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 GRADE_LENGTH = "def grade(sample, item):\n    return len(set(sample['output_text'])) / 16\n"
+
+
+def rests(look, seconds=2.0):
+    """What `look` gives, once it has stayed the same for so long."""
+    deadline = time.monotonic() + PATIENCE
+    seen, since = look(), time.monotonic()
+    while time.monotonic() - since < seconds:
+        assert time.monotonic() < deadline, f"it never comes to rest: {seen}"
+        time.sleep(0.1)
+        if (found := look()) != seen:
+            seen, since = found, time.monotonic()
+    return seen
+
+
+def within(seconds, condition):
+    """Waits for what is promised in so many seconds. They are those of a machine of one's own: what others take of it is not counted."""
+    began, stalled = time.monotonic(), 0.0
+    while not condition():
+        assert time.monotonic() - began < PATIENCE
+        before = time.monotonic()
+        time.sleep(0.05)
+        stalled += time.monotonic() - before - 0.05
+    took = time.monotonic() - began - stalled
+    assert took < seconds or took < seconds * slowness(), f"it took {took:.1f} s"
+
+
+def slowness():
+    """How much longer work takes now than the processor time it needs."""
+    began, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() - used < 0.5:
+        pass
+    return (time.perf_counter() - began) / 0.5
 
 
 @dataclass(frozen=True)
@@ -35,7 +69,7 @@ class Lab:
     def submit(self, spec, **options):
         return self.client.submit(spec, **options)["id"]
 
-    def until(self, run_id, condition, seconds=60.0):
+    def until(self, run_id, condition, seconds=PATIENCE):
         """The run, once `condition` holds of it; a run that ends otherwise is an error at once."""
         deadline = time.monotonic() + seconds
         while True:
@@ -46,15 +80,25 @@ class Lab:
                 raise AssertionError(f"run is {run['state']} at step {run['progress']['step']}: {run['reason']} {run['waiting_for']}")
             time.sleep(0.05)
 
-    def ends(self, run_id, state="succeeded", seconds=60.0):
+    def ends(self, run_id, state="succeeded", seconds=PATIENCE):
         """The run when it is over; it must end in `state`."""
         run = self.until(run_id, lambda run: run["state"] in FINAL, seconds)
         assert run["state"] == state, run["reason"]
         return run
 
-    def train(self, spec, seconds=60.0):
+    def train(self, spec, seconds=PATIENCE):
         """Submits and waits for success."""
         return self.ends(self.submit(spec), seconds=seconds)
+
+    def cancels(self, run_id):
+        """Cancels a run; it is over, and its workers are free, in the five seconds that the design gives them."""
+        self.client.cancel(run_id)
+        within(5.0, lambda: self.client.run(run_id)["state"] in FINAL and self.serving(run_id) == [])
+        return self.ends(run_id, "cancelled")
+
+    def serving(self, run_id):
+        """Workers that have the run."""
+        return [worker["worker"] for worker in self.client.workers()["data"] if worker["run_id"] == run_id]
 
     def events(self, run_id, kind=None):
         """Data of all events of a kind, oldest first."""
@@ -68,7 +112,7 @@ class Lab:
         """Whether every step moved the weights."""
         return [step["noop"] for step in self.events(run["id"], "metrics")] == [False] * run["steps"]
 
-    def gone(self, process, seconds=30.0):
+    def gone(self, process, seconds=PATIENCE):
         """Waits until the stack does not run `process` any more."""
         deadline = time.monotonic() + seconds
         while process in json.loads((self.state / "stack.json").read_text())["processes"]:
@@ -87,7 +131,7 @@ class Command:
 
     def __call__(self, *arguments):
         command = [sys.executable, "-m", "gradbus.cli", *map(str, arguments), "--state", str(self.state)]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +146,7 @@ def stack(tmp_path_factory):
         given = os.environ | environment
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=given) as up:
             try:
-                deadline = time.monotonic() + 90
+                deadline = time.monotonic() + PATIENCE
                 while "Gradbus is up" not in log.read_text():
                     assert up.poll() is None, log.read_text()
                     assert time.monotonic() < deadline, log.read_text()
@@ -110,7 +154,7 @@ def stack(tmp_path_factory):
                 yield state
             finally:
                 up.send_signal(signal.SIGINT)
-                up.wait(60)
+                up.wait(PATIENCE)
                 assert "stopped; everything is kept in" in log.read_text()
 
     return run

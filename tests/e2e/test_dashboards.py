@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -20,7 +19,6 @@ PANELS = [(board, panel) for board in BOARDS.values() for panel in board["panels
 RULES = ROOT / "deploy/prometheus/alerts.yml"
 QUIET = {"Alerts that fire", "Operations that failed", "Spans dropped"}
 """Panels that a run without any fault leaves empty."""
-EXTRA_SECONDS = 3.0
 NEEDS = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no `prometheus` on the PATH; Debian has it in the package prometheus"
 )
@@ -42,15 +40,13 @@ def received():
 
 
 @pytest.fixture(scope="module")
-def prometheus(received, tmp_path_factory):
+def prometheus(received, tmp_path_factory, free_port):
     """A client of it; None where there is none."""
     if shutil.which("prometheus") is None:
         yield None
         return
     folder = tmp_path_factory.mktemp("prometheus")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     scrape = {"job_name": "otlp", "honor_labels": True, "static_configs": [{"targets": [received.pages]}]}
     every = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"}
     (folder / "prometheus.yml").write_text(json.dumps({"global": every, "rule_files": [str(RULES)], "scrape_configs": [scrape]}))
@@ -74,7 +70,7 @@ def exporting(received, stack):
 
 @pytest.fixture(scope="module")
 def run(exporting, lab_on, prometheus, spec, rows):
-    """(id, first second, last second) of a run with every kind of work: parts of a reward, a KL term, evaluation, deltas."""
+    """(id, first second) of a run with every kind of work: parts of a reward, a KL term, evaluation, deltas."""
     body = spec(
         data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
         reward={"grader": GRADER},
@@ -86,12 +82,17 @@ def run(exporting, lab_on, prometheus, spec, rows):
     began = time.time()
     with lab_on(exporting) as lab:
         run_id = lab.submit(body)
-        lab.ends(run_id, seconds=120)
+        lab.ends(run_id)
         lab.samples(run_id)
         lab.client.versions(run_id)
-    # One more export and scrape of all that lives on, and one evaluation of the rules.
-    time.sleep(EXTRA_SECONDS)
-    return run_id, began, time.time()
+    return run_id, began
+
+
+def gives_time(condition, seconds=60.0):
+    """Returns once it is true or after so long: exports, scrapes and rules come at their own pace."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def ask(prometheus, path, **parameters):
@@ -102,15 +103,15 @@ def ask(prometheus, path, **parameters):
 
 def filled(text, run_id):
     """As Grafana sends it with All chosen, and the run."""
-    known = {"$__rate_interval": "5s", "$__range": "60s", "$run": run_id, "$service": ".*", "$worker": ".*", "$scorer": ".*"}
+    known = {"$__rate_interval": "15s", "$__range": "60s", "$run": run_id, "$service": ".*", "$worker": ".*", "$scorer": ".*"}
     for name, value in known.items():
         text = text.replace(name, value)
     assert "$" not in text
     return text
 
 
-def over(prometheus, expr, began, ended):
-    found = ask(prometheus, "query_range", query=expr, start=began, end=ended, step="1")["result"]
+def over(prometheus, expr, began):
+    found = ask(prometheus, "query_range", query=expr, start=began, end=time.time(), step="1")["result"]
     return [value for series in found for _, value in series["values"] if value not in {"NaN", "+Inf", "-Inf"}]
 
 
@@ -120,24 +121,32 @@ def name_of(value):
 
 @NEEDS
 def test_every_panel_of_every_dashboard_shows_data(prometheus, run):
-    run_id, began, ended = run
-    empty = [
-        f"{board['title']}: {panel['title']}: {target['expr']}"
+    run_id, began = run
+    empty = {
+        f"{board['title']}: {panel['title']}: {target['expr']}": filled(target["expr"], run_id)
         for board, panel in PANELS
         for target in panel["targets"]
-        if not over(prometheus, filled(target["expr"], run_id), began, ended) and panel["title"] not in QUIET
-    ]
-    assert empty == []
+        if panel["title"] not in QUIET
+    }
+
+    def all_show():
+        for name in [name for name, expr in empty.items() if over(prometheus, expr, began)]:
+            del empty[name]
+        return not empty
+
+    gives_time(all_show)
+    assert list(empty) == []
 
 
 @NEEDS
 def test_every_variable_has_values(prometheus, run):
-    run_id, began, ended = run
+    run_id, began = run
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:
             inside = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
-            selector, label = filled(inside[1], run_id), inside[2]
-            values = ask(prometheus, f"label/{label}/values", **{"match[]": selector, "start": began, "end": ended})
+            asked = {"match[]": filled(inside[1], run_id), "start": began}
+            gives_time(lambda asked=asked, label=inside[2]: ask(prometheus, f"label/{label}/values", **asked))
+            values = ask(prometheus, f"label/{inside[2]}/values", **asked)
             assert values, f"{board['title']}: {variable['name']}"
             if variable["name"] == "run":
                 assert run_id in values
@@ -152,8 +161,11 @@ def test_every_annotation_is_a_query_that_prometheus_takes(prometheus, run):
 
 @NEEDS
 def test_every_alert_is_evaluated_and_a_healthy_run_raises_none(prometheus, run):
-    groups = ask(prometheus, "rules")["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
+    def rules_now():
+        return [rule for group in ask(prometheus, "rules")["groups"] for rule in group["rules"]]
+
+    gives_time(lambda: {rule["health"] for rule in rules_now()} == {"ok"})
+    rules = rules_now()
     assert {rule["health"] for rule in rules} == {"ok"}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
     assert {rule["labels"]["rule"] for rule in rules} == {"R6", "R7", "R8"}
@@ -162,10 +174,15 @@ def test_every_alert_is_evaluated_and_a_healthy_run_raises_none(prometheus, run)
 @NEEDS
 @pytest.mark.parametrize("panel", [panel for _, panel in PANELS if any(target.get("exemplar") for target in panel["targets"])], ids=name_of)
 def test_points_lead_to_traces(prometheus, run, panel):
-    run_id, began, ended = run
+    run_id, began = run
     expr = next(filled(target["expr"], run_id) for target in panel["targets"] if target.get("exemplar"))
-    found = ask(prometheus, "query_exemplars", query=expr, start=began, end=ended)
-    assert any(re.fullmatch("[0-9a-f]{32}", one["labels"]["trace_id"]) for series in found for one in series["exemplars"])
+
+    def leads():
+        found = ask(prometheus, "query_exemplars", query=expr, start=began, end=time.time())
+        return any(re.fullmatch("[0-9a-f]{32}", one["labels"]["trace_id"]) for series in found for one in series["exemplars"])
+
+    gives_time(leads)
+    assert leads()
 
 
 def test_what_a_run_emits_is_in_the_registry(received, run):
@@ -180,16 +197,23 @@ def test_what_a_run_emits_is_in_the_registry(received, run):
             assert attributes <= set(metric.attributes), f"{name} of {service}"
 
 
-def test_what_is_in_the_registry_is_emitted(received, run):
-    assert set(received.emitted) == set(EVERY)
+def lacking(received):
+    """(service, metric) pairs of the registry that were not emitted, and (metric, attribute) pairs."""
     emitted = {(service, name) for service, found in received.emitted.items() for name, *_ in found}
-    assert {(service, metric.name) for metric in METRICS for service in metric.services} - emitted == set()
     named = {(name, attribute) for found in received.emitted.values() for name, _, _, attributes in found for attribute in attributes}
     # What fails is rare, and the web framework's metrics are its own.
-    ours = {(metric.name, name) for metric in METRICS if not metric.name.startswith("http.") for name in metric.attributes} - named
-    assert {name for _, name in ours} <= {"error.type"}
+    ours = {(metric.name, name) for metric in METRICS if not metric.name.startswith("http.") for name in metric.attributes}
+    pairs = {(service, metric.name) for metric in METRICS for service in metric.services}
+    return (pairs - emitted) | {pair for pair in ours - named if pair[1] != "error.type"}
+
+
+def test_what_is_in_the_registry_is_emitted(received, run):
+    gives_time(lambda: not lacking(received))
+    assert set(received.emitted) == set(EVERY)
+    assert lacking(received) == set()
 
 
 def test_a_metric_names_no_run_but_the_one_that_is_worked_on(received, run):
     """Once the run is over its series are not exported any more: the page's size does not grow with the number of runs."""
+    gives_time(lambda: run[0] not in received.page())
     assert run[0] not in received.page()

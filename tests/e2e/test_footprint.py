@@ -24,7 +24,7 @@ finally:
 def heavy_imports(module, *arguments):
     """What a call of `--help` imports of what is heavy."""
     code = HELP.format(argv=[module, *arguments, "--help"], module=module)
-    said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=30)
+    said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=240)
     assert "Traceback" not in said.stderr, said.stderr
     assert "--help" in said.stdout
     return json.loads(said.stdout.splitlines()[-1].replace("'", '"'))

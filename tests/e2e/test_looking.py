@@ -6,11 +6,15 @@ import subprocess
 
 import pytest
 
+from .conftest import within
+
 
 @pytest.fixture(scope="module")
 def run(lab, spec, rows):
     held_out = rows([{"prompt": "sun and", "answer": "sun"}])
-    return lab.train(spec(data={"eval": held_out}, schedule={"steps": 4}, evaluation={"every": 2, "samples": 1}))
+    run = lab.train(spec(data={"eval": held_out}, schedule={"steps": 4}, evaluation={"every": 2, "samples": 1}))
+    within(60.0, lambda: 4 in [told["step"] for told in lab.events(run["id"], "checkpoint")])  # the trainer tells it on its own
+    return run
 
 
 def test_a_sample_shows_prompt_text_reward_versions_and_step(lab, run):

@@ -12,6 +12,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is on the PATH")
 
 STEPS = 4000
+PATIENCE_MS = 120_000
+sync_api.expect.set_options(timeout=PATIENCE_MS)
 MARKUP = "<img src=x onerror=alert(1)> and"
 VIEWS = ("/", "/runs/{run}", "/runs/{run}/samples", "/runs/{run}/samples/0.1")
 CONTRAST = """names => {
@@ -72,6 +74,7 @@ class Page:
     def __init__(self, lab, context):
         self.url = lab.client.url
         self.tab = context.new_page()
+        self.tab.set_default_timeout(PATIENCE_MS)
         self.complaints = []
         self.foreign = []
         self.tab.on("console", lambda message: self.complaints.append(message.text) if message.type in {"error", "warning"} else None)
@@ -81,16 +84,16 @@ class Page:
 
     def sees(self, selector, text):
         """Waits until an element there has the text."""
-        sync_api.expect(self.tab.locator(selector).filter(has_text=text).first).to_be_visible(timeout=20_000)
+        sync_api.expect(self.tab.locator(selector).filter(has_text=text).first).to_be_visible()
 
     def opens(self, view, run_id=""):
         """Goes to a view, and waits until it shows what it is about."""
         self.tab.goto(f"{self.url}/#{view.format(run=run_id)}")
-        self.tab.wait_for_selector({"/": ".runs", "/runs/{run}": ".chart"}.get(view, ".sample"), timeout=20_000)
+        self.tab.wait_for_selector({"/": ".runs", "/runs/{run}": ".chart"}.get(view, ".sample"))
 
     def grows(self, above):
         """Waits until the reward's curve has more points than `above`."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_MS / 1000
         while self.points() <= above:
             assert time.monotonic() < deadline, f"the curve stays at {self.points()} points"
             self.tab.wait_for_timeout(100)
@@ -104,7 +107,10 @@ class Page:
 def signed_in(lab, browser):
     """A browser that is signed in."""
     context = browser.new_context()
-    Page(lab, context).tab.goto(lab.client.sign_in_link())
+    page = Page(lab, context)
+    page.tab.goto(lab.client.sign_in_link())
+    page.sees("button", "Sign out")  # the page redeems the code once it is there
+    page.tab.close()
     yield context
     context.close()
 
@@ -123,7 +129,7 @@ def test_the_command_prints_a_link_that_signs_in_once(lab, gradbus, browser, run
     first, second = (browser.new_context() for _ in range(2))
     tab = first.new_page()
     tab.goto(link)
-    sync_api.expect(tab.locator("h1")).to_have_text("watched", timeout=20_000)
+    sync_api.expect(tab.locator("h1")).to_have_text("watched")
     assert [(cookie["httpOnly"], cookie["sameSite"]) for cookie in first.cookies()] == [(True, "Strict")]
     assert tab.evaluate("document.cookie") == ""
     other = second.new_page()
@@ -140,7 +146,7 @@ def test_a_run_is_watched_live(page, lab, run_id):
     page.opens("/runs/{run}", run_id)
     page.grows(2)
     page.grows(page.points() + 3)
-    assert page.tab.locator(".chart canvas").count() == page.tab.locator(".chart").count()
+    sync_api.expect(page.tab.locator(".chart canvas")).to_have_count(page.tab.locator(".chart").count())
     page.sees(".chip", "Running")
     page.sees(".workers", "rollout-0")
     page.sees(".told li", re.compile(r"version \d+: reward"))
@@ -153,13 +159,14 @@ def test_a_run_is_watched_live(page, lab, run_id):
 def test_samples_stand_side_by_side_and_each_has_a_life(page, run_id):
     page.tab.goto(f"{page.url}/#/runs/{run_id}/samples?steps=0,2&at=1")
     page.sees(".column h2", "Step 2")
-    assert page.tab.locator(".column").count() == 2
-    assert page.tab.locator(".column").first.locator(".sample").count() == 4
-    assert page.tab.locator(".prompt pre").first.text_content() == MARKUP
+    sync_api.expect(page.tab.locator(".column")).to_have_count(2)
+    sync_api.expect(page.tab.locator(".column").first.locator(".sample")).to_have_count(4)
+    sync_api.expect(page.tab.locator(".prompt pre").first).to_have_text(MARKUP)
     page.tab.get_by_label("Show", exact=True).select_option("high")
     page.sees(".of-prompt pre", MARKUP)
-    rewards = [float(text) for text in page.tab.locator(".column").first.locator(".worth").all_text_contents()]
-    assert len(rewards) == 12
+    worth = page.tab.locator(".column").first.locator(".worth")
+    sync_api.expect(worth).to_have_count(12)
+    rewards = [float(text) for text in worth.all_text_contents()]
     assert rewards == sorted(rewards, reverse=True)
     page.tab.get_by_label("Colour").select_option("probability")
     page.sees(".token", "")
@@ -174,8 +181,25 @@ def test_a_prompt_is_found_each_time_it_came(page, run_id):
     page.opens("/runs/{run}/samples", run_id)
     page.tab.get_by_role("button", name="each time it came").first.click()
     page.sees(".controls", "each time it came")
-    sync_api.expect(page.tab.locator(".column").nth(1)).to_be_visible(timeout=20_000)
+    sync_api.expect(page.tab.locator(".column").nth(1)).to_be_visible()
     assert "row=" in page.tab.url
+
+
+def test_in_a_free_schedule_columns_are_groups_and_no_step_is_said_to_own_one(page, lab, spec):
+    run = lab.train(spec(schedule={"mode": "free", "steps": 3}))
+    page.tab.goto(f"{page.url}/#/runs/{run['id']}/samples?steps=0,1&show=high")
+    page.sees(".column h2", "Group 4")
+    page.sees(".controls", "Steps, about")
+    sync_api.expect(page.tab.get_by_label("Show", exact=True)).to_have_count(0)
+    page.tab.locator(".said").first.click()
+    page.sees(".life", "In a free schedule the order in the log says by which step.")
+
+
+def test_a_list_without_runs_says_how_to_submit_one(page):
+    page.tab.route(re.compile(r"/v1/runs\?"), lambda route: route.fulfill(json={"data": [], "has_more": False}))
+    page.tab.goto(page.url)
+    page.sees(".empty", "No runs yet")
+    page.sees(".empty pre", "gradbus run my.toml --follow")
 
 
 def test_at_a_phones_width_nothing_is_cut_off(page, lab, spec, run_id):
@@ -207,7 +231,7 @@ def test_the_keyboard_is_enough(page, run_id):
     page.tab.locator(f"#to-{run_id}").focus()
     page.tab.keyboard.press("Enter")
     page.sees("h1", "watched")
-    assert page.tab.evaluate("document.activeElement.id") == "main"
+    page.tab.wait_for_function("document.activeElement.id === 'main'")
 
 
 def test_another_name_for_this_machine_shows_nothing(lab, browser):
@@ -233,6 +257,6 @@ def test_the_page_pauses_resumes_and_after_a_question_cancels(page, lab, run_id)
     page.tab.get_by_role("button", name="Cancel the run").click()
     page.sees(".chip", "Cancelled")
     assert lab.ends(run_id, "cancelled")["desired"] == "cancelled"
-    assert not page.tab.get_by_role("button", name="Pause").is_visible()
+    sync_api.expect(page.tab.get_by_role("button", name="Pause")).to_be_hidden()
     page.tab.get_by_role("button", name="Sign out").click()
     page.sees("main", "gradbus open")

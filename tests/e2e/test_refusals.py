@@ -82,7 +82,7 @@ def test_pickled_weights_are_refused(lab, spec, model):
 def test_weights_that_are_not_the_models_end_the_run_with_the_reason(lab, spec, model):
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 64}))
-    run = lab.ends(lab.submit(spec(model={"path": str(model)})), "failed", seconds=30)
+    run = lab.ends(lab.submit(spec(model={"path": str(model)})), "failed")
     assert run["reason"]
 
 
@@ -98,7 +98,7 @@ def test_code_that_a_model_names_never_runs(lab, spec, model, tmp_path):
 
 def test_a_prompt_longer_than_the_model_fails_the_run_and_names_line_and_limit(lab, spec, rows):
     train = rows([{"prompt": "sun and", "answer": "moon"}, {"prompt": "sun and " * 80, "answer": "moon"}])
-    run = lab.ends(lab.submit(spec(data={"train": train})), "failed", seconds=20)
+    run = lab.ends(lab.submit(spec(data={"train": train})), "failed")
     assert "line 2" in run["reason"]
     assert "at most 58 fit" in run["reason"]
 

@@ -5,7 +5,7 @@ import re
 
 def test_a_run_asks_for_nothing_that_it_is_refused(lab, spec, stack_state):
     """With a penalty, so that the reference takes part too."""
-    run = lab.train(spec(algorithm={"kl": 0.1}), seconds=120.0)
+    run = lab.train(spec(algorithm={"kl": 0.1}))
     assert lab.learned(run)
     lab.client.versions(run["id"])
     lab.samples(run["id"])

@@ -132,6 +132,7 @@ def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_expo
         trainer=trainer,
         reward={"grader": LETTERS},
     )
+    lab.gone("reference")
     run_id = lab.submit(long)
     lab.until(run_id, lambda run: run["progress"]["step"] > 2)
     assert "reference" not in gradbus("status").stdout

@@ -64,7 +64,7 @@ def smoke_spec(example: Path, **changes: Any) -> dict[str, Any]:
 
 
 async def train(
-    stack: Stack, spec: dict[str, Any], kills: Sequence[str] = (), seed: int = 0, seconds: float = 120.0, after_step: int = 0
+    stack: Stack, spec: dict[str, Any], kills: Sequence[str] = (), seed: int = 0, seconds: float = 300.0, after_step: int = 0
 ) -> Outcome:
     """Runs `spec` to its end, with a SIGKILL to each of `kills` in turn once it is past `after_step`."""
     client = Client(stack.url, stack.api_key)
@@ -82,7 +82,7 @@ async def train(
     return Outcome(run_id, run["state"], digest, run["progress"]["step"], killed if isinstance(killed, list) else [])
 
 
-async def until(client: Client, run_id: str, condition: Any, seconds: float = 120.0) -> dict[str, Any]:
+async def until(client: Client, run_id: str, condition: Any, seconds: float = 300.0) -> dict[str, Any]:
     """The run, once `condition` holds of it; the gateway may be away meanwhile."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -4,7 +4,7 @@ import pytest
 from ledger import check, read_ledger
 from smoke import smoke_spec, train
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

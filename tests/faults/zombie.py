@@ -24,15 +24,15 @@ class ZombieTrainer:
 
     async def remember(self) -> None:
         """Takes the newest term for its own."""
-        self.term = (await self._stub.GetHeads(GetHeadsRequest(run_id=self._run_id), timeout=5.0)).heads.term
+        self.term = (await self._stub.GetHeads(GetHeadsRequest(run_id=self._run_id), timeout=60.0)).heads.term
 
     async def publish_the_base_model_as(self, ahead: int) -> None:
         """Publishes version 0's weights under a step that is still to come. Raises AioRpcError when refused."""
-        heads = (await self._stub.GetHeads(GetHeadsRequest(run_id=self._run_id), timeout=5.0)).heads
-        manifest = (await self._stub.GetVersion(GetVersionRequest(run_id=self._run_id, step=0), timeout=5.0)).manifest
+        heads = (await self._stub.GetHeads(GetHeadsRequest(run_id=self._run_id), timeout=60.0)).heads
+        manifest = (await self._stub.GetVersion(GetVersionRequest(run_id=self._run_id, step=0), timeout=60.0)).manifest
         manifest.step = heads.version_step + ahead
         manifest.term = self.term
-        await self._stub.PublishVersion(PublishVersionRequest(manifest=manifest), timeout=5.0)
+        await self._stub.PublishVersion(PublishVersionRequest(manifest=manifest), timeout=60.0)
 
     async def close(self) -> None:
         """Ends the connection."""

@@ -27,7 +27,7 @@ CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_ha
 
 
 @pytest.fixture(scope="session")
-def start_nats(tmp_path_factory):
+def start_nats(tmp_path_factory, free_port):
     """Starts a server of its own for whoever calls; all end with the tests."""
     processes = []
 
@@ -121,7 +121,7 @@ class WeightStore:
 
 
 @pytest.fixture
-async def weight_store(nats_url, object_url):
+async def weight_store(nats_url, object_url, free_port):
     store = WeightStore(
         WeightStoreSettings(listen=f"127.0.0.1:{free_port()}", nats_url=nats_url, objects_url=object_url, rpc_callers=CALLERS)
     )
@@ -138,14 +138,8 @@ async def stub(weight_store):
     await channel.close()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def wait_for_port(port, process):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, f"the server on port {port} ended with {process.returncode}"
         try:

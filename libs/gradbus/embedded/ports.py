@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+import sys
 from collections.abc import Mapping
 
 from gradbus.errors import StackError
@@ -35,11 +36,12 @@ class Ports:
     def __init__(self, remembered: Mapping[str, object]) -> None:
         self._remembered = {name: port for name, port in remembered.items() if isinstance(port, int)}
         self._given: dict[str, int] = {}
+        self._claims: list[socket.socket] = []
 
     def __getitem__(self, name: str) -> int:
         if name not in self._given:
             kept = self._remembered.get(name)
-            self._given[name] = kept if kept and is_free(kept) else self._choose()
+            self._given[name] = kept if kept and self._takes(kept) else self._choose()
         return self._given[name]
 
     def claim(self, name: str, port: int, option: str) -> None:
@@ -53,10 +55,31 @@ class Ports:
         """Every port given or remembered, to be kept for the next start."""
         return {**self._remembered, **self._given}
 
+    def release(self) -> None:
+        """Lets other stacks choose these ports again."""
+        for claim in self._claims:
+            claim.close()
+        self._claims.clear()
+
     def _choose(self) -> int:
         taken = set(self.known.values())
         for _ in range(_TRIES):
             port = random.randrange(_FIRST, _LAST)
-            if port not in taken and is_free(port):
+            if port not in taken and self._takes(port):
                 return port
         raise StackError(f"no free port between {_FIRST} and {_LAST}; end some of the processes that listen there")
+
+    def _takes(self, port: int) -> bool:
+        """Whether the port is free, and no other stack has chosen it and is about to listen there."""
+        if not is_free(port):
+            return False
+        if sys.platform != "linux":
+            return True
+        claim = socket.socket(socket.AF_UNIX)  # its abstract name is given once, and ends with the process
+        try:
+            claim.bind(f"\0gradbus-port-{port}")
+        except OSError:
+            claim.close()
+            return False
+        self._claims.append(claim)
+        return True

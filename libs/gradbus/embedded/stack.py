@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import BusSettings
@@ -21,6 +21,7 @@ from gradbus.embedded.servers import buffer_command, nats_command
 from gradbus.embedded.services import REFERENCE, Blueprint, service_names
 from gradbus.embedded.state import StateFolder
 from gradbus.embedded.supervised import Program, Supervised
+from gradbus.embedded.volume import watch_volume
 from gradbus.errors import StackError
 from gradbus.telemetry import get_logger
 
@@ -43,9 +44,10 @@ class Stack:
         self.config = config
         self.state = StateFolder(config.state)
         self._blueprint: Blueprint  # made at the start, under the lock
+        self._ports = Ports({})
         self._processes: dict[str, Supervised] = {}
         self._probes: dict[str, Probe] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._started = time.time()
         self._ready = False
 
@@ -100,9 +102,8 @@ class Stack:
         deadline = time.monotonic() + self.config.ready_seconds
         await until_gone(self.state.read("stack.json"))
         services = service_names(self.config.rollouts)
-        self._blueprint = blueprint = Blueprint(
-            self.config, self.state, Credentials(self.state.secrets), Ports(self.state.read("ports.json"))
-        )
+        self._ports = Ports(self.state.read("ports.json"))
+        self._blueprint = blueprint = Blueprint(self.config, self.state, Credentials(self.state.secrets), self._ports)
         blueprint.choose_ports([*services, REFERENCE])
         self._start_servers()
         await self.until_ready(_SERVERS, deadline - time.monotonic())
@@ -110,8 +111,8 @@ class Stack:
         for name in services:
             self._start_service(name)
         self.state.write("gateway.json", {"url": self.url})
-        self._watch = asyncio.create_task(watch_reference(self._bus_settings(), self._want_reference), name="watch reference")
-        self._watch.add_done_callback(_report_end)
+        self._watch("reference", watch_reference(self._bus_settings(), self._want_reference))
+        self._watch("volume", watch_volume(self.state.nats, lambda: self.kill("nats")))
         await self.until_ready(services, deadline - time.monotonic())
         self._ready = True
         self._note()
@@ -131,6 +132,11 @@ class Stack:
 
             self._processes[name] = Supervised(name, program, self._note)
             self._processes[name].start()
+
+    def _watch(self, what: str, watching: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(watching, name=f"watch {what}")
+        task.add_done_callback(_report_end)
+        self._watches.append(task)
 
     def _start_service(self, name: str) -> None:
         self._probes[name] = service_ready(self._blueprint.ports[f"{name}.health"])
@@ -155,14 +161,15 @@ class Stack:
             self._note()
 
     async def _stop(self) -> None:
-        if self._watch:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         services = [process for name, process in self._processes.items() if name not in _SERVERS]
         await asyncio.gather(*(process.stop(_SERVICE_STOP_SECONDS) for process in services))
         for name in ("buffer", "nats"):
             if name in self._processes:
                 await self._processes[name].stop(_SERVER_STOP_SECONDS)
+        self._ports.release()
         self.state.remove("stack.json")
         self.state.remove("gateway.json")
         self.state.unlock()
@@ -196,4 +203,4 @@ class Stack:
 
 def _report_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        _log.error("reference_not_watched", error=f"{type(error).__name__}: {error}")
+        _log.error("watch_ended", task=task.get_name(), error=f"{type(error).__name__}: {error}")

@@ -10,6 +10,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceServicer, add_TraceServiceServicer_to_server
 
+PATIENCE = 240.0
+
 
 @dataclass(frozen=True)
 class Received:
@@ -50,7 +52,7 @@ def value(given):
 
 @dataclass
 class Collector(TraceServiceServicer):
-    """What was received."""
+    """What was received. Spans come in the order of their ends at best, and those of several processes in any."""
 
     spans: list = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,13 +72,19 @@ class Collector(TraceServiceServicer):
             traces = {span.trace for span in self.spans if span.attributes.get("gradbus.run.id") == run_id}
             return [span for span in self.spans if span.trace in traces]
 
-    def until(self, condition, seconds=30.0):
+    def until(self, condition):
         """What `condition` gives, once it is true."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while not (found := condition()):
             assert time.monotonic() < deadline, sorted({span.name for span in self.spans})
             time.sleep(0.1)
         return found
+
+    def gives_time(self, condition, seconds=60.0):
+        """Returns once `condition` is true, or after so long: a test that needs it says better what is missing."""
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,6 @@ class Tree:
 
     def __init__(self, spans):
         self.spans = spans
-        self.by_id = {span.id: span for span in spans}
         self.below = defaultdict(list)
         for span in spans:
             self.below[span.parent].append(span)
@@ -64,7 +63,7 @@ def run(traced, spec, rows):
         "evaluation": {"every": 2},
         "schedule": {"groups_per_step": GROUPS, "steps": STEPS, "max_staleness": 1},
     }
-    return traced.train(spec(**sections), seconds=180)
+    return traced.train(spec(**sections))
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +74,25 @@ def trees(run, collector):
         spans = collector.of_run(run["id"])
         names = Counter(span.name for span in spans if not span.error)
         wanted = dict.fromkeys(("group", "generate", "score"), STEPS * GROUPS + len(EVALUATED))
-        wanted |= {"train_step": STEPS, "wait_in_log": STEPS * GROUPS, "checkpoint": 2}
+        wanted |= {"deliver": STEPS * GROUPS + len(EVALUATED), "wait_in_log": STEPS * GROUPS}
+        wanted |= {"train_step": STEPS, "publish_version": STEPS + 1, "checkpoint": 2}
+        trained = sum(span.attributes.get("gradbus.verdict") == "train" for span in spans if span.name == "group")
+        wanted |= dict.fromkeys(("reference", "train"), trained)
         loads, attested = names["load_weights"], names["gradbus.v1.WeightStoreService/Attest"]
         return all(names[name] >= count for name, count in wanted.items()) and attested >= 2 * loads and answered(spans)
 
     collector.until(whole)
+    collector.gives_time(lambda: not orphans(collector.of_run(run["id"])))
     found = defaultdict(list)
     for span in collector.of_run(run["id"]):
         found[span.trace].append(span)
     return {trace: Tree(spans) for trace, spans in found.items()}
+
+
+def orphans(spans):
+    """Spans whose parent is not there."""
+    known = {span.id for span in spans}
+    return [span.name for span in spans if span.parent and span.parent not in known]
 
 
 def answered(spans):
@@ -107,8 +116,7 @@ def steps(run, trees):
 
 
 def test_no_span_is_an_orphan_and_every_trace_has_one_root(trees):
-    orphans = [span.name for tree in trees.values() for span in tree.spans if span.parent and span.parent not in tree.by_id]
-    assert orphans == []
+    assert [orphans(tree.spans) for tree in trees.values()] == [[]] * len(trees)
     assert all(len(tree.below[""]) == 1 for tree in trees.values())
     roots = {tree.root.name for tree in trees.values()}
     assert roots == {"group", "train_step", "trainer_start", "score_call", "reference_call"}
@@ -134,17 +142,16 @@ def test_a_step_links_to_all_its_groups(groups, steps):
         assert set(tree.one("read").links) == wanted
 
 
+def generations(groups):
+    """(tree, its span `generate`): more than one of a group that was dispatched again because its worker was slow to claim it."""
+    return [(tree, generate) for tree in groups.values() for generate in tree.named("generate")]
+
+
 def test_generation_is_told_sample_by_sample(groups):
-    for tree in groups.values():
-        generate = tree.one("generate")
-        assert Counter(span.name for span in tree.below[generate.id]) == {
-            "set_aside": 1,
-            "queue": 1,
-            "prefill": 1,
-            "sample": SAMPLES,
-            "deliver": 1,
-        }
-        samples = tree.named("sample")
+    once = dict.fromkeys(("set_aside", "queue", "prefill", "deliver"), 1)
+    for tree, generate in generations(groups):
+        assert Counter(span.name for span in tree.below[generate.id]) == once | {"sample": SAMPLES}
+        samples = tree.named("sample", generate)
         assert sorted(span.attributes["gradbus.sample.n"] for span in samples) == list(range(SAMPLES))
         for span in samples:
             assert 1 <= span.attributes["gen_ai.usage.output_tokens"] <= 6
@@ -201,16 +208,18 @@ def test_held_out_rows_have_traces_of_their_own(run, trees):
 
 def test_times_add_up(groups, steps):
     for tree in groups.values():
-        root, generate = tree.root, tree.one("generate")
+        root, generate = tree.root, min(tree.named("generate"), key=lambda span: span.ended)
         (score,) = [span for span in tree.named("score") if not span.error]
-        stages = [tree.named("send prompts.*")[0], generate, score, *tree.named("reference"), tree.one("admit")]
+        sent = min(tree.named("send prompts.*"), key=lambda span: span.began)
+        stages = [sent, generate, score, *tree.named("reference"), tree.one("admit")]
         assert all(before.began <= after.began for before, after in pairwise(stages))
         assert all(root.began <= span.began and span.ended <= root.ended for span in stages)
         wait = tree.one("wait_in_log")
         assert tree.one("admit").began - CLOCK <= wait.began <= wait.ended
         assert all(wait.ended == span.began for span in tree.named("train"))
-        contained(tree, generate)
         contained(tree, score)
+    for tree, generate in generations(groups):
+        contained(tree, generate)
         parts = [tree.one(name, generate) for name in ("set_aside", "queue", "prefill")]
         assert [(before.ended, before.began <= before.ended) for before in parts[:2]] == [(after.began, True) for after in parts[1:]]
     for tree in steps:
@@ -260,12 +269,18 @@ def test_a_failed_score_is_told_and_the_next_attempt_too(foreign, collector):
     run, _, _ = foreign
     failed = collector.until(lambda: [span for span in collector.of_run(run["id"]) if span.name == "score" and span.error])
     assert "503" in failed[0].error
-    trace = [span for span in collector.of_run(run["id"]) if span.trace == failed[0].trace]
-    assert [span.error for span in trace if span.name == "score"][-1] == ""
+
+    def attempts():
+        scores = [span for span in collector.of_run(run["id"]) if span.name == "score" and span.trace == failed[0].trace]
+        return [span.error for span in sorted(scores, key=lambda span: span.began)]
+
+    collector.gives_time(lambda: "" in attempts())
+    assert attempts()[-1] == ""
 
 
 def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, foreign, collector):
     unseen = {entry.name for entry in SPANS}
+    collector.gives_time(lambda: all(any(fnmatchcase(span.name, name) for span in list(collector.spans)) for name in unseen))
     for span in list(collector.spans):
         (entry,) = [entry for entry in SPANS if fnmatchcase(span.name, entry.name)] or [pytest.fail(f"{span.name} is not declared")]
         unseen.discard(entry.name)

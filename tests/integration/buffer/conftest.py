@@ -13,16 +13,14 @@ from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory):
+def redis_url(tmp_path_factory, free_port):
     binary = shutil.which("redis-server")
     if binary is None:
         pytest.skip("no redis-server on the PATH")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = tmp_path_factory.mktemp("redis")
     process = subprocess.Popen([binary, "--port", str(port), "--dir", str(folder), "--appendonly", "yes"], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while socket.socket().connect_ex(("127.0.0.1", port)):
         assert time.monotonic() < deadline, "redis-server does not listen"
         time.sleep(0.05)

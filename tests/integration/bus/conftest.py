@@ -20,10 +20,8 @@ from gradbus.bus import Bus, BusSettings
 class RestartableNats:
     """`start`, `kill` (-9) and `start` again: same address, same files."""
 
-    def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+    def __init__(self, folder, port):
+        self.port = port
         self.config = folder / "nats.conf"
         self.config.write_text(f'host: 127.0.0.1\nport: {self.port}\njetstream {{ store_dir: "{folder}/store", sync_interval: always }}\n')
         self.url = f"nats://127.0.0.1:{self.port}"
@@ -31,7 +29,7 @@ class RestartableNats:
     def start(self):
         binary = shutil.which("nats-server", path=Path(sys.executable).parent) or shutil.which("nats-server")
         self.process = subprocess.Popen([binary, "-c", str(self.config)], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while socket.socket().connect_ex(("127.0.0.1", self.port)):
             assert time.monotonic() < deadline, "nats-server does not listen"
             time.sleep(0.05)
@@ -42,8 +40,8 @@ class RestartableNats:
 
 
 @pytest.fixture
-def own_nats(tmp_path):
-    server = RestartableNats(tmp_path)
+def own_nats(tmp_path, free_port):
+    server = RestartableNats(tmp_path, free_port())
     server.start()
     yield server
     server.kill()
@@ -68,7 +66,7 @@ def eventually():
     """Waits for an asynchronous condition; what is refused while a server comes back is asked again."""
 
     async def wait(condition):
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(NatsError, APIError):
                     if await condition():

@@ -49,7 +49,7 @@ async def test_two_flushes_at_once_write_each_event_once(history):
 
 async def test_what_is_noted_is_written_without_being_asked(history):
     history.emit("state", "queued")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for event in history.follow():
             assert event.message == "queued"
             break

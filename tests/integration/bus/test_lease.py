@@ -40,7 +40,7 @@ async def test_a_holder_that_comes_back_takes_its_lease_over_and_the_older_one_l
     first = await Lease.acquire(leases, unique, "a")
     second = await Lease.acquire(leases, unique, "a")
     assert second.term > first.term
-    await asyncio.wait_for(first.lost.wait(), 20)
+    await asyncio.wait_for(first.lost.wait(), 60)
     await first.release()
     assert await Lease.acquire(leases, unique, "b") is None
     await second.release()
@@ -72,7 +72,7 @@ async def test_a_renewal_whose_answer_was_lost_is_the_holders_own(leases, unique
 async def test_a_lease_that_was_taken_away_is_lost(leases, unique):
     lease = await Lease.acquire(leases, unique, "a")
     await leases.delete(unique)
-    await asyncio.wait_for(lease.lost.wait(), 20)
+    await asyncio.wait_for(lease.lost.wait(), 60)
     await lease.release()
 
 

@@ -86,7 +86,7 @@ async def test_workers_fetch_again_after_the_server_was_killed(own_nats, own_bus
     await queue.open()
     own_nats.kill()
     own_nats.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         found = []
         while not found:
             await queue.publish(tasks(1))

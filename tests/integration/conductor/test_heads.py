@@ -21,7 +21,7 @@ def heads(run_id):
 
 
 async def until(heads, version=-1, checkpoint=-1):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (heads.version, heads.checkpoint) != (version, checkpoint):
             await heads._wake.wait()
             heads._wake.clear()

@@ -107,6 +107,7 @@ async def test_a_run_without_a_wish_runs(runs, report, run_id):
     async with runs.view(f"{run_id}.*") as view:
         assert report.desired(view) == "running"
         await runs.put(f"{run_id}.desired", b'"cancelled"')
-        async with asyncio.timeout(20):
-            await view.changed.wait()
-        assert report.desired(view) == "cancelled"
+        async with asyncio.timeout(60):
+            while report.desired(view) != "cancelled":
+                await view.changed.wait()
+                view.changed.clear()

@@ -10,6 +10,7 @@ from gradbus.bus import Buckets, EventLog, Lease, TaskQueue, subjects
 from gradbus.runs import WorkerPresence
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.weights_pb2 import Frontier, TrainerProgress
+from gradbus_conductor import dispatch
 from gradbus_conductor.data_order import DataOrder
 from gradbus_conductor.harvest import Harvest
 from gradbus_conductor.preparation import Dataset, Prepared
@@ -36,13 +37,22 @@ async def loop(wires, record, run_id):
     await assignments.delete(run_id)
 
 
+async def fetched(queue, groups):
+    """Indexes of at least so many groups from the queue."""
+    found = []
+    async with asyncio.timeout(60):
+        while len(found) < groups:
+            found += [each.index for delivery in await queue.fetch(100) for each in delivery.task.groups]
+    return sorted(found)
+
+
 async def test_a_trainer_that_was_replaced_is_not_believed(loop, wires, run_id):
     loop._heads.checkpoint = 2
     async with loop._listening():
         for step in (1, 3):
             progress = TrainerProgress(run_id=run_id, step=step, frontier=Frontier(below=2 * step))
             await wires.bus.publish(subjects.missing(run_id), progress.SerializeToString())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while step == 3 and loop._lacking is None:  # noqa: ASYNC110 - the loop has no condition for it
                     await asyncio.sleep(0.01)
         assert loop._lacking.step == 3
@@ -51,7 +61,8 @@ async def test_a_trainer_that_was_replaced_is_not_believed(loop, wires, run_id):
         assert loop._lacking.step == 3, "older than the checkpoint: the frontier it names was trimmed long ago"
 
 
-async def test_what_an_earlier_conductor_sent_and_is_claimed_or_sampled_is_not_sent_again(loop, wires, run_id, group):
+async def test_what_an_earlier_conductor_sent_and_is_claimed_or_sampled_is_not_sent_again(loop, wires, run_id, group, monkeypatch):
+    monkeypatch.setattr(dispatch, "_PATIENCE_SECONDS", 600.0)
     sampled = group(0)
     sampled.row = loop._frame.prepared.order.row(0)
     await GroupStore(wires.buffer, run_id).put([sampled])
@@ -59,12 +70,10 @@ async def test_what_an_earlier_conductor_sent_and_is_claimed_or_sampled_is_not_s
     await queue.open()
     loop._heads.version = 0
     await loop._pass()
-    tasks = [delivery.task for delivery in await queue.fetch(100)]
-    assert sorted(each.index for task in tasks for each in task.groups) == [2, 3, 4, 5]
+    assert await fetched(queue, 4) == [2, 3, 4, 5]
     loop._heads.version = 1
     await loop._pass()
-    tasks = [delivery.task for delivery in await queue.fetch(100)]
-    assert sorted(each.index for task in tasks for each in task.groups) == [6, 7], "what nobody can have sent goes out at once"
+    assert await fetched(queue, 2) == [6, 7], "what nobody can have sent goes out at once"
     await loop._sampling.close()
     await queue.remove()
 

@@ -26,7 +26,7 @@ def store(wires, run_id):
 
 
 async def judged(sampling, count):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(sampling.judged) < count:
             await sampling._wake.wait()
             sampling._wake.clear()

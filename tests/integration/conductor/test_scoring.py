@@ -35,7 +35,7 @@ async def judged(wires, record, run_id):
         scoring = Scoring(wires, run_id, record(**sections).spec, GroupTraces(run_id, 0.0), done)
         opened.append(scoring)
         scoring.submit((group, f'{{"row": {group.index}}}') for group in groups)
-        await asyncio.wait_for(complete.wait(), 20)
+        await asyncio.wait_for(complete.wait(), 60)
         assert scoring.state.failing == {}
         return found
 
@@ -147,7 +147,7 @@ async def failing(wires, run_id, record, scorer, group):
     scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=ERROR, reason="the disk is full")
     scoring = Scoring(wires, run_id, record().spec, GroupTraces(run_id, 0.0), lambda entry: pytest.fail(f"{entry.index} cannot be judged"))
     scoring.submit([(group(0), "{}")])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while scorer.asked.get("0.0", 0) < 2:  # noqa: ASYNC110 - the scorer counts, it does not signal
             await asyncio.sleep(0.01)
     return scoring
@@ -163,7 +163,7 @@ async def test_what_a_service_says_itself_is_quoted(wires, run_id, record, score
     scorer.down = 1000
     scoring = Scoring(wires, run_id, record().spec, GroupTraces(run_id, 0.0), lambda _: None)
     scoring.submit([(group(0), "{}")])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
             await asyncio.sleep(0.01)
     assert scoring.state.failing[0] == "the reward service at the-address:1 refused: the scorer's machine is on fire"
@@ -181,7 +181,7 @@ async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_
             wires = dataclasses.replace(wires, addresses=addresses, **{service: stub})
             scoring = Scoring(wires, run_id, record(algorithm={"kl": 0.1}).spec, GroupTraces(run_id, 0.0), lambda _: None)
             scoring.submit([(group(0), "{}")])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
                     await asyncio.sleep(0.01)
             await scoring.close()
@@ -196,7 +196,7 @@ async def test_what_nobody_wants_any_more_is_not_asked_for_again(wires, run_id, 
         assert scoring.state.failing == {}
     else:
         await scoring.close()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)  # what was under way arrives
     asked = dict(scorer.asked)
     await asyncio.sleep(1.0)
     assert scorer.asked == asked

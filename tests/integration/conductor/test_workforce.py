@@ -32,7 +32,7 @@ async def two(buckets):
 
 
 async def until(views, condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.wait([asyncio.create_task(view.changed.wait()) for view in views], timeout=0.05)
 

@@ -124,7 +124,7 @@ async def test_acknowledged_entries_survive_a_killed_buffer(stack_config):
         log = ExperienceLog(client, RUN)
         await log.append(1, {index: LogEntry(index=index) for index in range(50)})
         await stack.kill("buffer")
-        await stack.until_ready(["buffer"], 10.0)
+        await stack.until_ready(["buffer"], 60.0)
         assert await log.admitted(0, 64) == set(range(50))
         await client.aclose()
 

@@ -75,16 +75,14 @@ HEARERS = {
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, free_port):
     """NATS as the embedded stack configures it; the settings of each user."""
     state = StateFolder(tmp_path)
     state.lock()
     credentials = Credentials(state.secrets)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(nats_command(state, credentials, port), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while socket.socket().connect_ex(("127.0.0.1", port)):
         assert process.poll() is None
         assert time.monotonic() < deadline, "nats-server does not listen"
@@ -121,7 +119,7 @@ class Caller:
         """Those of the subjects `wanted` that the server refuses. It answers in order, so what nobody may do comes last."""
         for subject in [*wanted, LAST]:
             await (self.client.publish(subject, b"x") if verb == "publish" else self.client.subscribe(subject))
-        await asyncio.wait_for(self.last.wait(), 20)
+        await asyncio.wait_for(self.last.wait(), 60)
         told = {f'nats: permissions violation for {WORDS[verb]} to "{subject.lower()}"': subject for subject in wanted}
         return {told[one] for one in self.refused if one in told}
 
@@ -196,9 +194,12 @@ async def test_tasks_are_dispatched_taken_acknowledged_and_removed(buses):
     dispatched, taken = TaskQueue(made["conductor"], RUN), TaskQueue(made["rollout"], RUN)
     await dispatched.open()
     await dispatched.publish([Task(run_id=RUN, task_id=str(n)) for n in range(40)])
-    got = [delivery.task.task_id for _ in range(3) for delivery in await taken.fetch(16)]
+    got = []
+    async with asyncio.timeout(60):
+        while len(got) < 40:
+            got += [delivery.task.task_id for delivery in await taken.fetch(16)]
     assert got == [str(n) for n in range(40)]
-    async with asyncio.timeout(20):  # an acknowledgement that is refused is silent
+    async with asyncio.timeout(60):  # an acknowledgement that is refused is silent
         while True:
             info = await made["conductor"].jetstream.consumer_info("PROMPTS", f"rollout-{RUN}")
             if info.num_ack_pending == 0:
@@ -226,7 +227,7 @@ async def test_a_long_history_is_read_at_its_readers_pace(buses):
     for _ in range(100):
         log.emit("metrics", "x" * 100_000)
     await log.flush()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert len(await EventLog(made["gateway"], RUN).read()) == 100
     assert refused == []
 
@@ -248,7 +249,7 @@ async def test_hints_arrive(buses, sender, hearer, subject):
         heard.set()
 
     async with made[hearer].subscribed(subject, hear):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not heard.is_set():  # the first may overtake the subscription
                 await made[sender].publish(subject, b"hint")
                 await asyncio.sleep(0.01)

@@ -35,7 +35,7 @@ def test_status_and_down_say_that_no_stack_runs(tmp_path):
 async def test_status_shows_each_process(stack_config):
     async with Stack(stack_config()) as stack:
         await stack.kill("reward")
-        await stack.until_ready(["reward"], 10.0)
+        await stack.until_ready(["reward"], 60.0)
         shown = await asyncio.to_thread(gradbus, "status", "--state", stack.state.root)
         assert shown.exit_code == 0
         rows = {line.split()[0]: line.split() for line in shown.output.splitlines() if line.split() and line.split()[0] in stack.processes}
@@ -52,7 +52,7 @@ def test_down_returns_when_everything_has_stopped(tmp_path):
         stopped = gradbus("down", "--state", tmp_path)
         assert stopped.exit_code == 0
         assert "everything is kept in" in stopped.output
-        assert supervisor.wait(10) == 0
+        assert supervisor.wait(60) == 0
     assert state.owner() is None
     assert not (tmp_path / "stack.json").exists()
 
@@ -62,7 +62,7 @@ def test_up_on_a_folder_in_use_is_refused(tmp_path, mode):
     state = StateFolder(tmp_path)
     state.lock()
     command = [sys.executable, "-m", "gradbus.cli", "up", "--state", str(tmp_path), "--port", "0", *mode]
-    refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert f"pid {os.getpid()}" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -19,7 +19,7 @@ from gradbus.errors import StackError
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -39,7 +39,7 @@ async def test_every_process_comes_back_after_sigkill(stack_config):
         before = pids(stack)
         assert set(before) == {"nats", "buffer", "weight_store", "reward", "conductor", "gateway", "trainer-0", "rollout-0", "rollout-1"}
         await asyncio.gather(*(stack.kill(name) for name in before))
-        await stack.until_ready(list(before), 20.0)
+        await stack.until_ready(list(before), 60.0)
         after = pids(stack)
         assert all(after[name] != before[name] for name in before)
         assert {process.restarts for process in stack.processes.values()} == {1}
@@ -92,7 +92,7 @@ async def test_a_changed_override_takes_effect_at_the_next_start(stack_config):
     async with Stack(stack_config()) as stack:
         stack.config.environment_overrides["trainer-0"] = {"GRADBUS_FAULT_POINT": "mid-publish"}
         await stack.kill("trainer-0")
-        await stack.until_ready(["trainer-0"], 10.0)
+        await stack.until_ready(["trainer-0"], 60.0)
         note = json.loads((stack.state.cache / "trainer-0.json").read_text())
     assert note["environment"]["GRADBUS_FAULT_POINT"] == "mid-publish"
 
@@ -129,6 +129,6 @@ async def test_a_signal_stops_the_stack_in_order(stack_config, is_alive, number)
         await until(lambda: state.read("stack.json").get("ready"), 30.0)
         running = [entry["pid"] for entry in state.read("stack.json")["processes"].values()]
         supervisor.send_signal(number)
-        assert await asyncio.to_thread(supervisor.wait, 30) == 0
+        assert await asyncio.to_thread(supervisor.wait, 60) == 0
     assert not any(is_alive(pid) for pid in running)
     assert state.log_tail("trainer-0").endswith("drained")

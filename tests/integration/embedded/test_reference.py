@@ -18,7 +18,7 @@ SPEC = {
 }
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -38,9 +38,9 @@ async def test_the_reference_comes_and_goes_with_the_runs_that_need_it(stack_con
         record = RunRecord(run_id="run-1", spec=RunSpec.model_validate(SPEC), created_unix_ns=1)
         await runs.put("run-1.spec", record.to_bytes())
         await until(lambda: "reference" in stack.processes)
-        await stack.until_ready(["reference"], 10.0)
+        await stack.until_ready(["reference"], 60.0)
         await stack.kill("nats")
-        await stack.until_ready(["nats"], 10.0)
+        await stack.until_ready(["nats"], 60.0)
         assert stack.processes["reference"].restarts == 0
         await (await conductor.bucket("runs")).put("run-1.status", RunStatus(state="succeeded").to_bytes())
         await until(lambda: "reference" not in stack.processes, 20.0)

@@ -23,7 +23,7 @@ async def test_a_second_stack_on_the_same_folder_is_refused_and_the_first_runs_o
         with pytest.raises(StackError, match=r"a stack runs on .* already"):
             async with Stack(stack_config()):
                 pass
-        await first.until_ready(list(first.processes), 5.0)
+        await first.until_ready(list(first.processes), 60.0)
 
 
 async def test_a_taken_port_is_refused_before_anything_starts(stack_config, taken_port):
@@ -46,7 +46,7 @@ async def test_a_service_that_dies_at_its_start_is_named_with_the_end_of_its_log
 
 
 async def test_a_service_that_never_gets_ready_is_named(stack_config):
-    stack = Stack(stack_config(command_overrides={"reward": ["sleep", "600"]}, ready_seconds=3.0))
+    stack = Stack(stack_config(command_overrides={"reward": ["sleep", "600"]}, ready_seconds=10.0))
     with pytest.raises(StackError, match="reward did not get ready"):
         async with stack:
             pass

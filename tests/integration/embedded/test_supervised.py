@@ -14,7 +14,7 @@ def program(tmp_path, source):
     return Program([sys.executable, "-u", "-c", source], dict(os.environ), tmp_path / "log")
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -53,13 +53,28 @@ async def test_a_stop_while_it_waits_to_come_back_is_heeded(tmp_path):
     assert (process.state, process.pid, process.restarts) == ("stopped", None, stopped_at)
 
 
+SLOW = """
+import os, signal, sys, time
+
+def drain(*_):
+    while not os.path.exists({go!r}):
+        time.sleep(0.02)
+    print("drained")
+    sys.exit()
+
+signal.signal(signal.SIGTERM, drain)
+print("up")
+time.sleep(600)
+"""
+
+
 async def test_a_cancelled_stop_leaves_the_process_to_its_drain(tmp_path):
-    drain = "(time.sleep(0.5), print('drained'), sys.exit())"
-    slow = f"import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: {drain}); print('up'); time.sleep(600)"
-    process = Supervised("slow", lambda: program(tmp_path, slow), lambda: None)
+    go = tmp_path / "go"
+    process = Supervised("slow", lambda: program(tmp_path, SLOW.format(go=str(go))), lambda: None)
     process.start()
     await until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "up\n")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(process.stop(10.0), 0.1)
+        await asyncio.wait_for(process.stop(60.0), 0.1)
+    go.touch()
     await until(lambda: process.state == "stopped")
     assert (tmp_path / "log").read_text() == "up\ndrained\n"

@@ -44,7 +44,7 @@ def nats_url(start_nats):
 
 
 @pytest.fixture(scope="session")
-def stack(nats_url, buffer_url, tmp_path_factory):
+def stack(nats_url, buffer_url, tmp_path_factory, free_port):
     folder = tmp_path_factory.mktemp("gateway")
     roots = folder / "models"
     roots.mkdir()
@@ -80,7 +80,7 @@ def stack(nats_url, buffer_url, tmp_path_factory):
     )
     for process in processes:
         process.terminate()
-    assert [process.wait(30) for process in processes] == [0, 0], (folder / "gradbus_gateway.log").read_text()
+    assert [process.wait(60) for process in processes] == [0, 0], (folder / "gradbus_gateway.log").read_text()
 
 
 def start(module, port, wires, folder):
@@ -88,7 +88,7 @@ def start(module, port, wires, folder):
     with log.open("wb") as file:
         environment = {**os.environ, **wires, "GRADBUS_LISTEN": f"127.0.0.1:{port}"}
         process = subprocess.Popen([sys.executable, "-m", module], env=environment, stderr=file)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
@@ -99,15 +99,9 @@ def start(module, port, wires, folder):
     raise AssertionError(f"{module} does not listen: {log.read_text()}")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def http(stack):
-    with httpx2.Client(base_url=stack.url, headers={"Authorization": f"Bearer {stack.key}"}, timeout=30.0) as client:
+    with httpx2.Client(base_url=stack.url, headers={"Authorization": f"Bearer {stack.key}"}, timeout=60) as client:
         yield client
 
 

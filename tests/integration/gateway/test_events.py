@@ -36,7 +36,7 @@ async def read_stream(stack, run_id, after, enough=None):
     found = []
     headers = {"Authorization": f"Bearer {stack.key}", "Last-Event-ID": str(after)}
     async with (
-        httpx2.AsyncClient(base_url=stack.url, headers=headers, timeout=30.0) as http,
+        httpx2.AsyncClient(base_url=stack.url, headers=headers, timeout=60) as http,
         http.sse(f"/v1/runs/{run_id}/events") as source,
     ):
         assert source.response.headers["content-type"].startswith("text/event-stream")

@@ -50,7 +50,7 @@ async def test_versions_name_their_holders(client, submitted, publish, bus):
     await publish(1, b"better")
     worker = WorkerPresence(worker="w1", role="rollout", incarnation="a", run_id=submitted["id"], version=1, digest=digest_of(b"better"))
     await (await bus.bucket(Buckets.WORKERS)).put("w1", worker.to_bytes())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not any(version["held_by"] for version in client.versions(submitted["id"])["data"]):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)

@@ -16,11 +16,14 @@ import asyncio, sys, threading
 from gradbus.errors import ModelError
 from gradbus.process import ProcessSettings, run_process
 
+async def told():
+    await asyncio.to_thread(sys.stdin.readline)
+
 async def serve(process):
-    await asyncio.sleep(0.2)
+    await told()
     process.ready = True
     await process.stopping.wait()
-    await asyncio.sleep(0.2)
+    await told()
     print("drained", flush=True)
 
 async def leave(process):
@@ -52,10 +55,8 @@ sys.exit(run_process("test", ProcessSettings(health=sys.argv[2]), globals()[sys.
 
 
 @pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def port(free_port):
+    return free_port()
 
 
 @pytest.fixture
@@ -64,7 +65,8 @@ def start(port):
 
     def run(main):
         command = [sys.executable, "-c", SCRIPT, main, f"127.0.0.1:{port}"]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        started.append(subprocess.Popen(command, text=True, **pipes))
         return started[-1]
 
     yield run
@@ -75,7 +77,7 @@ def start(port):
 
 def page(port, path):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -84,10 +86,16 @@ def page(port, path):
 
 
 def until(port, path, status):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while page(port, path) != status:
         assert time.monotonic() < deadline, f"{path} is not {status}"
         time.sleep(0.02)
+
+
+def go_on(process):
+    """What the service waits for before it is ready, and before its drain ends."""
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def lines(text):
@@ -98,18 +106,21 @@ def lines(text):
 def test_a_signal_drains_and_the_process_ends_well(start, port, number):
     process = start("serve")
     until(port, "/healthz", 200)
+    go_on(process)
     until(port, "/readyz", 200)
     process.send_signal(number)
     until(port, "/readyz", 503)
-    out, log = process.communicate(timeout=20)
+    out, log = process.communicate("\n", timeout=60)
     assert (process.returncode, out) == (0, "drained\n")
     assert [line["event"] for line in lines(log)] == ["started", "stopped"]
 
 
 def test_pages_tell_alive_from_ready(start, port):
-    start("serve")
+    process = start("serve")
     until(port, "/healthz", 200)
     assert page(port, "/other") == 404
+    assert page(port, "/readyz") == 503
+    go_on(process)
     until(port, "/readyz", 200)
 
 
@@ -124,7 +135,7 @@ def test_a_probe_that_says_nothing_or_nonsense_harms_nobody(start, port):
 
 def test_a_service_that_returns_ends_well(start):
     process = start("leave")
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 
@@ -140,7 +151,7 @@ def test_a_thread_that_never_ends_does_not_hold_the_process(start):
 )
 def test_an_error_is_logged_and_the_status_says_so(start, main, event, text):
     process = start(main)
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     last = lines(log)[-1]
     assert last["event"] == event
@@ -152,7 +163,7 @@ def test_an_error_in_the_drain_is_a_crash(start, port):
     process = start("crash_in_the_drain")
     until(port, "/readyz", 200)
     process.terminate()
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "in the drain" in log
 
@@ -162,13 +173,13 @@ def test_a_taken_health_address_is_named(start, port):
         taken.bind(("127.0.0.1", port))
         taken.listen()
         process = start("serve")
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "GRADBUS_HEALTH" in log
 
 
 def test_a_crash_is_logged_without_the_values_of_variables(start):
     process = start("crash_with_a_secret")
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=60)
     assert lines(log)[-1]["event"] == "crashed"
     assert "of-the-user" not in log

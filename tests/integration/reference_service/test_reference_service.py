@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 
@@ -66,10 +65,8 @@ async def run_id(nats_url, object_url, model, folder):
 
 
 @pytest.fixture(scope="module")
-def address(nats_url, object_url, folder):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def address(nats_url, object_url, folder, free_port):
+    port = free_port()
     environment = {
         **os.environ,
         "GRADBUS_LISTEN": f"127.0.0.1:{port}",
@@ -82,7 +79,7 @@ def address(nats_url, object_url, folder):
         process = subprocess.Popen([sys.executable, "-m", "gradbus_reference"], env=environment, stderr=log)
     yield f"127.0.0.1:{port}"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0, "SIGTERM drains and ends with 0"
+    assert process.wait(60) == 0, "SIGTERM drains and ends with 0"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import secrets
-import socket
 from dataclasses import dataclass, field
 
 import pytest
@@ -74,12 +73,9 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-async def stub(nats_url, object_url):
+async def stub(nats_url, object_url, free_port):
     process = Process("weight_store")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = WeightStoreSettings(listen=f"127.0.0.1:{port}", nats_url=nats_url, objects_url=object_url, rpc_callers=CALLERS)
+    settings = WeightStoreSettings(listen=f"127.0.0.1:{free_port()}", nats_url=nats_url, objects_url=object_url, rpc_callers=CALLERS)
     task = asyncio.create_task(serve(settings, process))
     await until(lambda: process.ready or task.done())
     assert not task.done(), task.result()

@@ -37,7 +37,7 @@ async def serving(bus, buffer, objects, stub, run_id, tmp_path):
     task = asyncio.create_task(station.serve(process, service.serve_run))
     yield station.presence
     process.stopping.set()
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, 60)
     assert await (await bus.bucket(Buckets.WORKERS)).get(station.presence.worker) is None
 
 

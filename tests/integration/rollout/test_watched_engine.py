@@ -114,7 +114,7 @@ async def test_a_worker_whose_engine_hangs_hands_back_its_claims_and_ends(bus, n
     await new_record()
     workers, assignments = await bus.bucket(Buckets.WORKERS), await bus.bucket(Buckets.ASSIGNMENTS)
     urls = {"GRADBUS_NATS_URL": nats_url, "GRADBUS_BUFFER_URL": buffer_url, "GRADBUS_OBJECTS_URL": object_url}
-    limits = {"GRADBUS_WORKER_ID": name, "GRADBUS_ENGINE_PROGRESS_SECONDS": "3"}
+    limits = {"GRADBUS_WORKER_ID": name, "GRADBUS_ENGINE_PROGRESS_SECONDS": "6"}
     command = [sys.executable, "-c", WORKER]
     process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **urls, **limits}, stderr=subprocess.PIPE)
 
@@ -125,7 +125,7 @@ async def test_a_worker_whose_engine_hangs_hands_back_its_claims_and_ends(bus, n
     await assignments.put(name, json.dumps(run_id).encode())
     try:
         await until(claims)
-        _, log = await asyncio.wait_for(process.communicate(), 60)
+        _, log = await asyncio.wait_for(process.communicate(), 120)
     finally:
         await assignments.delete(name)
     assert process.returncode == 1

@@ -64,7 +64,7 @@ async def use_grpc(run_id):
     add_RewardServiceServicer_to_server(Scorer(), server.server)
     await server.start()
     channel = open_channel(f"127.0.0.1:{server.port}", "token")
-    await RewardServiceStub(channel).Score(ScoreRequest(run_id=run_id), timeout=10)
+    await RewardServiceStub(channel).Score(ScoreRequest(run_id=run_id), timeout=60)
     await channel.close()
     await server.server.stop(0)
 

@@ -176,7 +176,7 @@ async def test_object_storage_that_refuses_is_waited_for(store, objects, new_lea
     assert not task.done()
     blobs.unlink()
     shutil.move(aside, blobs)
-    assert await asyncio.wait_for(task, 20) == (await store.checkpoint()).digest
+    assert await asyncio.wait_for(task, 60) == (await store.checkpoint()).digest
 
 
 async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects, new_learner, published, scratch):

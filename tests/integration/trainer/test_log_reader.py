@@ -59,7 +59,7 @@ async def test_a_step_waits_for_its_groups_and_gives_them_with_their_digests(rea
         await asyncio.sleep(0.1)
         assert not waiting.done()
         await log.append(1, {0: make_entry(0)})
-        items = await asyncio.wait_for(waiting, 10)
+        items = await asyncio.wait_for(waiting, 60)
     assert indexes(items) == [0, 1]
     assert [item.digest for item in items] == [stored.digest for stored in sorted(await log.read(), key=lambda stored: stored.index)]
     assert all(item.size_bytes > len(item.entry.group) for item in items)
@@ -75,10 +75,10 @@ async def test_corrupt_entries_are_never_given_out_and_the_conductor_is_told(rea
     await log.append(1, {1: make_entry(1)})
     async with reader.reading():
         waiting = asyncio.create_task(reader.step(0, frontier))
-        progress = await asyncio.wait_for(missing.get(), 10)
+        progress = await asyncio.wait_for(missing.get(), 60)
         assert not waiting.done()
         await add_raw(buffer, run_id, 0, seal(make_entry(0).SerializeToString()))
-        items = await asyncio.wait_for(waiting, 10)
+        items = await asyncio.wait_for(waiting, 60)
     assert (progress.step, progress.frontier) == (0, frontier.to_message())
     assert indexes(items) == [0, 1]
     assert items[0].entry == make_entry(0)
@@ -88,20 +88,20 @@ async def test_a_log_that_was_lost_and_made_anew_is_read_from_its_start(reader, 
     await add_raw(buffer, run_id, 0, seal(make_entry(0).SerializeToString()), "9999999999999-0")
     async with reader.reading():
         waiting = asyncio.create_task(reader.step(0, frontier))
-        await asyncio.wait_for(missing.get(), 10)
+        await asyncio.wait_for(missing.get(), 60)
         await buffer.delete(keys.experience(run_id))
         for index in (1, 0):  # ids below what was read before
             await add_raw(buffer, run_id, index, seal(make_entry(index).SerializeToString()), f"5-{2 - index}")
-        assert indexes(await asyncio.wait_for(waiting, 20)) == [0, 1]
+        assert indexes(await asyncio.wait_for(waiting, 60)) == [0, 1]
 
 
 async def test_it_asks_again_until_the_groups_come(reader, log, frontier, missing):
     async with reader.reading():
         waiting = asyncio.create_task(reader.step(0, frontier))
-        asked = [await asyncio.wait_for(missing.get(), 15) for _ in range(2)]
+        asked = [await asyncio.wait_for(missing.get(), 60) for _ in range(2)]
         assert [progress.step for progress in asked] == [0, 0]
         await log.append(1, {index: make_entry(index) for index in range(2)})
-        assert indexes(await asyncio.wait_for(waiting, 10)) == [0, 1]
+        assert indexes(await asyncio.wait_for(waiting, 60)) == [0, 1]
 
 
 async def test_a_reader_that_broke_says_so_instead_of_waiting(bus, buffer, run_id, make_spec, frontier):
@@ -119,7 +119,7 @@ async def test_a_reader_that_broke_says_so_instead_of_waiting(bus, buffer, run_i
     await ExperienceLog(buffer, run_id).append(1, {0: make_entry(0)})
     with pytest.raises(ValueError, match="a fault of ours"):
         async with reader.reading():
-            await asyncio.wait_for(reader.step(0, frontier), 10)
+            await asyncio.wait_for(reader.step(0, frontier), 60)
 
 
 async def test_a_buffer_that_is_away_is_waited_for(bus, buffer, run_id, make_spec, frontier):
@@ -131,4 +131,4 @@ async def test_a_buffer_that_is_away_is_waited_for(bus, buffer, run_id, make_spe
         await asyncio.sleep(0.5)
         await buffer.delete(keys.experience(run_id))
         await log.append(1, {index: make_entry(index) for index in range(2)})
-        assert indexes(await asyncio.wait_for(waiting, 20)) == [0, 1]
+        assert indexes(await asyncio.wait_for(waiting, 60)) == [0, 1]

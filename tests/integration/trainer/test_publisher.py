@@ -18,6 +18,8 @@ from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version, fingerprint, load_tensors, store_files
 
+from .conftest import until
+
 
 @pytest.fixture
 def export(scratch):
@@ -53,10 +55,11 @@ async def test_versions_are_announced_in_the_order_they_were_handed_in(new_publi
         announced.append(WeightManifest.FromString(payload).step)
 
     async with bus.subscribed(subjects.versions(run_id), note):
+        await bus.client.flush()
         publisher = await new_publisher(1)
         tasks = [await publisher.publish(export(step)) for step in range(5)]
         await publisher.settle()
-        await bus.client.flush()
+        await until(lambda: len(announced) >= 5)
     assert announced == list(range(5))
     assert [task.result().step for task in tasks] == list(range(5))
 
@@ -79,7 +82,7 @@ async def test_a_weight_store_that_is_away_gets_the_version_later(new_publisher,
     await asyncio.sleep(0.3)
     assert not task.done()
     await weight_store.start()
-    await asyncio.wait_for(publisher.settle(), 20)
+    await asyncio.wait_for(publisher.settle(), 60)
     assert (await stub.GetHeads(pb.GetHeadsRequest(run_id=run_id))).heads.version_step == 0
 
 
@@ -92,7 +95,7 @@ async def test_object_storage_that_refuses_gets_the_version_later(new_publisher,
     await asyncio.sleep(0.3)
     assert not task.done()
     blobs.unlink()
-    await asyncio.wait_for(publisher.settle(), 20)
+    await asyncio.wait_for(publisher.settle(), 60)
 
 
 class Swept(StoreClient):
@@ -183,7 +186,7 @@ async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store, ex
     await weight_store.stop()
     task = await publisher.publish(export(0))
     publisher.cancel()
-    await asyncio.wait({task}, timeout=10)
+    await asyncio.wait({task}, timeout=60)
     assert task.cancelled()
 
 

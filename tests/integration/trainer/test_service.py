@@ -59,7 +59,7 @@ async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_r
     assert (shown.role, shown.run_id, shown.trouble) == ("trainer", run.run_id, "")
     assert not task.done(), "the run is ours until the conductor has ended it"
     process.stopping.set()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
     assert await presence(bus, run) is None, "gone at once"
     assert await (await bus.bucket(Buckets.LEASES)).get(f"trainer.{run.run_id}") is None, "and the lease with it"
 
@@ -76,7 +76,7 @@ async def test_a_model_that_is_none_is_fatal_trouble_that_says_why(new_run, make
     await until(is_in_trouble)
     assert "model" in (await presence(bus, run)).trouble
     process.stopping.set()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
 
 
 class FallenApart:
@@ -90,6 +90,6 @@ async def test_a_lost_rank_ends_the_process_and_leaves_the_run_to_the_next(new_r
     run = await new_run(make_spec(model={"path": "m", "files": model_files}))
     _, task = await serve(run, FallenApart())
     with pytest.raises(RankLostError, match="rank 1"):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
     assert await presence(bus, run) is None
     assert await (await bus.bucket(Buckets.LEASES)).get(f"trainer.{run.run_id}") is None

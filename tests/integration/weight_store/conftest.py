@@ -49,7 +49,7 @@ class StoreProcess:
         }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen([sys.executable, "-m", "gradbus_weight_store"], env=environment, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             assert self.process.poll() is None, (self.folder / "log").read_text()
             try:
@@ -65,11 +65,8 @@ class StoreProcess:
 
 
 @pytest.fixture
-def store_process(nats_url, object_url, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = StoreProcess(nats_url, object_url, tmp_path, port)
+def store_process(nats_url, object_url, tmp_path, free_port):
+    process = StoreProcess(nats_url, object_url, tmp_path, free_port())
     yield process
     if process.process:
         process.kill()

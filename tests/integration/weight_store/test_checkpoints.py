@@ -27,7 +27,7 @@ async def publish_and_commit(trainer, steps, every=2):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - the folder of another process has no event
             await asyncio.sleep(0.02)
 

@@ -12,6 +12,7 @@ from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.transfer_pb2 import Transfer, TransferTerms
 from gradbus.v1.weights_pb2 import Shard
 
+LATE_SECONDS = 3.0  # who comes at once is in time also on a machine that is busy with other things
 SHARD = Shard(digest="sha256:" + 64 * "0", size_bytes=1)
 
 
@@ -52,15 +53,15 @@ class Rendezvous:
     def open(self, term=1, held="", join_seconds=20.0, shards=(SHARD,)):
         transfer = Transfer(run_id=self.run_id, term=term, step=5, shards=shards, terms=TransferTerms(join_seconds=join_seconds))
         request = pb.OpenTransferRequest(transfer=transfer, address="here:1", held_group=held)
-        return asyncio.ensure_future(self.stub.OpenTransfer(request, wait_for_ready=True, timeout=30))
+        return asyncio.ensure_future(self.stub.OpenTransfer(request, wait_for_ready=True, timeout=60))
 
     def join(self, name, transfer, held=""):
         request = pb.JoinTransferRequest(run_id=self.run_id, transfer_id=transfer.transfer_id, worker=self.name(name), held_group=held)
-        return asyncio.ensure_future(self.stub.JoinTransfer(request, timeout=30))
+        return asyncio.ensure_future(self.stub.JoinTransfer(request, timeout=60))
 
     async def opened(self, **options):
         """An open transfer as announced; asked again until the store has seen the workers."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 opening = self.open(**options)
                 announced = asyncio.ensure_future(self.announced.get())
@@ -70,11 +71,16 @@ class Rendezvous:
                 announced.cancel()
 
     async def all_join(self, names, held=""):
-        opening, transfer = await self.opened(held=held)
-        joining = [self.join(name, transfer, held) for name in names]
-        members = (await opening).membership
-        assert [(await one).membership for one in joining] == [members] * len(names)
-        return members
+        """Those who took part; asked again until the store has seen all of them live."""
+        async with asyncio.timeout(60):
+            while True:
+                opening, transfer = await self.opened(held=held)
+                joining = [self.join(name, transfer, held) for name in names]
+                members = (await opening).membership
+                told = [(await one).membership for one in joining]
+                if list(members.workers) == sorted(map(self.name, names)):
+                    assert told == [members] * len(names)
+                    return members
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ async def test_nobody_is_waited_for_where_nobody_can_take_part(rendezvous):
 async def test_who_does_not_come_is_named_and_who_comes_late_stays_out(rendezvous):
     await rendezvous.present("a", "b")
     await rendezvous.all_join(["a", "b"])
-    opening, transfer = await rendezvous.opened(join_seconds=0.5)
+    opening, transfer = await rendezvous.opened(join_seconds=LATE_SECONDS)
     joining = rendezvous.join("a", transfer)
     members = (await opening).membership
     assert (list(members.workers), list(members.absent)) == ([rendezvous.name("a")], [rendezvous.name("b")])
@@ -118,6 +124,7 @@ async def test_who_does_not_come_is_named_and_who_comes_late_stays_out(rendezvou
 
 async def test_a_newer_transfer_ends_the_older_without_members(rendezvous):
     await rendezvous.present("a", "b")
+    await rendezvous.all_join(["a", "b"])
     older, transfer = await rendezvous.opened()
     joining = rendezvous.join("a", transfer)
     newer, transfer = await rendezvous.opened()
@@ -130,6 +137,7 @@ async def test_a_newer_transfer_ends_the_older_without_members(rendezvous):
 
 async def test_a_worker_that_hangs_up_is_no_member_and_a_trainer_that_does_frees_the_workers(rendezvous):
     await rendezvous.present("a", "b")
+    await rendezvous.all_join(["a", "b"])
     opening, transfer = await rendezvous.opened()
     gone = rendezvous.join("a", transfer)
     await rendezvous.seen()
@@ -138,13 +146,13 @@ async def test_a_worker_that_hangs_up_is_no_member_and_a_trainer_that_does_frees
     await rendezvous.seen()
     opening.cancel()
     assert not (await joining).membership.workers
-    opening, transfer = await rendezvous.opened(join_seconds=0.5)
+    opening, transfer = await rendezvous.opened(join_seconds=LATE_SECONDS)
     await rendezvous.join("b", transfer)
     assert list((await opening).membership.workers) == [rendezvous.name("b")]
 
 
 async def test_an_older_term_and_what_is_no_digest_are_refused(rendezvous):
-    await rendezvous.stub.OpenTerm(pb.OpenTermRequest(run_id=rendezvous.run_id, term=2), wait_for_ready=True, timeout=20)
+    await rendezvous.stub.OpenTerm(pb.OpenTermRequest(run_id=rendezvous.run_id, term=2), wait_for_ready=True, timeout=60)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rendezvous.open(term=1)
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION

@@ -31,7 +31,7 @@ async def test_a_published_version_is_the_head_and_is_announced(trainer, bus, ru
         await bus.client.flush()
         await trainer.open()
         await trainer.publish(0)
-        announced = WeightManifest.FromString(await asyncio.wait_for(heard.get(), 5))
+        announced = WeightManifest.FromString(await asyncio.wait_for(heard.get(), 60))
     head = VersionHead.model_validate_json((await (await bus.bucket(Buckets.HEADS)).get(f"{run_id}.version")).value)
     stored = await trainer.manifest(0)
     assert announced == stored == await trainer.version(0)

@@ -1,4 +1,5 @@
 import socket
+import sys
 
 import pytest
 
@@ -17,7 +18,18 @@ def taken_port():
 def test_a_remembered_port_is_kept():
     first = Ports({})
     port = first["nats"]
+    first.release()
     assert Ports(first.known)["nats"] == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere two stacks that start at once may choose one port")
+def test_a_port_that_another_stack_has_chosen_and_not_yet_taken_is_given_to_nobody_else():
+    first = Ports({})
+    port = first["nats"]
+    assert is_free(port)
+    assert Ports({"nats": port})["nats"] != port
+    first.release()
+    assert Ports({"nats": port})["nats"] == port
 
 
 def test_a_remembered_port_that_somebody_took_is_replaced(taken_port):

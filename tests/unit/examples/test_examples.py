@@ -163,7 +163,7 @@ def test_the_reward_server_answers_by_sample_id(reward_server):
         {"sample_id": "0.0", "response": "eeze", "item": {"letter": "e"}},
         {"sample_id": "0.1", "response": "", "item": {"letter": "e"}},
     ]
-    client = http.client.HTTPConnection(*server.server_address, timeout=10)
+    client = http.client.HTTPConnection(*server.server_address, timeout=60)
     client.request("POST", "/score", json.dumps({"samples": samples}))
     results = json.loads(client.getresponse().read())["results"]
     server.shutdown()

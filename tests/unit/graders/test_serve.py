@@ -19,7 +19,7 @@ def asked(server, *responses):
     ]
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = reward_service_pb2_grpc.RewardServiceStub(channel)
-        return stub.Score(reward_pb2.ScoreRequest(run_id="run-1", samples=samples), timeout=20).results
+        return stub.Score(reward_pb2.ScoreRequest(run_id="run-1", samples=samples), timeout=60).results
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_script_of_ten_lines_serves_until_it_is_told_to_stop():
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = reward_service_pb2_grpc.RewardServiceStub(channel)
             sample = reward_pb2.ScoreSample(sample_id="0.0", response="it is 12", item_json='{"answer": "12"}')
-            answer = stub.Score(reward_pb2.ScoreRequest(samples=[sample]), timeout=20, wait_for_ready=True)
+            answer = stub.Score(reward_pb2.ScoreRequest(samples=[sample]), timeout=60, wait_for_ready=True)
         assert [result.reward for result in answer.results] == [1.0]
         script.send_signal(signal.SIGTERM)
         assert script.wait(20) == 0

@@ -42,7 +42,7 @@ def ask():
 def judge(grader_scorer):
     """Judges samples by a python source."""
 
-    async def run(source, *responses, seconds=20.0):
+    async def run(source, *responses, seconds=60.0):
         return await grader_scorer({"type": "python", "source": source}).score(asked(*(responses or ("12",))), seconds)
 
     return run

@@ -34,7 +34,7 @@ async def test_while_it_cannot_be_called_the_service_is_not_ready_and_says_why(a
     process = Process("reward")
     with capture_logs() as logs:
         serving = asyncio.create_task(serve(RewardSettings(reward_service=address, rpc_callers=CALLERS), process))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not logs:  # noqa: ASYNC110 - what is waited for is a line of the log
                 await asyncio.sleep(0.02)
         assert process.ready is False
@@ -49,7 +49,7 @@ async def test_it_is_ready_once_the_scorer_has_an_address():
     process = Process("reward")
     settings = RewardSettings(reward_service="grpc://192.0.2.7:50051", rpc_callers=CALLERS)
     serving = asyncio.create_task(serve(settings, process))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not process.ready:  # noqa: ASYNC110 - readiness is a flag
             await asyncio.sleep(0.02)
     process.stopping.set()

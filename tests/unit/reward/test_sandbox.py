@@ -127,7 +127,7 @@ async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(judge, 
 
 
 async def test_an_answer_much_longer_than_its_samples_need_is_not_read(judge):
-    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=8.0)
+    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=60.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
     assert "bytes at once" in answer.reason
 
@@ -169,7 +169,7 @@ async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkey
     with pytest.raises(ScorerError, match="seccomp"):
         await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
     grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=True)
-    assert await grader.grade([("", "stop", "{}")], 5.0) == [{"grader": [1.0, {}]}]
+    assert await grader.grade([("", "stop", "{}")], 60.0) == [{"grader": [1.0, {}]}]
     await grader.stop()
 
 
@@ -185,7 +185,7 @@ async def test_the_filter_alone_keeps_the_network_away(judge, monkeypatch):
         assert answer.status == INVALID
 
 
-async def until(condition, seconds=20.0):
+async def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition never came"

@@ -38,7 +38,7 @@ async def test_nobody_enters_a_closed_gate_and_idle_comes_when_all_are_out():
         await turns()
         assert slots.used == 1
         release.set()
-        await asyncio.wait_for(slots.idle(), 5)
+        await asyncio.wait_for(slots.idle(), 60)
         await turns()
         assert not late.done()
     await asyncio.gather(first, late)
@@ -53,4 +53,4 @@ async def test_a_waiter_that_is_cancelled_frees_its_place():
         with pytest.raises(asyncio.CancelledError):
             await waiting
     release.set()
-    await asyncio.wait_for(held(slots, release, most), 5)
+    await asyncio.wait_for(held(slots, release, most), 60)

@@ -32,7 +32,18 @@ TOKEN = "of-the-test"
 
 FLOATS = 4 << 20
 """16 MiB of weights: more than sockets hold by themselves."""
-TERMS = {"GRADBUS_TRANSFER_BUCKET_BYTES": str(1 << 20), "GRADBUS_TRANSFER_STALL_SECONDS": "3", "GRADBUS_TRANSFER_JOIN_SECONDS": "3"}
+
+
+def terms_of(seconds):
+    """Settings of trainer and workers that wait so long for each other."""
+    waits = dict.fromkeys(("GRADBUS_TRANSFER_STALL_SECONDS", "GRADBUS_TRANSFER_JOIN_SECONDS"), str(seconds))
+    return {"GRADBUS_TRANSFER_BUCKET_BYTES": str(1 << 20)} | waits
+
+
+@pytest.fixture
+def terms():
+    """Short waits: most tests have somebody who does not come."""
+    return terms_of(3)
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +130,7 @@ class Lab:
     async def trainer(self, term=1):
         """A publisher, and the collective that it offers versions with."""
         store = StoreClient(self.stub, self.run_id)
-        await self.stub.OpenTerm(OpenTermRequest(run_id=self.run_id, term=term), wait_for_ready=True, timeout=20)
+        await self.stub.OpenTerm(OpenTermRequest(run_id=self.run_id, term=term), wait_for_ready=True, timeout=60)
         collective = Collective(self.stub, self.events, self.run_id, term, "cpu")
         return Publisher(store, VersionWriter(self.objects, self.run_id, term), self.events, self.run_id, collective.offer)
 
@@ -135,7 +146,7 @@ class Lab:
     async def publish_until(self, publisher, workers):
         """Publishes on from version 1 until all of `workers` get one by broadcast; that version."""
         step = 1
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while await self.publish(publisher, step) != ("all", workers, []):
                 step += 1
         return step
@@ -167,11 +178,11 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(processes, store_process, stub, bus, nats_url, object_url, run_id, tmp_path, monkeypatch):
-    for name, value in TERMS.items():
+async def lab(processes, store_process, stub, bus, nats_url, object_url, run_id, tmp_path, monkeypatch, terms):
+    for name, value in terms.items():
         monkeypatch.setenv(name, value)
     store_process.start()
-    order = {"nats": nats_url, "store": f"127.0.0.1:{store_process.port}", "token": TOKEN, "run": run_id, "environment": TERMS}
+    order = {"nats": nats_url, "store": f"127.0.0.1:{store_process.port}", "token": TOKEN, "run": run_id, "environment": terms}
     lab = Lab(processes, bus, stub, ObjectStore.open(object_url), run_id, order, tmp_path / "caches")
     yield lab
     for pid in lab.pids.values():

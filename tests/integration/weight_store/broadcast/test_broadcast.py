@@ -13,7 +13,10 @@ from gradbus.v1.transfer_pb2 import Transfer, TransferTerms
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_trainer import collective
 
+from .conftest import terms_of
 
+
+@pytest.mark.parametrize("terms", [terms_of(60)], ids=["patient"])
 async def test_all_workers_get_the_same_bytes(lab):
     publisher = await lab.trainer()
     assert await lab.publish(publisher, 0) is None, "nobody is there"
@@ -71,7 +74,7 @@ async def test_a_worker_that_was_frozen_comes_back_by_itself(lab):
 
 
 async def test_a_trainer_that_dies_in_the_middle_leaves_workers_that_serve_the_next_one(lab):
-    await lab.stub.OpenTerm(pb.OpenTermRequest(run_id=lab.run_id, term=1), wait_for_ready=True, timeout=20)
+    await lab.stub.OpenTerm(pb.OpenTermRequest(run_id=lab.run_id, term=1), wait_for_ready=True, timeout=60)
     await lab.worker("a")
     lab.begin("trainer", "trainer")
     await lab.logged("transfer_missed")

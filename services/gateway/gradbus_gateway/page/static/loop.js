@@ -31,7 +31,7 @@ const NARROW = {
     tasks: ["M200 46H168V206H72V218", [120, 200, "middle"]],
     sampled: ["M146 254H198", [169, 246, "middle"]],
     judged: ["M332 244H340V32H334", [335, 88, "end"]],
-    score: ["M222 60V84H72V110", [148, 98, "end"]],
+    score: ["M222 60V84H72V110", [79, 98, "start"]],
     logprobs: ["M266 60V110", [260, 102, "end"]],
     read: ["M266 280V330", [260, 310, "end"]],
     publish: ["M200 360H140", [169, 352, "middle"]],

@@ -64,6 +64,6 @@ function nothing() {
     "div", { class: "empty" },
     make("p", {}, "No runs yet. Describe one in a file and submit it:"),
     make("pre", {}, "gradbus run my.toml --follow"),
-    make("p", {}, "examples/addition/addition.toml in the repository shows what such a file says. The run appears here by itself."),
+    make("p", {}, ...prose("`examples/addition/addition.toml` in the repository shows what such a file says. The run appears here by itself.")),
   );
 }

@@ -1,7 +1,7 @@
 // One sample's life: from the version it was dispatched for to the step that trained it.
 import { ask } from "./api.js";
 import { card, rewardRange } from "./card.js";
-import { make } from "./elements.js";
+import { make, prose } from "./elements.js";
 import { catchUp, historyOf } from "./history.js";
 import { readSamples } from "./log.js";
 import { piecesOf, shaded } from "./tokens.js";
@@ -60,7 +60,7 @@ function learnt(run, sample, trained, admitted) {
   if (sample.advantage === null) return stage("Masked", null, "It takes no part in its step: it could not be judged, or was cut off.", true);
   const oldest = Math.min(...sample.versions.filter((span) => span.trainable).map((span) => span.version));
   const advantage = `Advantage ${signed(sample.advantage)} against its group.`;
-  if (sample.step === null) return stage("Trained", null, `In a \`free\` schedule the order in the log says by which step. ${advantage}`);
+  if (sample.step === null) return stage("Trained", null, prose(`In a \`free\` schedule the order in the log says by which step. ${advantage}`));
   if (trained === undefined && run.progress.step <= sample.step) return stage("Waits", null, `Step ${sample.step} will train it. ${advantage}`);
   return stage("Trained", trained, `By step ${sample.step}, ${plural(Math.max(0, sample.step - oldest), "version")} behind; it made version ${sample.step + 1}. ${advantage}${since(admitted, trained, "after it was admitted")}`);
 }

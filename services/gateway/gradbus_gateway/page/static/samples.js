@@ -16,7 +16,7 @@ export async function showSamples(context, runId) {
   document.title = `Samples of ${run.name || run.id} · Gradbus`;
   const wish = wishOf(query, run);
   const columns = make("div", { class: "columns", role: "region", "aria-label": "samples by step" });
-  const status = make("p", { class: "soft small", role: "status" });
+  const status = make("p", { class: "soft small status", role: "status" });
   root.append(
     make("div", { class: "page-head" }, make("h1", {}, "Samples"), make("a", { href: `#/runs/${run.id}` }, run.name || run.id)),
   );
@@ -55,6 +55,9 @@ export async function showSamples(context, runId) {
   await load();
 }
 
+/** Where no step owns a group: its groups come in any order, and their numbers are near those of the steps that train them. */
+const isFree = (run) => run.spec.schedule.mode === "free";
+
 function wishOf(query, run) {
   const last = Math.max(0, run.progress.step - 1);
   const given = (query.get("steps") ?? "").split(",").filter((part) => /^\d+$/.test(part)).map(Number);
@@ -62,7 +65,7 @@ function wishOf(query, run) {
   return {
     steps: given.length ? given.slice(0, COLUMNS) : [...new Set(spread)],
     at: Number(query.get("at")) || 0,
-    show: query.get("show") ?? "prompt",
+    show: isFree(run) ? "prompt" : query.get("show") ?? "prompt",
     colour: query.get("colour") ?? "",
     row: query.has("row") ? Number(query.get("row")) : null,
   };
@@ -85,28 +88,27 @@ function controls(run, wish, anew) {
     make("input", { type: "number", min: 0, max: Math.max(0, run.steps - 1), value: step, "aria-label": `step of column ${place + 1}`, onchange: (event) => anew({ steps: wish.steps.with(place, Math.max(0, Number(event.target.value) || 0)) }) }));
   const turn = (by) => anew({ at: (wish.at + by + width) % width });
   const place = make(
-    "div", { class: "field" }, make("span", {}, `Place in the step, of ${width}`),
+    "div", { class: "field" }, make("span", {}, isFree(run) ? `Place, of ${width}` : `Place in the step, of ${width}`),
     make("span", { class: "row" },
       make("button", { "aria-label": "place before", onclick: () => turn(-1) }, "‹"),
       make("input", { type: "number", min: 1, max: width, value: wish.at + 1, "aria-label": "place in the step", onchange: (event) => anew({ at: Math.min(width, Math.max(1, Number(event.target.value) || 1)) - 1 }) }),
       make("button", { "aria-label": "place after", onclick: () => turn(1) }, "›")));
   return make(
     "div", { class: "controls" },
-    make("div", { class: "field" }, make("span", {}, "Steps"), make("span", { class: "row steps" }, ...steps)),
-    choice("Show", "show", [["prompt", "one prompt, all its samples"], ["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]]),
+    make("div", { class: "field" }, make("span", {}, isFree(run) ? "Steps, about" : "Steps"), make("span", { class: "row steps" }, ...steps)),
+    !isFree(run) && choice("Show", "show", [["prompt", "one prompt, all its samples"], ["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]]),
     wish.show === "prompt" && place, colour,
   );
 }
 
 async function bySteps(run, told, wish, signal) {
-  const { groups_per_step: width, mode } = run.spec.schedule;
+  const { groups_per_step: width } = run.spec.schedule;
   const tokens = wish.colour === "probability";
   return Promise.all(wish.steps.map(async (step) => {
     if (wish.show === "prompt") {
       const page = await readSamples(run, told, { index: step * width + wish.at, tokens, limit: 64 }, signal);
-      return { title: mode === "fixed_lag" ? `Step ${step}` : `Group ${step * width + wish.at}`, samples: page.data, more: page.has_more };
+      return { title: isFree(run) ? `Group ${step * width + wish.at}` : `Step ${step}`, samples: page.data, more: page.has_more };
     }
-    if (mode !== "fixed_lag") throw new Error("In a `free` schedule no step owns a group; choose one prompt instead.");
     const page = await readSamples(run, told, { step, tokens }, signal);
     const sign = wish.show === "low" ? 1 : -1;
     const judged = page.data.filter((sample) => sample.reward !== null).sort((one, other) => sign * (one.reward - other.reward));
