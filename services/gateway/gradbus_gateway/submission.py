@@ -61,11 +61,15 @@ async def submit(gateway: Gateway, request: Request) -> Run:
     """The run of this request. Raises SpecError with every fault; the problem 422 for an idempotency key used otherwise before."""
     body = hashlib.sha256(json.dumps(request.body, sort_keys=True, default=str).encode()).hexdigest()
     key = hashlib.sha256(f"{request.key_id}\n{request.idempotency_key}".encode()).hexdigest()
-    if request.idempotency_key is not None and (earlier := await gateway.runs.reservation(key)):
-        run = await gateway.runs.find(_same(earlier, body).run_id)
-        if run:
-            return run
-    spec = await accepted_spec(gateway, request.body)
+    try:
+        spec = await accepted_spec(gateway, request.body)
+    except SpecError:
+        # What a repeated request names may be gone since: it is answered with its run all the same.
+        if request.idempotency_key is not None and (earlier := await gateway.runs.reservation(key)):
+            run = await gateway.runs.find(_same(earlier, body).run_id)
+            if run:
+                return run
+        raise
     wish = Reservation(body, new_run_id())
     if request.idempotency_key is not None:
         # Two requests at once, or one cut off before its run was stored: all end in the run of the first reservation.
