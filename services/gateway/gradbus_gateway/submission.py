@@ -96,15 +96,15 @@ async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
         faults.extend(error.faults)
     sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     model, data = None, None
-    if wanted := _sound(ModelSpec, sections.get("model")):
+    if wanted := spec.model if spec else _sound(ModelSpec, sections.get("model")):
         model, found = await ModelIntake(gateway.objects, gateway.settings, gateway.models).take(wanted)
         faults.extend(found)
-    if source := _sound(DataSpec, sections.get("data")):
+    if source := spec.data if spec else _sound(DataSpec, sections.get("data")):
         data, found = await DataIntake(gateway.objects, gateway.settings, gateway.datasets).take(source)
         faults.extend(found)
-    if reward := _sound(RewardSpec, sections.get("reward")):
+    if reward := spec.reward if spec else _sound(RewardSpec, sections.get("reward")):
         faults.extend(_reward_faults(reward, data, gateway.settings))
-    faults.extend(_fit_faults(model, data, _sound(RolloutSpec, sections.get("rollout", {}))))
+    faults.extend(_fit_faults(model, data, spec.rollout if spec else _sound(RolloutSpec, sections.get("rollout", {}))))
     if spec:
         faults.extend(_evaluation_faults(spec))
     if faults or spec is None or model is None or data is None:
