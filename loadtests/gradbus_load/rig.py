@@ -23,7 +23,7 @@ from gradbus_load import material, stub_rollout, stub_trainer
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.processes import Usage, usage
 
-_SOURCES = str(Path(__file__).resolve().parents[1])
+SOURCES = str(Path(__file__).resolve().parents[1])
 _POLL_SECONDS = 0.25
 _PAGE = 1000
 Json = dict[str, Any]
@@ -47,7 +47,7 @@ class Rig:
             "trainer-0": _command("stub_trainer")
         }
         shared = {
-            "PYTHONPATH": _SOURCES,
+            "PYTHONPATH": SOURCES,
             stub_rollout.TIMING: json.dumps(asdict(self.engine)),
             stub_trainer.TIMING: json.dumps(asdict(self.learner)),
         }

@@ -29,6 +29,13 @@ async def test_a_blob_comes_back_under_its_digest(store):
     assert await store.get_blob(digest) == b"weights"
 
 
+async def test_blobs_are_looked_for_together(store):
+    digests = [await store.put_blob(data) for data in (b"one", b"two")]
+    assert await store.has_blobs(digests)
+    assert await store.has_blobs([])
+    assert not await store.has_blobs([*digests, ABSENT])
+
+
 async def test_storing_a_blob_twice_keeps_one(store):
     await asyncio.gather(*(store.put_blob(b"weights") for _ in range(5)))
     assert await store.list("blobs") == [blob_path(digest_of(b"weights"))]

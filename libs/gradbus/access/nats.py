@@ -37,7 +37,11 @@ def _making(role: str) -> list[str]:
 def _reading(role: str) -> list[str]:
     """A value is asked for; a view is a push consumer with flow control."""
     streams = [f"KV_{bucket}" for bucket, roles in READERS.items() if role in roles]
-    return [subject for stream in streams for subject in (f"{_API}.STREAM.MSG.GET.{stream}", *_followed(stream))]
+    return [
+        subject
+        for stream in streams
+        for subject in (f"{_API}.STREAM.MSG.GET.{stream}", f"{_API}.DIRECT.GET.{stream}.>", *_followed(stream))
+    ]
 
 
 def _writing(role: str) -> list[str]:

@@ -109,7 +109,9 @@ class Bus:
         try:
             return await self.jetstream.key_value(name)
         except BucketNotFoundError:
-            config = KeyValueConfig(bucket=name, history=1, ttl=_TTL_SECONDS.get(name), storage=StorageType.FILE)
+            # Read straight from the store, at a third of the price. In a cluster a replica may answer so, which is behind.
+            direct = not self._settings.clustered
+            config = KeyValueConfig(bucket=name, history=1, ttl=_TTL_SECONDS.get(name), storage=StorageType.FILE, direct=direct)
             return await self.jetstream.create_key_value(config)
 
     async def publish(self, subject: str, payload: bytes) -> None:

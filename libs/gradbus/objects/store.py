@@ -120,6 +120,13 @@ class ObjectStore:
         """Whether the blob is there; its bytes are not read."""
         return await self._size(blob_path(digest)) is not None
 
+    async def has_blobs(self, digests: Iterable[str]) -> bool:
+        """Whether all these blobs are there; a folder is looked into once for all of them."""
+        paths = [blob_path(digest) for digest in digests]
+        if self._root:
+            return await asyncio.to_thread(all, map(Path.is_file, [self._root / path for path in paths]))
+        return None not in await asyncio.gather(*map(self._size, paths))
+
     async def delete_blob(self, digest: str) -> None:
         """Removes a blob; no error if there is none."""
         await self.delete(blob_path(digest))

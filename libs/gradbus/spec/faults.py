@@ -32,7 +32,7 @@ def parse_spec(body: object) -> RunSpec:
     except ValidationError as error:
         faults.extend(_fault(item) for item in error.errors(include_url=False))
         spec = None
-    sections = _sound_sections(body)
+    sections = _sound_sections(body) if spec is None else dict(spec)
     faults.extend(_joint_faults(sections, body.get("deterministic")))
     if body.get("numerics") == "batch_invariant":
         faults.extend(_numerics_faults(sections))

@@ -1,4 +1,4 @@
-"""Does REST hold? Locust submits runs, reads their status and follows events, while another run trains.
+"""Does REST hold? Locust submits runs while another run trains: first that alone, then others read status and follow events besides.
 
 Bounded in number and time, and always against a stack of its own on loopback.
 """
@@ -10,14 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.outcome import Finding, Outcome
-from gradbus_load.processes import cpu_seconds
-from gradbus_load.rig import Bench, Json, LoadError, Rig, rounded
+from gradbus_load.rig import SOURCES, Bench, Json, LoadError, Rig, rounded
 
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 _TRAINING_STEPS = 1_000_000
@@ -74,20 +73,36 @@ class Answers:
         return max(self.milliseconds, default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Bout:
+    """Some seconds of load."""
+
+    answers: list[Answers]
+    spent: dict[str, float]
+    """CPU seconds by process while users asked."""
+
+    @property
+    def submits(self) -> Answers:
+        """To the submissions."""
+        return next(answer for answer in self.answers if answer.name == "submit")
+
+    @property
+    def failures(self) -> int:
+        """Of all kinds."""
+        return sum(answer.failures for answer in self.answers)
+
+
 async def measure(settings: Settings, bench: Bench) -> Outcome:
-    """One bout of load on a stack that trains."""
+    """Two bouts of load on a stack that trains."""
     run_id = await bench.submit(_training(bench))
     await bench.trains(run_id, _START_SECONDS)
     run = await asyncio.to_thread(bench.client.run, run_id)
-    newest = (await asyncio.to_thread(bench.client.events, run_id, 0, 1000))["data"][-1]["id"]
-    body = run["spec"] | {"name": "queued"}
-    plan = asdict(settings) | {"body": body, "followed": run_id, "after": newest}
-    before = bench.usage()
-    answers = await _locust(bench, settings, plan)
-    spent = cpu_seconds(before, bench.usage())
+    plan = {"body": run["spec"] | {"name": "queued"}, "followed": run_id}
+    alone = await _bout(bench, replace(settings, readers=0, followers=0), plan | {"name": "alone"})
+    mixed = await _bout(bench, settings, plan | {"name": "mixed"})
     steps = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"] - run["progress"]["step"]
     await asyncio.to_thread(bench.client.cancel, run_id)
-    return _outcome(settings, answers, spent, steps)
+    return _outcome(settings, alone, mixed, steps)
 
 
 def _training(bench: Bench) -> Json:
@@ -99,46 +114,69 @@ def _training(bench: Bench) -> Json:
     )
 
 
-async def _locust(bench: Bench, settings: Settings, plan: Json) -> list[Answers]:
+async def _bout(bench: Bench, settings: Settings, plan: Json) -> Bout:
+    spent = bench.material / "cpu_seconds.json"
+    newest = (await asyncio.to_thread(bench.client.events, plan["followed"], 0, 1000))["data"][-1]["id"]
+    answers = await _locust(bench, asdict(settings) | plan | {"after": newest, "pids": bench.pids(), "spent": str(spent)})
+    return Bout(answers, json.loads(spent.read_text()))
+
+
+async def _locust(bench: Bench, plan: Json) -> list[Answers]:
     """Runs locust in a process of its own. Raises LoadError with its words when it measured nothing."""
-    users = settings.submitters + settings.readers + settings.followers
+    users = plan["submitters"] + plan["readers"] + plan["followers"]
     command = [sys.executable, "-m", "locust", "--headless", "--json", "--locustfile", str(_LOCUSTFILE), "--host", bench.stack.url]
-    command += ["--users", str(users), "--spawn-rate", str(users), "--run-time", f"{settings.most_seconds}s", "--exit-code-on-error", "0"]
-    environment = os.environ | {"GRADBUS_LOAD_PLAN": json.dumps(plan), "GRADBUS_KEY": bench.stack.api_key, "OTEL_SDK_DISABLED": "true"}
+    command += ["--users", str(users), "--spawn-rate", str(users), "--run-time", f"{plan['most_seconds']}s", "--exit-code-on-error", "0"]
+    environment = os.environ | {
+        "GRADBUS_LOAD_PLAN": json.dumps(plan),
+        "GRADBUS_KEY": bench.stack.api_key,
+        "OTEL_SDK_DISABLED": "true",
+        "PYTHONPATH": SOURCES,
+    }
     locust = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    output, errors = await asyncio.wait_for(locust.communicate(), settings.most_seconds + _START_SECONDS)
+    output, errors = await asyncio.wait_for(locust.communicate(), plan["most_seconds"] + _START_SECONDS)
     rows = json.loads(output) if output.strip().startswith(b"[") else []
     if not rows:
         raise LoadError(f"locust measured nothing; it says:\n{errors.decode()[-2000:]}")
     return [Answers.of(row) for row in rows]
 
 
-def _outcome(settings: Settings, answers: list[Answers], spent: dict[str, float], steps: int) -> Outcome:
-    submits = next(answer for answer in answers if answer.name == "submit")
+def _outcome(settings: Settings, alone: Bout, mixed: Bout, steps: int) -> Outcome:
     findings = [
-        Finding("submits", submits.a_second, "per s", 0.97 * settings.submits_a_second),
-        Finding("submit p99", submits.percentile(0.99), "ms", settings.floor_ms, "less"),
-        Finding("refused or failed", sum(answer.failures for answer in answers), "requests", 0.0, "less"),
+        *_floors(settings, alone, "submits alone"),
+        *_floors(settings, mixed, "submits beside reads and events"),
+        Finding("refused or failed", alone.failures + mixed.failures, "requests", 0.0, "less"),
         Finding("steps trained meanwhile", steps, "steps"),
+        *(Finding(f"CPU of the second bout: {name}", seconds, "s") for name, seconds in mixed.spent.items()),
     ]
     rows = [
-        (_NAMES[one.name], one.count, one.failures, f"{one.a_second:.0f}", *(one.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)))
-        for one in answers
-        if one.name in _NAMES
+        (*words, one.count, one.failures, f"{one.a_second:.0f}", *(one.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)))
+        for words, one in [(("alone", _NAMES["submit"]), alone.submits), *((("beside", _NAMES[one.name]), one) for one in mixed.answers)]
     ]
-    header = ("request", "count", "failed", "per s", "p50 ms", "p95 ms", "p99 ms", "max ms")
-    data = {"settings": asdict(settings), "answers": [asdict(one) for one in answers], "cpu_seconds": rounded(spent), "steps": steps}
+    header = ("bout", "request", "count", "failed", "per s", "p50 ms", "p95 ms", "p99 ms", "max ms")
+    data = {"settings": asdict(settings), "alone": _data(alone), **_data(mixed), "steps": steps}
     return Outcome("rest", findings, header, rows, data, plot)
+
+
+def _floors(settings: Settings, bout: Bout, words: str) -> list[Finding]:
+    return [
+        Finding(words, bout.submits.a_second, "per s", 0.97 * settings.submits_a_second),
+        Finding(f"{words}: p99", bout.submits.percentile(0.99), "ms", settings.floor_ms, "less"),
+    ]
+
+
+def _data(bout: Bout) -> Json:
+    return {"answers": [asdict(one) for one in bout.answers], "cpu_seconds": rounded(bout.spent)}
 
 
 def plot(data: Any, axes: Any) -> None:
     """Share of answers by response time."""
-    for one in data["answers"]:
+    submits = next(one for one in data["alone"]["answers"] if one["name"] == "submit")
+    for label, one in [("POST /v1/runs alone", submits), *((_NAMES[one["name"]], one) for one in data["answers"])]:
         total, shares, seen = sum(one["milliseconds"].values()), [], 0
         for number in one["milliseconds"].values():
             seen += number
             shares.append(seen / total)
-        axes.step([int(time) for time in one["milliseconds"]], shares, where="post", label=_NAMES.get(one["name"], one["name"]))
+        axes.step([int(time) for time in one["milliseconds"]], shares, where="post", label=label)
     axes.axvline(data["settings"]["floor_ms"], color="grey", linestyle="--", label="floor of p99")
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds")

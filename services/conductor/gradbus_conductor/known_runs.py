@@ -47,10 +47,12 @@ def to_drive(view: View, most_queued: int) -> list[str]:
     """
     due, waiting = [], 0
     for name in unfinished(view):
-        patient = _is_queued(view, name) and view.get(f"{name}.desired") in {None, _RUNNING} and not fault_of(view, name)
-        waiting += patient
-        if not patient or waiting <= most_queued:
-            due.append(name)
+        patient = _is_queued(view, name) and view.get(f"{name}.desired") in {None, _RUNNING}
+        # Whether a run can be read is looked into when its turn is near: to read each as it comes would be most of the work.
+        if patient and waiting >= most_queued:
+            continue
+        waiting += patient and not fault_of(view, name)
+        due.append(name)
     return due
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 
 from gradbus_gateway import problems
@@ -16,17 +16,21 @@ from gradbus_gateway.state import Gateway
 _DESCRIPTION = "Reinforcement-learning runs of language models. Errors are `application/problem+json` (RFC 9457)."
 
 
+# In the order in which a path is looked for: what is asked most comes first. Each route names the scope that it needs.
+_ROUTERS = (
+    *(part.router for part in (runs, events, samples, versions, files, workers, sign_in, health)),
+    sign_in.page_router,
+    page.router,
+)
+
+
 def create_app(gateway: Gateway | None = None) -> FastAPI:
     """The application over `gateway`; without one it can only describe itself."""
     # Its own spans, several a request, would be most of what a collector gets, for everybody polls.
     silent: TelemetryConfig = {"tracing": False, "operation_spans": False}
-    app = FastAPI(title="Gradbus", version="1", description=_DESCRIPTION, docs_url=None, redoc_url=None, telemetry=silent)
-    v1 = APIRouter(prefix="/v1")  # each route names the scope that it needs, so that a key is looked up once
-    for part in (runs, events, samples, versions, files, workers, sign_in):
-        v1.include_router(part.router)
-    app.include_router(v1)
-    for router in (health.router, sign_in.page_router, page.router):
-        app.include_router(router)
+    # One flat list: a router that is included matches each of its routes twice, and again for every router around it.
+    routes = [route for router in _ROUTERS for route in router.routes]
+    app = FastAPI(title="Gradbus", version="1", description=_DESCRIPTION, docs_url=None, redoc_url=None, telemetry=silent, routes=routes)
     problems.register(app)
     settings = gateway.settings if gateway else GatewaySettings()
     app.add_middleware(BodyLimit, file_bytes=settings.max_file_bytes)

@@ -5,34 +5,43 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import Request, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security import SecurityScopes
+from fastapi.security.base import SecurityBase
 
 from gradbus.api_keys import ApiKeyRecord
 from gradbus_gateway.problems import ProblemError
-from gradbus_gateway.state import Gateway, Here
+from gradbus_gateway.state import Gateway, gateway_of
 
-_bearer = HTTPBearer(auto_error=False, scheme_name="ApiKey", description="`Authorization: Bearer <id>.<secret>`")
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _FOREIGN: Final = frozenset({"cross-site", "same-site"})
-Given = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 
 
-async def authenticate(request: Request, wanted: SecurityScopes, gateway: Here, given: Given) -> ApiKeyRecord:
-    """The caller's key, shown or held by the caller's session. 401 without a valid one, 403 when it lacks a scope."""
-    if "authorization" in request.headers:
-        record = gateway.keyring.find(given.credentials) if given else None
-    else:
-        record = await _session_key(request, gateway)
-    if record is None:
-        detail = "the API key is missing or wrong; send `Authorization: Bearer <id>.<secret>`, or sign in with `gradbus open`"
-        raise ProblemError(401, "unauthorized", detail)
-    missing = [scope for scope in wanted.scopes if not record.allows(scope)]
-    if missing:
-        raise ProblemError(403, "forbidden", f"key {record.id} lacks the scope {', '.join(missing)}; use a key that has it")
-    return record
+class _Authentication(SecurityBase):
+    """One dependency and none of its own: every request solves it."""
+
+    def __init__(self) -> None:
+        self.model = HTTPBearer(description="`Authorization: Bearer <id>.<secret>`")
+        self.scheme_name = "ApiKey"
+
+    async def __call__(self, request: Request, wanted: SecurityScopes) -> ApiKeyRecord:
+        """The caller's key, shown or held by the caller's session. 401 without a valid one, 403 when it lacks a scope."""
+        gateway = gateway_of(request)
+        given = request.headers.get("authorization")
+        record = await _session_key(request, gateway) if given is None else _shown_key(given, gateway)
+        if record is None:
+            detail = "the API key is missing or wrong; send `Authorization: Bearer <id>.<secret>`, or sign in with `gradbus open`"
+            raise ProblemError(401, "unauthorized", detail)
+        missing = [scope for scope in wanted.scopes if not record.allows(scope)]
+        if missing:
+            raise ProblemError(403, "forbidden", f"key {record.id} lacks the scope {', '.join(missing)}; use a key that has it")
+        return record
 
 
-async def by_key(request: Request, record: Annotated[ApiKeyRecord, Security(authenticate)]) -> ApiKeyRecord:
+_authenticate = _Authentication()
+
+
+async def by_key(request: Request, record: Annotated[ApiKeyRecord, Security(_authenticate)]) -> ApiKeyRecord:
     """The caller's key, which was shown itself: a session must not make itself another one."""
     if "authorization" not in request.headers:
         raise ProblemError(403, "forbidden", "a session cannot make sign-in links; run `gradbus open` again")
@@ -53,6 +62,11 @@ def check_same_origin(request: Request) -> None:
         raise ProblemError(403, "foreign-origin", "only the gateway's own page may do this with a session; other callers send an API key")
 
 
+def _shown_key(given: str, gateway: Gateway) -> ApiKeyRecord | None:
+    scheme, _, token = given.partition(" ")
+    return gateway.keyring.find(token.strip()) if scheme.lower() == "bearer" else None
+
+
 async def _session_key(request: Request, gateway: Gateway) -> ApiKeyRecord | None:
     token = request.cookies.get(cookie_name(request))
     if not token:
@@ -63,8 +77,8 @@ async def _session_key(request: Request, gateway: Gateway) -> ApiKeyRecord | Non
     return gateway.keyring.known(key_id) if key_id else None
 
 
-READ = Security(authenticate, scopes=["runs:read"])
-WRITE = Security(authenticate, scopes=["runs:write"])
-UPLOAD = Security(authenticate, scopes=["files:write"])
-ANY_KEY = Security(authenticate)
+READ = Security(_authenticate, scopes=["runs:read"])
+WRITE = Security(_authenticate, scopes=["runs:write"])
+UPLOAD = Security(_authenticate, scopes=["files:write"])
+ANY_KEY = Security(_authenticate)
 BY_KEY = Security(by_key)

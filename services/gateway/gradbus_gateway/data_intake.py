@@ -67,7 +67,7 @@ class DataIntake:
     async def _known(self, source: str, column: str) -> DatasetInfo | None:
         """What was found when this content came before, if it is still stored."""
         info = self._checked.get((source, column))
-        return info if info is not None and await self._objects.has_blob(source) else None
+        return info if info is not None and await self._objects.has_blobs([source]) else None
 
     async def _content(self, source: str) -> bytes | Fault:
         if is_digest(source):

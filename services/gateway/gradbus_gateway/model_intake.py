@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -76,13 +75,10 @@ class ModelIntake:
         """Checked now, or when these files came before, if all of them are still stored."""
         key = frozenset(files.items())
         known = self._checked.get(key)
-        if known is None or not await self._all_stored(known.spec.files or {}):
+        if known is None or not await self._objects.has_blobs((known.spec.files or {}).values()):
             known = await self._look(model, files)
             self._checked.put(key, known)
         return replace(known, spec=model.model_copy(update={"files": known.spec.files}))
-
-    async def _all_stored(self, files: Mapping[str, str]) -> bool:
-        return all(await asyncio.gather(*(self._objects.has_blob(digest) for digest in files.values())))
 
     async def _look(self, model: ModelSpec, files: dict[str, str]) -> TakenModel:
         """Lays the small files and empty stand-ins for the weights side by side, for the check reads names and JSON only."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,10 +71,7 @@ class RunStore:
         self._bucket = bucket
 
     async def create(self, record: RunRecord) -> Run:
-        """Stores a run; if the id is taken already, the run that has it."""
-        with contextlib.suppress(Conflict):
-            # Desire first: a conductor that sees the spec finds it too.
-            await self._bucket.create(f"{record.run_id}.desired", _json("running"))
+        """Stores a run, which is wanted to run until somebody wishes otherwise; if the id is taken already, the run that has it."""
         try:
             await self._bucket.create(f"{record.run_id}.spec", record.to_bytes())
         except Conflict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -36,6 +37,7 @@ async def serve(settings: GatewaySettings, process: Process) -> None:
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve([listener]), name="rest")
+        gc.freeze()  # what is here stays: to look through it again and again held up every request for a tenth of a second
         process.ready = True
         _log.info("serving", address=f"{listener.getsockname()[0]}:{listener.getsockname()[1]}")
         stop = asyncio.create_task(process.stopping.wait(), name="stop")

@@ -41,9 +41,14 @@ class Gateway:
     """Set when the process drains: streams end, so that clients connect to another replica."""
 
 
+def gateway_of(request: Request) -> Gateway:
+    """What serves the request."""
+    return cast("Gateway", request.app.state.gateway)
+
+
 async def _gateway(request: Request) -> Gateway:
     # Not a plain function: those are sent through a thread, once a request.
-    return cast("Gateway", request.app.state.gateway)
+    return gateway_of(request)
 
 
 Here = Annotated[Gateway, Depends(_gateway)]

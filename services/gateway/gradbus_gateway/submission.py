@@ -61,11 +61,15 @@ async def submit(gateway: Gateway, request: Request) -> Run:
     """The run of this request. Raises SpecError with every fault; the problem 422 for an idempotency key used otherwise before."""
     body = hashlib.sha256(json.dumps(request.body, sort_keys=True, default=str).encode()).hexdigest()
     key = hashlib.sha256(f"{request.key_id}\n{request.idempotency_key}".encode()).hexdigest()
-    if request.idempotency_key is not None and (earlier := await gateway.runs.reservation(key)):
-        run = await gateway.runs.find(_same(earlier, body).run_id)
-        if run:
-            return run
-    spec = await accepted_spec(gateway, request.body)
+    try:
+        spec = await accepted_spec(gateway, request.body)
+    except SpecError:
+        # What a repeated request names may be gone since: it is answered with its run all the same.
+        if request.idempotency_key is not None and (earlier := await gateway.runs.reservation(key)):
+            run = await gateway.runs.find(_same(earlier, body).run_id)
+            if run:
+                return run
+        raise
     wish = Reservation(body, new_run_id())
     if request.idempotency_key is not None:
         # Two requests at once, or one cut off before its run was stored: all end in the run of the first reservation.
@@ -92,15 +96,15 @@ async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
         faults.extend(error.faults)
     sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     model, data = None, None
-    if wanted := _sound(ModelSpec, sections.get("model")):
+    if wanted := spec.model if spec else _sound(ModelSpec, sections.get("model")):
         model, found = await ModelIntake(gateway.objects, gateway.settings, gateway.models).take(wanted)
         faults.extend(found)
-    if source := _sound(DataSpec, sections.get("data")):
+    if source := spec.data if spec else _sound(DataSpec, sections.get("data")):
         data, found = await DataIntake(gateway.objects, gateway.settings, gateway.datasets).take(source)
         faults.extend(found)
-    if reward := _sound(RewardSpec, sections.get("reward")):
+    if reward := spec.reward if spec else _sound(RewardSpec, sections.get("reward")):
         faults.extend(_reward_faults(reward, data, gateway.settings))
-    faults.extend(_fit_faults(model, data, _sound(RolloutSpec, sections.get("rollout", {}))))
+    faults.extend(_fit_faults(model, data, spec.rollout if spec else _sound(RolloutSpec, sections.get("rollout", {}))))
     if spec:
         faults.extend(_evaluation_faults(spec))
     if faults or spec is None or model is None or data is None:

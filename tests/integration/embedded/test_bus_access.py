@@ -43,6 +43,7 @@ PUBLISHERS = {
     f"transfers.{RUN}": {"weight_store"},
     f"missing.{RUN}": {"trainer"},
     "$JS.API.STREAM.MSG.GET.KV_leases": {"conductor", "trainer"},
+    "$JS.API.DIRECT.GET.KV_leases.$KV.leases.conductor.run": {"conductor", "trainer"},
     "$JS.API.STREAM.MSG.GET.EVENTS": set(),
     "$JS.API.CONSUMER.CREATE.EVENTS": {"gateway"},
     f"$JS.API.CONSUMER.MSG.NEXT.PROMPTS.rollout-{RUN}": {"rollout"},

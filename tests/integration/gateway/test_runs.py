@@ -1,6 +1,5 @@
 """Submitting, listing, and saying what is wanted."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,7 +22,7 @@ async def test_the_stored_record_is_what_a_conductor_reads(bus, submitted):
     record = RunRecord.model_validate_json((await bucket.get(f"{submitted['id']}.spec")).value)
     assert record.run_id == submitted["id"]
     assert record.spec.schedule.steps == 4
-    assert json.loads((await bucket.get(f"{submitted['id']}.desired")).value) == "running"
+    assert await bucket.get(f"{submitted['id']}.desired") is None, "nobody has wished for anything else than that it runs"
 
 
 def test_a_toml_body_is_taken(http, stored_spec):
@@ -49,6 +48,18 @@ def test_the_same_key_and_body_give_the_same_run(http, stored_spec):
     assert answers[0].json() == answers[1].json()
     other = http.post("/v1/runs", json=stored_spec | {"seed": 7}, headers={"Idempotency-Key": "once"})
     assert (other.status_code, other.json()["type"]) == (422, "urn:gradbus:problem:idempotency-key-reused")
+
+
+async def test_a_repeated_request_is_answered_when_what_it_names_is_gone(http, objects, stored_spec):
+    mine = await objects.put_blob(b'{"prompt": "of this test alone"}\n')
+    spec = stored_spec | {"data": {"train": mine, "prompt": "prompt"}, "reward": {"service": "http://127.0.0.1:9/score"}}
+    first = http.post("/v1/runs", json=spec, headers={"Idempotency-Key": "gone"})
+    assert first.status_code == 201
+    await objects.delete_blob(mine)
+    assert http.post("/v1/runs", json=spec).status_code == 422
+    assert http.post("/v1/runs", json=spec, headers={"Idempotency-Key": "gone"}).json() == first.json()
+    other = http.post("/v1/runs", json=spec | {"seed": 7}, headers={"Idempotency-Key": "gone"})
+    assert other.json()["type"] == "urn:gradbus:problem:idempotency-key-reused"
 
 
 def test_requests_with_one_key_at_the_same_time_end_in_one_run(http, stored_spec):

@@ -38,6 +38,13 @@ def test_a_wish_is_seen_to_behind_the_longest_queue():
     assert to_drive(view_of(states, {"run-4": "cancelled", "run-5": "paused"}), 1) == ["run-1", "run-4", "run-5"]
 
 
+def test_whether_a_run_can_be_read_is_looked_into_when_its_turn_is_near():
+    view = view_of({"run-1": None, "run-2": None, "run-3": None})
+    view._entries["run-2.spec"] = b"rotten"
+    assert to_drive(view, 1) == ["run-1"]
+    assert to_drive(view, 2) == ["run-1", "run-2", "run-3"]
+
+
 def test_runs_that_cannot_be_read_take_nobodys_place():
     view = view_of({"run-1": None, "run-2": None, "run-3": None})
     view._entries["run-1.spec"] = b"rotten"

@@ -16,7 +16,7 @@ from gradbus_gateway.resources import EventResource, Page
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here
 
-router = APIRouter(prefix="/runs/{run_id}/events", tags=["runs"], dependencies=[READ])
+router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ])
 _IDLE_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0
 _BATCH = 500

@@ -16,7 +16,7 @@ from gradbus_gateway.resources import FileResource
 from gradbus_gateway.state import Gateway, Here
 from gradbus_gateway.uploads import store_file, store_stream
 
-router = APIRouter(prefix="/files", tags=["files"])
+router = APIRouter(prefix="/v1/files", tags=["files"])
 Digest = Annotated[str, Path(pattern=r"^sha256:[0-9a-f]{64}$", description="`sha256:<hex>` of the file's bytes.")]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FORM = {"schema": {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}}

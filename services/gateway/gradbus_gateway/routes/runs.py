@@ -14,7 +14,7 @@ from gradbus_gateway.state import Here
 from gradbus_gateway.submission import Request as Submission
 from gradbus_gateway.submission import parse_body, submit
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {"schema": RunSpec.model_json_schema()}}}}
 

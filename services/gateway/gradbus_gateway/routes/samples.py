@@ -18,7 +18,7 @@ from gradbus_gateway.resources import Page, SampleResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here
 
-router = APIRouter(prefix="/runs/{run_id}/samples", tags=["runs"], dependencies=[READ])
+router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependencies=[READ])
 Found = tuple[str, SampleResource]
 Step = Annotated[int | None, Query(ge=0, description="Only what this step trains (`fixed_lag`).")]
 Index = Annotated[int | None, Query(ge=0, description="Only this group.")]

@@ -15,7 +15,7 @@ from gradbus_gateway.resources import CallerResource, SignInResource
 from gradbus_gateway.sessions import CODE_SECONDS, SESSION_SECONDS
 from gradbus_gateway.state import Here
 
-router = APIRouter(tags=["page"])
+router = APIRouter(prefix="/v1", tags=["page"])
 page_router = APIRouter(include_in_schema=False)
 
 

@@ -17,7 +17,7 @@ from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.run_store import Run
 from gradbus_gateway.state import Gateway, Here
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["runs"], dependencies=[READ])
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ])
 _SECONDS = 5.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 

@@ -9,7 +9,7 @@ from gradbus_gateway.resources import Page, WorkerResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Here
 
-router = APIRouter(prefix="/workers", tags=["workers"], dependencies=[READ])
+router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ])
 
 
 @router.get("", summary="Live workers")
