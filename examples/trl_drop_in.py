@@ -35,7 +35,7 @@ class FusedGRPOTrainer(GRPOTrainer):
         old = inputs.get("old_per_token_logps")
         if old is None:  # the policy itself
             with torch.no_grad():
-                old = linear_logprob(hidden, head, ids, temperature=self.temperature).logprobs.view_as(mask)
+                old = linear_logprob(hidden, head, ids, temperature=self.temperature, entropy=False).logprobs.view_as(mask)
         loss = linear_grpo_loss(hidden, head, ids, self._tokens(inputs, mask, old), self._settings(), temperature=self.temperature)
         metrics = self._metrics["train" if model.training else "eval"]
         metrics["entropy"].append(loss.entropies.sum().item() / max(1, int(mask.sum())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
@@ -35,4 +36,5 @@ class _Head(torch.nn.Module):
         self.weight = weight
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        return linear_logprob(hidden.float(), self.weight.float(), targets, temperature=temperature, allow_nan=True)
+        found = linear_logprob(hidden.float(), self.weight.float(), targets, temperature=temperature, allow_nan=True)
+        return found.logprobs, cast("torch.Tensor", found.entropies)
