@@ -19,12 +19,18 @@ class RowsOfLogits:
     block: int
     """Columns at a time; a power of two."""
     warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRowsOfLogits(RowsOfLogits):
+    """The same, and a second kernel that puts the slices together."""
+
     rows: int
-    """Rows that one program puts together from their slices; a power of two."""
+    """Rows that one program of it takes; a power of two."""
 
 
-SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
-SAMPLE: Final = RowsOfLogits(slice=16_384, block=4_096, warps=8, rows=1)
+SELECTED_LOGPROB: Final = JoinedRowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
+SAMPLE: Final = RowsOfLogits(slice=16_384, block=4_096, warps=8)
 
 
 @dataclass(frozen=True, slots=True)
