@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.selected_logprob_rows import RowGradients, RowInputs, RowStatistics
+from gradbus_kernels.operators.slices import ROWS_TILE as _TILE
 from gradbus_kernels.operators.slices import slices
 
-_TILE: Final = 1 << 17
 _ALONE: Final = 1 << 15
 """Rows at least this long come one by one: torch splits the sum of a single long row over its threads, that of several it does not."""
 _LEAST, _MOST = 1e-20, 1e30

@@ -69,7 +69,7 @@ def batch():
         (False, {"loss_type": "dr_grpo"}),
         (False, {"loss_type": "dapo", "epsilon_high": 0.28}),
         (True, {"loss_type": "dapo"}),
-        (False, {"loss_type": "cispo", "epsilon_high": 1.2}),
+        (False, {"loss_type": "cispo", "epsilon_high": 0.6}),
         (False, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
     ],
     ids=["grpo", "bnpo", "dr_grpo", "dapo", "dapo-on-policy", "cispo", "gspo"],
