@@ -35,13 +35,29 @@ class FusedGRPOTrainer(GRPOTrainer):
         old = inputs.get("old_per_token_logps")
         if old is None:  # the policy itself
             with torch.no_grad():
-                old = linear_logprob(hidden, head, ids, temperature=self.temperature).logprobs.view_as(mask)
+                old = linear_logprob(hidden, head, ids, temperature=self.temperature, entropy=False).logprobs.view_as(mask)
         loss = linear_grpo_loss(hidden, head, ids, self._tokens(inputs, mask, old), self._settings(), temperature=self.temperature)
         metrics = self._metrics["train" if model.training else "eval"]
         metrics["entropy"].append(loss.entropies.sum().item() / max(1, int(mask.sum())))
-        metrics["clip_ratio/low_mean"].append(loss.ratio.clipped_low.item())
-        metrics["clip_ratio/high_mean"].append(loss.ratio.clipped_high.item())
+        for name, share in self._clipped(loss.ratios.view_as(mask), inputs["advantages"].view(len(mask), -1), mask).items():
+            metrics[name].append(share.item())
         return loss.total
+
+    def _clipped(self, ratios: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Shares of tokens, or of sequences if they have one ratio, where the clipped term is the loss: the advantage's sign decides."""
+        if self.importance_sampling_level == "sequence":
+            ratios = ((ratios.log() * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+            mask = torch.ones_like(ratios)
+        if self.loss_type == "cispo":
+            return {"cispo_clip_ratio": _share((ratios > self.epsilon_high) & (advantages > 0), mask)}
+        low, high = (ratios < 1 - self.epsilon_low) & (advantages < 0), (ratios > 1 + self.epsilon_high) & (advantages > 0)
+        named = {"low": low, "high": high, "region": low | high}
+        shares = {f"clip_ratio/{name}_mean": _share(clipped, mask) for name, clipped in named.items()}
+        by_sequence = {name: (named[name] * mask).sum(-1) / mask.sum(-1) for name in ("low", "high")}
+        return shares | {
+            "clip_ratio/low_min": by_sequence["low"][mask.any(-1)].min(),
+            "clip_ratio/high_max": by_sequence["high"][mask.any(-1)].max(),
+        }
 
     def _completions(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Hidden states that predict the completions' tokens, `[B · T, H]`, and these tokens."""
@@ -108,6 +124,10 @@ class FusedGRPOTrainer(GRPOTrainer):
         for what, is_asked in asked.items():
             if is_asked:
                 raise ValueError(f"FusedGRPOTrainer does not compute {what}; use GRPOTrainer for it")
+
+
+def _share(clipped: Tensor, mask: Tensor) -> Tensor:
+    return (clipped * mask).sum() / mask.sum().clamp(min=1)
 
 
 def main() -> None:

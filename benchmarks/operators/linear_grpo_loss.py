@@ -69,4 +69,5 @@ def prepare(implementation: str, entropy: float, device: str, dtype: str, **size
 
 def _without_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
     """The least that plain torch can do: it shows no entropy."""
-    return policy_loss(*without_entropy(hidden, weight, ids), tokens, settings)
+    logprobs = without_entropy(hidden, weight, ids).logprobs
+    return policy_loss(logprobs, torch.zeros_like(logprobs), tokens, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -88,7 +89,8 @@ def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], tempera
 
     Logits are divided by `temperature`. NaN in the weights comes out as NaN.
     """
-    return linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+    found = linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+    return found.logprobs, cast("torch.Tensor", found.entropies)
 
 
 def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gradbus.errors import ModelError
 from gradbus_kernels.decoder import CausalLM
@@ -38,7 +39,7 @@ def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence
     batch = pack(sequences, model.device)
     with using("cpu"):  # what the engine computes with, whatever implementation the process asks for elsewhere
         hidden = _hidden(model, batch).index_select(0, batch.selected)
-        return invariant_logprob(hidden, model.head_weight, batch.targets, temperature)
+        return invariant_logprob(hidden, model.head_weight, batch.targets, temperature, allow_nan=True)
 
 
 def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
@@ -48,10 +49,17 @@ def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
     table = rotation_table(shape.rope, shape.head_dim, int(positions.max()) + 1).repeat(1, shape.heads + shape.kv_heads)
     turn = table.to(hidden.device).index_select(0, positions)
     for layer in cast("Sequence[Any]", decoder.layers):
-        normed = _norm(layer.input_layernorm, hidden)
-        hidden = _attention(layer.self_attn, normed, hidden, turn, batch.layout, shape)
-        hidden = _feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, hidden), hidden)
+        if decoder.checkpointing and torch.is_grad_enabled():
+            hidden = checkpoint(_layer, layer, hidden, turn, batch.layout, shape, use_reentrant=False, preserve_rng_state=False)
+        else:
+            hidden = _layer(layer, hidden, turn, batch.layout, shape)
     return _norm(decoder.norm, hidden)
+
+
+def _layer(layer: Any, hidden: Tensor, turn: Tensor, layout: PrefixLayout, shape: ModelShape) -> Tensor:
+    with using("cpu"):  # also where the backward pass computes it again
+        hidden = _attention(layer.self_attn, _norm(layer.input_layernorm, hidden), hidden, turn, layout, shape)
+        return _feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, hidden), hidden)
 
 
 def _norm(norm: Any, hidden: Tensor) -> Tensor:

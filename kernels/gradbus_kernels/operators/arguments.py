@@ -22,6 +22,11 @@ def check_floats(argument: str, tensor: torch.Tensor, shape: Sequence[int | None
     _check_device(argument, tensor, like)
 
 
+def check_dtype(argument: str, tensor: torch.Tensor, named: str, like: torch.Tensor) -> None:
+    """Raises unless `tensor` has the dtype of `like`, which the caller knows as `named`."""
+    require(tensor.dtype == like.dtype, argument, f"is {tensor.dtype}; pass {like.dtype} like {named}")
+
+
 def check_ids(argument: str, ids: torch.Tensor, shape: Sequence[int | None], vocabulary: int, like: torch.Tensor) -> None:
     """Raises unless `ids` is int64 of this shape on the device of `like`, each in [0, vocabulary). Waits for a GPU."""
     require(ids.dtype == torch.int64, argument, f"is {ids.dtype}; pass int64")

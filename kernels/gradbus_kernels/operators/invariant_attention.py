@@ -7,6 +7,7 @@ query against a cache, a chunk of a prompt and a whole sequence give equal bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_floats, require
+from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
 from gradbus_kernels.operators.dispatch import choose
 
 MASKED: Final = -1e30
@@ -50,6 +51,9 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
     check_floats("key", key, (rows, None, None, size), query)
     key_heads, length = key.shape[1:3]
     check_floats("value", value, (rows, key_heads, length, size), query)
+    check_dtype("key", key, "query", query)
+    check_dtype("value", value, "query", query)
+    require(math.isfinite(scale), "scale", f"is {scale}; pass a finite number")
     require(key_heads > 0 and heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
     require(length >= count, "key", f"has {length} positions for {count} queries; pass all that they see")
     chosen = choose("invariant_attention", query, ("reference", "cpu", "triton"))
@@ -178,6 +182,8 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, triton: bool) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.scale = scale
+        if not query.numel():
+            return query.clone()
         if triton:
             from gradbus_kernels.operators.gpu.invariant_attention import attention  # noqa: PLC0415 - only where Triton runs
 
@@ -188,6 +194,8 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Of torch's fused attention, computed again: nobody else needs these bits."""
+        if not grad.numel():
+            return (*(torch.zeros_like(tensor) for tensor in ctx.saved_tensors), None, None)
         query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
         count, length = query.shape[2], key.shape[2]
         mask = None if count == length else torch.ones(count, length, dtype=torch.bool, device=grad.device).tril(length - count)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_floats, require
+from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
 from gradbus_kernels.operators.dispatch import choose
 
 _ONE_THREAD: Final = 32768
@@ -26,6 +26,7 @@ def invariant_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`weight · x / sqrt(mean(x²) + eps)` (Zhang and Sennrich 2019) of each row of `[N, H]`, in float32 and cast back; differentiable."""
     check_floats("x", x, (None, None))
     check_floats("weight", weight, (x.shape[1],), x)
+    check_dtype("weight", weight, "x", x)
     require(eps >= 0.0, "eps", f"is {eps}; pass 0 or more")
     out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return out
@@ -45,6 +46,7 @@ def invariant_rotation(pairs: Tensor, turn: Tensor) -> Tensor:
     check_floats("pairs", pairs, (None, None))
     require(pairs.dtype == torch.float32 and pairs.shape[1] % 2 == 0, "pairs", "is not float32 of even width; pass it so")
     check_floats("turn", turn, tuple(pairs.shape), pairs)
+    check_dtype("turn", turn, "pairs", pairs)
     require(pairs.stride(0) > pairs.shape[1], "pairs", "stands alone; pass a part of wider rows, as queries and keys beside values are")
     out: Tensor = _Rotation.apply(pairs, turn)  # type: ignore[no-untyped-call]
     return out
@@ -108,7 +110,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def complex_pairs(pairs: Tensor) -> Tensor:
     """`[N, W]` seen as complex numbers `[N, W / 2]`."""
-    return torch.view_as_complex(pairs.view(len(pairs), -1, 2))
+    return torch.view_as_complex(pairs.view(len(pairs), pairs.shape[1] // 2, 2))
 
 
 def row_spans(rows: int, width: int) -> Sequence[tuple[int, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_ids
+from gradbus_kernels.operators.arguments import check_finite, check_ids
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.invariant_matmul import BLOCK, multiply
 from gradbus_kernels.operators.linear_logprob import check_head
@@ -18,15 +18,20 @@ from gradbus_kernels.operators.slices import slices
 _LOGITS: Final = 1 << 24  # 64 MiB of float32: enough for a product at full speed
 
 
-def invariant_logprob(hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def invariant_logprob(
+    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float = 1.0, *, allow_nan: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of `ids` `[N]` under softmax(`hidden` `[N, H]` · `weight` `[V, H]`ᵀ / temperature), and the entropies.
 
     Float32 `[N]` each, differentiable. A row's bits do not depend on the others, nor on N. Logits exist for 16 M places at a time, and the
-    backward pass computes them again: the extra memory is a few tensors of 64 MiB. Raises ValueError that names the argument.
+    backward pass computes them again: the extra memory is a few tensors of 64 MiB. Raises ValueError that names the argument, for
+    NaN or +inf among the logits too unless `allow_nan`.
     """
     check_head(hidden, weight, temperature)
     check_ids("ids", ids, (hidden.shape[0],), weight.shape[0], hidden)
     logprobs, entropy = _Logprob.apply(hidden, weight, ids, temperature)  # type: ignore[no-untyped-call]
+    if not allow_nan:
+        check_finite("hidden · weightᵀ", logprobs)
     return logprobs, entropy
 
 

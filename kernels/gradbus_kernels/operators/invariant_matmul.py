@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_floats, require
+from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
 from gradbus_kernels.operators.dispatch import choose
 
 BLOCK: Final = 32
@@ -44,10 +44,11 @@ def invariant_matmul(x: Tensor, weight: Tensor, addend: Tensor | None = None) ->
     """
     check_floats("x", x, (None, None))
     check_floats("weight", weight, (x.shape[1], None), x)
-    require(weight.dtype == x.dtype, "weight", f"is {weight.dtype}; pass {x.dtype}, as x is")
+    check_dtype("weight", weight, "x", x)
     require(weight.is_contiguous() or weight.t().is_contiguous(), "weight", "is neither contiguous nor a transpose; call contiguous()")
     if addend is not None:
         check_floats("addend", addend, (weight.shape[1],) if addend.dim() == 1 else (x.shape[0], weight.shape[1]), x)
+        check_dtype("addend", addend, "x", x)
     out: Tensor = _Matmul.apply(x, weight, addend)  # type: ignore[no-untyped-call]
     return out
 

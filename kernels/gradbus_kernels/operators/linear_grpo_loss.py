@@ -8,7 +8,7 @@ are: the forward pass makes the gradients too, in 6 N D V operations, where reco
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def linear_grpo_loss_reference(
 ) -> PolicyLoss:
     """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
     found = linear_logprob_reference(hidden, weight, ids.where(tokens.used, 0), temperature=temperature)
-    return policy_loss(found.logprobs, found.entropies, tokens, settings)
+    return policy_loss(found.logprobs, cast("Tensor", found.entropies), tokens, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,15 @@ class _Loss:
         head, chosen = Head(hidden.detach(), weight.detach(), ids, self.temperature), backend(self.implementation)
         wanted = (torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad)
         if not any(wanted):
-            return self._given(chosen.statistics(head))
+            return self._given(chosen.statistics(head, entropy=True))
         found = chosen.gradients(head, self._differentiate, wanted)
         outcome = self._given(found.statistics)
         total = _Attach.apply(hidden, weight, outcome.total, [found.hidden, found.weight])  # type: ignore[no-untyped-call]
         return replace(outcome, total=total)
 
-    def _given(self, statistics: tuple[Tensor, Tensor]) -> PolicyLoss:
-        return policy_loss_of_used(*statistics, self.tokens, self.settings)
+    def _given(self, statistics: tuple[Tensor, Tensor | None]) -> PolicyLoss:
+        logprobs, entropies = statistics
+        return policy_loss_of_used(logprobs, cast("Tensor", entropies), self.tokens, self.settings)
 
     def _differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
         logprobs, entropies = (part.detach().requires_grad_() for part in statistics)

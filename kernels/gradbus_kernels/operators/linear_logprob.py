@@ -6,13 +6,13 @@ The forward pass keeps `[N]` numbers and a tile of logits; the backward pass mak
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, check_ids, require
+from gradbus_kernels.operators.arguments import check_dtype, check_finite, check_floats, check_ids, require
 from gradbus_kernels.operators.dispatch import Implementation, choose
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, backend
 from gradbus_kernels.operators.selected_logprob import selected_logprob_reference
@@ -22,34 +22,38 @@ class LinearLogprob(NamedTuple):
     """`[N]` each, in nats; float32, or float64 for float64 inputs."""
 
     logprobs: Tensor
-    entropies: Tensor
+    entropies: Tensor | None
+    """None if they are left out."""
 
 
-def linear_logprob(hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, allow_nan: bool = False) -> LinearLogprob:
+def linear_logprob(
+    hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, entropy: bool = True, allow_nan: bool = False
+) -> LinearLogprob:
     """Log-probabilities of `ids` under softmax(hidden · weightᵀ / temperature), and that distribution's entropies.
 
     `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]` in [0, V). Differentiable in hidden and
-    weight; what needs no gradient costs none. Products are taken in the inputs' dtype, statistics in float32.
+    weight; what needs no gradient costs none. Products are taken in the inputs' dtype, statistics in float32. `entropy=False`
+    leaves the entropies out.
     Raises ValueError for arguments that do not fit, and for NaN or +inf among the logits unless `allow_nan`.
     """
     check_head(hidden, weight, temperature)
     check_ids("ids", ids, (len(hidden),), len(weight), hidden)
     chosen = choose("linear_logprob", hidden, ("reference", "cpu", "triton"))
     if chosen == "reference":
-        outcome = linear_logprob_reference(hidden, weight, ids, temperature=temperature)
+        outcome = linear_logprob_reference(hidden, weight, ids, temperature=temperature, entropy=entropy)
     else:
-        outcome = LinearLogprob(*_LinearLogprob.apply(hidden, weight, ids, temperature, chosen))  # type: ignore[no-untyped-call]
+        outcome = LinearLogprob(*_LinearLogprob.apply(hidden, weight, ids, (temperature, entropy, chosen)))  # type: ignore[no-untyped-call]
     if not allow_nan:
         check_finite("hidden · weightᵀ", outcome.logprobs)
     return outcome
 
 
 def linear_logprob_reference(
-    hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, allow_nan: bool = True
+    hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, entropy: bool = True, allow_nan: bool = True
 ) -> LinearLogprob:
     """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
-    found = selected_logprob_reference(hidden @ weight.T, ids, temperature, entropy=True)
-    outcome = LinearLogprob(found.logprobs, cast("Tensor", found.entropy))
+    found = selected_logprob_reference(hidden @ weight.T, ids, temperature, entropy)
+    outcome = LinearLogprob(found.logprobs, found.entropy)
     if not allow_nan:
         check_finite("hidden · weightᵀ", outcome.logprobs)
     return outcome
@@ -59,7 +63,7 @@ def check_head(hidden: Tensor, weight: Tensor, temperature: float) -> None:
     """Raises ValueError about what is no hidden states and head."""
     check_floats("hidden", hidden, (None, None))
     check_floats("weight", weight, (None, hidden.shape[1]), hidden)
-    require(weight.dtype == hidden.dtype, "weight", f"is {weight.dtype}; pass {hidden.dtype} like hidden")
+    check_dtype("weight", weight, "hidden", hidden)
     require(len(weight) > 0, "weight", "has an empty vocabulary; pass at least one row")
     require(temperature > 0.0, "temperature", f"is {temperature}; pass a positive number")
 
@@ -67,22 +71,22 @@ def check_head(hidden: Tensor, weight: Tensor, temperature: float) -> None:
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, implementation: Implementation
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, how: tuple[float, bool, Implementation]
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(hidden, weight, ids)
-        ctx.temperature, ctx.implementation = temperature, implementation
+        ctx.temperature, entropy, ctx.implementation = how
         ctx.set_materialize_grads(False)
-        return backend(implementation).statistics(Head(hidden.detach(), weight.detach(), ids, temperature))
+        return backend(ctx.implementation).statistics(Head(hidden.detach(), weight.detach(), ids, ctx.temperature), entropy)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logprobs: Tensor | None, entropies: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, logprobs: Tensor | None, entropies: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         if logprobs is None and entropies is None:
-            return None, None, None, None, None
+            return None, None, None, None
         hidden, weight, ids = ctx.saved_tensors
         head = Head(hidden, weight, ids, ctx.temperature)
         slopes = torch.zeros_like(entropies) if logprobs is None else logprobs  # type: ignore[arg-type]
         found = backend(ctx.implementation).gradients(
             head, lambda rows, _: Coefficients(slopes[rows], None if entropies is None else entropies[rows]), ctx.needs_input_grad[:2]
         )
-        return found.hidden, found.weight, None, None, None
+        return found.hidden, found.weight, None, None

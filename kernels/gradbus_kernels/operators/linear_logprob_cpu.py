@@ -14,8 +14,13 @@ from torch import Tensor
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 from gradbus_kernels.operators.slices import slices
 
+PRODUCT_TOKENS: Final = 4096
+"""Of a product of the forward pass, at most unless the vocabulary is small. With the next, 32 MiB of float32: a BLAS's full speed."""
+PRODUCT_COLUMNS: Final = 2048
+PIECE: Final = 1 << 18
+"""Logits of such a product that are summed at a time: they stay in a core's second cache, and so do their exponentials."""
 TOKENS: Final = 512
-"""Of a tile, at least. With the next, 2 MiB of float32: a core's second cache."""
+"""Of a tile of the gradients, at least. With the next, 2 MiB of float32: a core's second cache."""
 COLUMNS: Final = 1024
 WORKSPACE: Final = 256 << 20
 """Bytes of logits, at most, that the gradients are made from."""
@@ -23,27 +28,36 @@ LOWEST: Final = -1e4
 """Stands for log 0, which e = 0 would turn into NaN."""
 
 
-def statistics(head: Head) -> Statistics:
-    """Online log-sum-exp and entropy (Milakov and Gimelshein 2018, arXiv:1805.02867): one tile of logits exists at a time."""
-    work = _Work(head)
-    online = _Online(work)
-    buffer = work.hidden.new_empty(min(work.tokens, len(head.ids)) * work.columns)
-    for columns in slices(len(head.weight), work.columns):
-        part = work.part(columns)
-        for rows in slices(len(head.ids), work.tokens):
-            tile = buffer[: (rows.stop - rows.start) * len(part)].view(-1, len(part))
-            online.add(rows, columns, torch.mm(work.hidden[rows], part.T, out=tile))
+def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Online log-sum-exp and entropy (Milakov and Gimelshein 2018, arXiv:1805.02867): the logits of one product exist at a time."""
+    columns = min(PRODUCT_COLUMNS, len(head.weight))
+    tokens = max(1, min(max(PRODUCT_TOKENS, PRODUCT_TOKENS * PRODUCT_COLUMNS // columns), len(head.ids)))
+    height = max(1, min(PIECE // columns, tokens))
+    work = _Work(head, columns, height * columns)
+    online = _Online(work, entropy)
+    logits = work.hidden.new_empty(tokens * columns)
+    for span in slices(len(head.weight), columns):
+        part = work.part(span)
+        for rows in slices(len(head.ids), tokens):
+            product = logits[: (rows.stop - rows.start) * len(part)].view(-1, len(part))
+            torch.mm(work.hidden[rows], part.T, out=product)
+            for piece in slices(len(product), height):
+                online.add(slice(rows.start + piece.start, rows.start + piece.stop), span, product[piece])
     return online.statistics()
 
 
 def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
     """The logits of some tokens exist at a time, over the whole vocabulary: of as many as make a tile, within WORKSPACE."""
-    work = _Work(head)
+    columns = min(COLUMNS, len(head.weight))
+    tokens = min(max(TOKENS, TOKENS * COLUMNS // columns), _room(head))
+    work = _Work(head, columns, min(tokens, len(head.ids)) * columns)
     found = Statistics(*head.hidden.new_empty(2, len(head.ids), dtype=head.accumulator).unbind())
     grad_hidden = torch.zeros_like(head.hidden) if wanted[0] else None
-    grad_weight = torch.zeros_like(head.weight, dtype=work.sum_dtype) if wanted[1] else None
-    logits = work.hidden.new_empty(min(work.tokens, len(head.ids)) * len(head.weight))
-    for rows in slices(len(head.ids), work.tokens):
+    # What several products are added to is as precise as their sum.
+    sum_dtype = head.hidden.dtype if len(head.ids) <= tokens else head.accumulator
+    grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
+    logits = work.hidden.new_empty(min(tokens, len(head.ids)) * len(head.weight))
+    for rows in slices(len(head.ids), tokens):
         chunk = _Chunk(work, rows, logits)
         statistics = chunk.statistics()
         for whole, part in zip(found, statistics, strict=True):
@@ -135,22 +149,12 @@ class _Chunk:
 
 
 class _Work:
-    """Buffers of a tile's size, and the dtype of the products."""
+    """The hidden states as they are multiplied, and two buffers of as many logits as are worked on at a time."""
 
-    def __init__(self, head: Head) -> None:
-        self.head = head
-        self.columns = min(COLUMNS, len(head.weight))
+    def __init__(self, head: Head, columns: int, size: int) -> None:
+        self.head, self.columns = head, columns
         self.hidden = head.hidden.to(_product_dtype(head.hidden.dtype))
-        self.tokens = min(max(TOKENS, TOKENS * COLUMNS // self.columns), self._room())
-        self.sum_dtype = head.hidden.dtype if len(head.ids) <= self.tokens else head.accumulator
-        """Of the weight's gradient: what several products are added to is as precise as their sum."""
-        size = min(self.tokens, len(head.ids)) * self.columns
         self._buffers = head.hidden.new_empty(2, size, dtype=head.accumulator)
-
-    def _room(self) -> int:
-        """For so many tokens; of whole blocks of a matrix product if there are some."""
-        room = max(1, WORKSPACE // (len(self.head.weight) * self.hidden.element_size()))
-        return room if room < 64 else room - room % 64
 
     def part(self, columns: slice) -> Tensor:
         """Of the weight, `[v, H]`."""
@@ -175,9 +179,9 @@ class _Work:
 class _Online:
     """Sums under the largest logit so far: total = sum e, moment = sum e log e with e = exp(z - top)."""
 
-    def __init__(self, work: _Work) -> None:
+    def __init__(self, work: _Work, entropy: bool) -> None:
         head = work.head
-        self._work, self._ids, self._inverse = work, head.ids, 1.0 / head.temperature
+        self._work, self._ids, self._inverse, self._entropy = work, head.ids, 1.0 / head.temperature, entropy
         self._top, self._total, self._moment, self._own = head.hidden.new_zeros(4, len(head.ids), dtype=head.accumulator).unbind()
         self._top.fill_(torch.finfo(head.accumulator).min)
 
@@ -191,16 +195,26 @@ class _Online:
         moment.addcmul_(total, fall).mul_(shrink)
         total.mul_(shrink)
         top.copy_(higher)
-        shifted = self._work.scratch(tile)
-        torch.add(-higher[:, None], self._work.wide(tile), alpha=self._inverse, out=shifted)
-        shares = torch.exp(shifted, out=self._work.wide_buffer(tile))
+        wide = self._work.wide(tile)
+        shifted = torch.add(-higher[:, None], wide, alpha=self._inverse, out=wide)
+        if self._entropy:
+            shares = torch.exp(shifted, out=self._work.scratch(tile))
+            moment.add_(_weighted_sum(shifted, shares))
+        else:
+            shares = shifted.exp_()
         total.add_(shares.sum(1))
-        moment.add_(shifted.clamp_(min=LOWEST).mul_(shares).sum(1))
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> tuple[Tensor, Tensor | None]:
         """Of all that was added."""
         log_total = self._total.log()
-        return Statistics(self._own * self._inverse - self._top - log_total, log_total - self._moment / self._total)
+        entropies = log_total - self._moment / self._total if self._entropy else None
+        return self._own * self._inverse - self._top - log_total, entropies
+
+
+def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+    """Of each row; overwrites `values`. What has no weight does not count, be it infinite."""
+    total = values.mul_(weights).sum(1)
+    return values.masked_fill_(weights == 0, 0.0).sum(1) if bool(total.isnan().any()) else total
 
 
 def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
@@ -209,6 +223,12 @@ def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
     inside = (local >= 0) & (local < tile.shape[1])
     chosen = tile.gather(1, local.clamp(0, tile.shape[1] - 1)[:, None]).squeeze(1)
     own.copy_(torch.where(inside, chosen.to(own.dtype), own))
+
+
+def _room(head: Head) -> int:
+    """For the logits of so many tokens; of whole blocks of a matrix product if there are some."""
+    room = max(1, WORKSPACE // (len(head.weight) * _product_dtype(head.hidden.dtype).itemsize))
+    return room if room < 64 else room - room % 64
 
 
 def _product_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -59,8 +59,8 @@ class Gradients(NamedTuple):
 class Backend(Protocol):
     """A way to compute; a module."""
 
-    def statistics(self, head: Head) -> Statistics:
-        """Without a gradient."""
+    def statistics(self, head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities and, if wanted, entropies; without a gradient."""
         ...
 
     def gradients(self, head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:

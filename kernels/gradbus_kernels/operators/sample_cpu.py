@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.sample_rows import Columns, Sampled, draw_rows
+from gradbus_kernels.operators.slices import ROWS_TILE as _TILE
 from gradbus_kernels.operators.slices import slices
 
-_TILE: Final = 1 << 17
 _SHORT: Final = 1 << 12
 """Rows up to this length are sorted whole, many at a time: faster than a few dozen steps for each."""
 _BLOCK: Final = 64

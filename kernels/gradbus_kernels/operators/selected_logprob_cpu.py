@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.selected_logprob_rows import RowGradients, RowInputs, RowStatistics
+from gradbus_kernels.operators.slices import ROWS_TILE as _TILE
 from gradbus_kernels.operators.slices import slices
 
-_TILE: Final = 1 << 17
 _ALONE: Final = 1 << 15
 """Rows at least this long come one by one: torch splits the sum of a single long row over its threads, that of several it does not."""
 _LEAST, _MOST = 1e-20, 1e30
@@ -181,14 +181,16 @@ def _all_pulls(tiles: _Tiles, rows: slice, found: RowStatistics, wanted: RowGrad
     if wanted.kl is not None and inputs.other_logits is not None and found.other_normaliser is not None and found.kl is not None:
         other_shift, other_rest = found.other_normaliser[rows, :, None].unbind(1)
         other = torch.sub(tiles.scaled(inputs.other_logits, rows, 2), other_shift, out=tiles.buffer(2, rows))
-        pull = tiles.pull(wanted.kl, rows)
-        constant -= pull * (found.kl[rows, None] + rest - other_rest)
-        bracket = torch.sub(shifted, other, out=other).mul_(pull * factor)
+        mean = found.kl[rows, None] + (rest - other_rest)
+        bracket = torch.sub(shifted, other, out=other).sub_(mean).mul_(tiles.pull(wanted.kl, rows) * factor)
     if wanted.entropy is not None and found.entropy is not None:
         pull = tiles.pull(wanted.entropy, rows)
         constant -= pull * (found.entropy[rows, None] - rest)
         pull = pull * factor
         bracket = shifted.mul_(-pull) if bracket is shifted else bracket.sub_(shifted.mul_(pull))
-    torch.mul(bracket.add_(constant * factor), weights, out=own)
-    if bool(own.sum(1).isnan().any()):
-        own.masked_fill_(weights == 0, 0.0)
+    total = torch.mul(bracket.add_(constant * factor), weights, out=own).sum(1)
+    if bool(total.isnan().any()):
+        total = own.masked_fill_(weights == 0, 0.0).sum(1)
+    if wanted.kl is not None:
+        # A row's gradient adds up to 0. What its mean was rounded by would else be left, and is not small where the models are far apart.
+        own.addcmul_(weights, factor * (-tiles.pull(wanted.logprobs, rows) - total[:, None]))

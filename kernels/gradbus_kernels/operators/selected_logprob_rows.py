@@ -33,6 +33,8 @@ class RowStatistics(NamedTuple):
     normaliser: Tensor
     """log sum exp(logits / temperature)."""
     other_normaliser: Tensor | None
+    apart: Tensor | None = None
+    """Triton's mean log-ratio less that of the likeliest token, small beside it where that token is nearly certain."""
 
 
 class RowGradients(NamedTuple):

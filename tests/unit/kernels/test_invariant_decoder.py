@@ -53,6 +53,24 @@ def test_gradients_of_equal_calls_are_equal(qwen2_folder, sequences):
         assert torch.equal(once, again)
 
 
+def test_checkpoints_keep_less_and_change_no_bit(qwen2_folder, sequences):
+    found = []
+    for checkpointing in (False, True):
+        model = load_causal_lm(qwen2_folder)
+        model.model.checkpointing = checkpointing
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, kept=kept: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+        ):
+            logprobs, _ = invariant_packed_logprobs(model, sequences, 0.8)
+        with using("reference"):
+            logprobs.sum().backward()
+        found.append((sum(kept), logprobs.detach(), *(parameter.grad for parameter in model.parameters())))
+    (all_kept, *plain), (less, *again) = found
+    assert less < all_kept / 2
+    assert all(torch.equal(*pair) for pair in zip(plain, again, strict=True))
+
+
 def test_its_bits_are_the_engines_whatever_implementation_is_asked_for(qwen2_folder, sequences):
     model = load_causal_lm(qwen2_folder)
     expected, _ = invariant_packed_logprobs(model, sequences, 0.8)

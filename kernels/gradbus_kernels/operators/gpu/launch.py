@@ -20,7 +20,7 @@ class RowsOfLogits:
     """Columns at a time; a power of two."""
     warps: int
     rows: int
-    """Rows that one program puts together from their slices; a power of two."""
+    """Rows that one program of the second kernel takes, which puts the slices together; a power of two."""
 
 
 SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)

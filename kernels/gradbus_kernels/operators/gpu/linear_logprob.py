@@ -18,13 +18,15 @@ from gradbus_kernels.operators.selected_logprob_rows import RowGradients, RowInp
 from gradbus_kernels.operators.slices import slices
 
 
-def statistics(head: Head) -> Statistics:
+def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
     """Of all tokens, some at a time."""
-    found = _empty(head)
+    logprobs, entropies = _empty(head)
     for rows in _slices(head):
-        inputs = _logits(head, rows)
-        _keep(found, rows, _of(forward_triton(inputs, entropy=True)))
-    return found
+        passed = forward_triton(_logits(head, rows), entropy)
+        logprobs[rows] = passed.logprobs
+        if passed.entropy is not None:
+            entropies[rows] = passed.entropy
+    return logprobs, entropies if entropy else None
 
 
 def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:

@@ -21,8 +21,8 @@ def forward_triton(inputs: RowInputs, entropy: bool) -> RowStatistics:
     logits, other = _dense(inputs.logits), None if inputs.other_logits is None else _dense(inputs.other_logits)
     rows, vocabulary = logits.shape
     slices = triton.cdiv(vocabulary, LAUNCH.slice)
-    parts = logits.new_empty(6, slices, rows, dtype=torch.float32)
-    found = logits.new_zeros(4, rows, dtype=torch.float32)
+    parts = logits.new_empty(7, slices, rows, dtype=torch.float32)
+    found = logits.new_zeros(5, rows, dtype=torch.float32)
     normaliser, other_normaliser = logits.new_zeros(2, rows, 2, dtype=torch.float32).unbind()
     how = {"ENTROPY": entropy, "OTHER": other is not None}
     inverse = 1.0 / inputs.temperature
@@ -47,10 +47,10 @@ def forward_triton(inputs: RowInputs, entropy: bool) -> RowStatistics:
             ROWS=LAUNCH.rows,
             **how,
         )
-    logprobs, spread, kl, other_logprobs = found.unbind()
+    logprobs, spread, kl, other_logprobs, apart = found.unbind()
     if other is None:
         return RowStatistics(logprobs, spread if entropy else None, None, None, normaliser, None)
-    return RowStatistics(logprobs, spread if entropy else None, kl, other_logprobs, normaliser, other_normaliser)
+    return RowStatistics(logprobs, spread if entropy else None, kl, other_logprobs, normaliser, other_normaliser, apart)
 
 
 def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradients, in_place: bool = False) -> Tensor:
@@ -67,7 +67,7 @@ def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradient
             inputs.valid,
             gradient,
             found.entropy,
-            found.kl,
+            found.apart,
             found.normaliser,
             found.other_normaliser,
             *(None if part is None else part.contiguous() for part in wanted),
@@ -96,21 +96,32 @@ def _moved(peak, to):
 
 
 @triton.jit
-def _merge(peak, total, spread, apart, other_peak, other_total, peak_b, total_b, spread_b, apart_b, other_peak_b, other_total_b):
+def _merge(
+    peak, total, spread, apart, beside, other_peak, other_total,
+    peak_b, total_b, spread_b, apart_b, beside_b, other_peak_b, other_total_b,
+):  # fmt: skip
     """Statistics of two parts of a row as those of both.
 
-    Under peak = max x: total = sum e^(x-peak), spread = sum e^(x-peak) (x-peak); apart = sum e^(x-peak) ((x-peak) - (y-other_peak)).
+    Under peak = max x, and beside = y where x is that: total = sum e^(x-peak), spread = sum e^(x-peak) (x-peak),
+    apart = sum e^(x-peak) ((x-peak) - (y-beside)). So the likeliest token adds exactly nothing to it.
     """
     to, other_to = tl.maximum(peak, peak_b), tl.maximum(other_peak, other_peak_b)
-    base, other_base = _finite(to), _finite(other_to)
+    beside_to = tl.where(peak_b > peak, beside_b, beside)
+    base, other_base, beside_base = _finite(to), _finite(other_to), _finite(beside_to)
     scale, scale_b = tl.exp(peak - base), tl.exp(peak_b - base)
     move, move_b = _moved(peak, base), _moved(peak_b, base)
-    off, off_b = move - _moved(other_peak, other_base), move_b - _moved(other_peak_b, other_base)
+    off, off_b = move - _moved(beside, beside_base), move_b - _moved(beside_b, beside_base)
     spread = scale * (spread + total * move) + scale_b * (spread_b + total_b * move_b)
-    apart = scale * (apart + total * off) + scale_b * (apart_b + total_b * off_b)
+    apart = _weighted(scale, apart + total * off) + _weighted(scale_b, apart_b + total_b * off_b)
     total = scale * total + scale_b * total_b
     other_total = tl.exp(other_peak - other_base) * other_total + tl.exp(other_peak_b - other_base) * other_total_b
-    return to, total, spread, apart, other_to, other_total
+    return to, total, spread, apart, beside_to, other_to, other_total
+
+
+@triton.jit
+def _weighted(weight, value):
+    """What has no weight does not count, be it infinite."""
+    return tl.where(weight == 0, 0.0, weight * value)
 
 
 @triton.jit
@@ -124,26 +135,27 @@ def _take_slices(
             return
     nothing = tl.full((), float("-inf"), tl.float32)
     zero = tl.full((), 0.0, tl.float32)
-    peak, total, spread, apart, other_peak, other_total = nothing, zero, zero, zero, nothing, zero
+    peak, total, spread, apart, beside, other_peak, other_total = nothing, zero, zero, zero, nothing, nothing, zero
     for start in range(number * SLICE, min(number * SLICE + SLICE, vocabulary), BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < vocabulary
         value = tl.load(logits + row * vocabulary + columns, mask=inside, other=float("-inf")).to(tl.float32) * inverse
         block_peak = tl.max(value, 0)
+        likeliest = value == block_peak  # before the difference, which a compiler may fuse with the product
         value -= _finite(block_peak)
         weight = tl.exp(value)
-        block_spread, block_apart, block_other_peak, block_other_total = zero, zero, nothing, zero
+        block_spread, block_apart, block_beside, block_other_peak, block_other_total = zero, zero, nothing, nothing, zero
         if ENTROPY:
-            block_spread = tl.sum(tl.where(weight == 0, 0.0, weight * value), 0)
+            block_spread = tl.sum(_weighted(weight, value), 0)
         if OTHER:
-            beside = tl.load(other + row * vocabulary + columns, mask=inside, other=float("-inf")).to(tl.float32) * inverse
-            block_other_peak = tl.max(beside, 0)
-            beside -= _finite(block_other_peak)
-            block_other_total = tl.sum(tl.exp(beside), 0)
-            block_apart = tl.sum(tl.where(weight == 0, 0.0, weight * (value - beside)), 0)
-        peak, total, spread, apart, other_peak, other_total = _merge(
-            peak, total, spread, apart, other_peak, other_total,
-            block_peak, tl.sum(weight, 0), block_spread, block_apart, block_other_peak, block_other_total,
+            second = tl.load(other + row * vocabulary + columns, mask=inside, other=float("-inf")).to(tl.float32) * inverse
+            block_other_peak = tl.max(second, 0)
+            block_other_total = tl.sum(tl.exp(second - _finite(block_other_peak)), 0)
+            block_beside = tl.max(tl.where(likeliest, second, float("-inf")), 0)
+            block_apart = tl.sum(_weighted(weight, value - (second - _finite(block_beside))), 0)
+        peak, total, spread, apart, beside, other_peak, other_total = _merge(
+            peak, total, spread, apart, beside, other_peak, other_total,
+            block_peak, tl.sum(weight, 0), block_spread, block_apart, block_beside, block_other_peak, block_other_total,
         )  # fmt: skip
     slices = tl.num_programs(1)
     at = parts + number * rows + row
@@ -155,6 +167,7 @@ def _take_slices(
         tl.store(at + 3 * slices * rows, apart)
         tl.store(at + 4 * slices * rows, other_peak)
         tl.store(at + 5 * slices * rows, other_total)
+        tl.store(at + 6 * slices * rows, beside)
 
 
 @triton.jit
@@ -168,20 +181,22 @@ def _put_together(
         inside = inside & (tl.load(valid + row, mask=inside, other=0) != 0)
     nothing = tl.full((ROWS,), float("-inf"), tl.float32)
     zero = tl.full((ROWS,), 0.0, tl.float32)
-    peak, total, spread, apart, other_peak, other_total = nothing, zero, zero, zero, nothing, zero
+    peak, total, spread, apart, beside, other_peak, other_total = nothing, zero, zero, zero, nothing, nothing, zero
     step = slices * rows
     for number in range(slices):
         at = parts + number * rows + row
-        spread_b, apart_b, other_peak_b, other_total_b = zero, zero, nothing, zero
+        spread_b, apart_b, beside_b, other_peak_b, other_total_b = zero, zero, nothing, nothing, zero
         if ENTROPY:
             spread_b = tl.load(at + 2 * step, mask=inside, other=0.0)
         if OTHER:
             apart_b = tl.load(at + 3 * step, mask=inside, other=0.0)
             other_peak_b = tl.load(at + 4 * step, mask=inside, other=0.0)
             other_total_b = tl.load(at + 5 * step, mask=inside, other=1.0)
-        peak, total, spread, apart, other_peak, other_total = _merge(
-            peak, total, spread, apart, other_peak, other_total,
-            tl.load(at, mask=inside, other=0.0), tl.load(at + step, mask=inside, other=1.0), spread_b, apart_b, other_peak_b, other_total_b,
+            beside_b = tl.load(at + 6 * step, mask=inside, other=0.0)
+        peak, total, spread, apart, beside, other_peak, other_total = _merge(
+            peak, total, spread, apart, beside, other_peak, other_total,
+            tl.load(at, mask=inside, other=0.0), tl.load(at + step, mask=inside, other=1.0),
+            spread_b, apart_b, beside_b, other_peak_b, other_total_b,
         )  # fmt: skip
     place = row.to(tl.int64) * vocabulary + tl.load(ids + row, mask=inside, other=0)
     value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * inverse
@@ -192,18 +207,20 @@ def _put_together(
     if ENTROPY:
         tl.store(found + rows + row, log_total - spread / total, mask=inside)
     if OTHER:
-        beside = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse
-        log_other_total = tl.log(other_total)
-        tl.store(found + 2 * rows + row, apart / total - log_total + log_other_total, mask=inside)
-        tl.store(found + 3 * rows + row, beside - other_peak - log_other_total, mask=inside)
-        tl.store(other_normaliser + 2 * row, other_peak, mask=inside)
-        tl.store(other_normaliser + 2 * row + 1, log_other_total, mask=inside)
+        second = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse
+        log_other_total, mean, base = tl.log(other_total), apart / total, _finite(beside)
+        other_rest = log_other_total + (other_peak - base)
+        tl.store(found + 2 * rows + row, mean - log_total + other_rest, mask=inside)
+        tl.store(found + 3 * rows + row, second - other_peak - log_other_total, mask=inside)
+        tl.store(found + 4 * rows + row, mean, mask=inside)
+        tl.store(other_normaliser + 2 * row, base, mask=inside)
+        tl.store(other_normaliser + 2 * row + 1, other_rest, mask=inside)
 
 
 @triton.jit
 def _gradient(
-    logits, other, ids, valid, gradient, entropy, kl, normaliser, other_normaliser, wanted, wanted_entropy, wanted_kl, inverse, vocabulary,
-    BLOCK: tl.constexpr,
+    logits, other, ids, valid, gradient, entropy, apart, normaliser, other_normaliser,
+    wanted, wanted_entropy, wanted_kl, inverse, vocabulary, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -225,8 +242,7 @@ def _gradient(
         pull += tl.load(wanted_entropy + row) * (value + (tl.load(entropy + row) - log_total))
     if wanted_kl is not None:
         beside = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse - tl.load(other_normaliser + 2 * row)
-        mean = tl.load(kl + row) + log_total - tl.load(other_normaliser + 2 * row + 1)
-        pull -= tl.load(wanted_kl + row) * (value - beside - mean)
+        pull -= tl.load(wanted_kl + row) * (value - beside - tl.load(apart + row))
     own = tl.where(columns == tl.load(ids + row), at_token, 0.0)
     result = (own - tl.where(weight == 0, 0.0, weight * pull)) * inverse
     tl.store(gradient + place, tl.where(counts, result, 0.0).to(gradient.dtype.element_ty), mask=inside)

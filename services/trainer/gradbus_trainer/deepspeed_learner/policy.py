@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ def logprobs_at(temperature: float) -> AtHead[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies, float32 [R] each; see `gradbus_kernels.causal_lm.packed_logprobs`."""
 
     def logprobs(hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return linear_logprob(hidden, weight, ids, temperature=temperature, allow_nan=True)
+        found = linear_logprob(hidden, weight, ids, temperature=temperature, allow_nan=True)
+        return found.logprobs, cast("Tensor", found.entropies)
 
     return logprobs

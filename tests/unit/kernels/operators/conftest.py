@@ -51,8 +51,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture
 def small_head_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators on an LM head take 5 tokens and 7 ids at a time."""
-    monkeypatch.setattr(linear_logprob_cpu, "TOKENS", 5)
-    monkeypatch.setattr(linear_logprob_cpu, "COLUMNS", 7)
+    for name, size in {"TOKENS": 5, "COLUMNS": 7, "PRODUCT_TOKENS": 5, "PRODUCT_COLUMNS": 7, "PIECE": 14}.items():
+        monkeypatch.setattr(linear_logprob_cpu, name, size)
     if find_spec("triton") is not None:
         from gradbus_kernels.operators.gpu import linear_logprob as on_gpu
 

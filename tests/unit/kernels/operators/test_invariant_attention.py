@@ -76,6 +76,17 @@ def test_pages_cover_a_length_and_do_not_depend_on_it():
         assert pages(1000)[: len(spans)] == spans
 
 
+@pytest.mark.parametrize(("rows", "count", "length"), [(2, 0, 3), (2, 0, 0), (0, 2, 3)])
+def test_no_queries_give_nothing_and_no_gradient(implementation, count, rows, length):
+    query, key, value = (torch.randn(rows, heads, size, 8, requires_grad=True) for heads, size in ((4, count), (2, length), (2, length)))
+    found = invariant_attention(query, key, value, 0.3)
+    found.sum().backward()
+    assert found.shape == query.shape
+    assert key.grad.shape == key.shape
+    assert not key.grad.any()
+    assert not value.grad.any()
+
+
 def test_bad_arguments_are_named():
     query, key, value = made(2, 5, (4, 2, 8))
     for arguments, named in [
@@ -83,6 +94,12 @@ def test_bad_arguments_are_named():
         ((query[:, :3], key, value), "key: has 2 heads; pass a number that divides the query's 3"),
         ((query, key, value[..., :4]), "value: has shape"),
         ((query[0], key, value), "query: has shape"),
+        ((query.int(), key, value), "query: is torch.int32"),
+        ((query, key.double(), value), "key: is torch.float64; pass torch.float32 like query"),
+        ((query, key, value.bfloat16()), "value: is torch.bfloat16"),
+        ((query, key.to("meta"), value), "key: is on meta"),
     ]:
         with pytest.raises(ValueError, match=named):
             invariant_attention(*arguments, 0.3)
+    with pytest.raises(ValueError, match="scale: is nan; pass a finite number"):
+        invariant_attention(query, key, value, float("nan"))

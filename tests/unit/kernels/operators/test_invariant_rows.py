@@ -101,6 +101,16 @@ def test_triton_rows_do_not_know_the_others_either():
             assert torch.equal(operation(rows[4:5].clone()), operation(rows)[4:5])
 
 
+def test_no_rows_give_none():
+    rows = randn(0, 9).requires_grad_()
+    assert layers.invariant_rms_norm(rows, randn(9), 1e-6).shape == (0, 9)
+    assert layers.invariant_swiglu(randn(0, 6)).shape == (0, 3)
+    turned = layers.invariant_rotation(rows[:, :6], randn(0, 6))
+    turned.sum().backward()
+    assert (turned.shape, rows.grad.shape) == ((0, 6), (0, 9))
+    assert [part.shape for part in invariant_logprob(rows, randn(7, 9), torch.empty(0, dtype=torch.int64))] == [(0,), (0,)]
+
+
 def test_bad_arguments_are_named():
     for call, named in [
         (lambda: layers.invariant_rms_norm(randn(2, 5), randn(4), 1e-6), "weight: has shape"),
@@ -108,6 +118,13 @@ def test_bad_arguments_are_named():
         (lambda: layers.invariant_swiglu(randn(2, 5)), "gate_up: has 5 columns"),
         (lambda: layers.invariant_rotation(randn(2, 6), randn(2, 6)), "pairs: stands alone"),
         (lambda: layers.invariant_rotation(randn(2, 9)[:, :6].double(), randn(2, 6)), "pairs: is not float32"),
+        (lambda: layers.invariant_rms_norm(randn(2, 5), randn(5).bfloat16(), 1e-6), "weight: is torch.bfloat16; pass torch.float32 like x"),
+        (lambda: layers.invariant_rms_norm(randn(2, 5).int(), randn(5), 1e-6), "x: is torch.int32"),
+        (lambda: layers.invariant_swiglu(randn(2, 6).int()), "gate_up: is torch.int32"),
+        (lambda: layers.invariant_rotation(randn(2, 9)[:, :6], randn(2, 6).double()), "turn: is torch.float64"),
+        (lambda: layers.invariant_rotation(randn(2, 9)[:, :6], randn(2, 6).to("meta")), "turn: is on meta"),
+        (lambda: invariant_logprob(randn(2, 5) * torch.nan, randn(7, 5), torch.tensor([0, 1])), "hidden · weightᵀ: row 0 holds NaN"),
+        (lambda: invariant_logprob(randn(2, 5), randn(7, 5).double(), torch.tensor([0, 1])), "weight: is torch.float64"),
         (lambda: invariant_logprob(randn(2, 5), randn(7, 5), torch.tensor([0, 7])), "ids: holds 7; pass ids in"),
         (lambda: invariant_logprob(randn(2, 5), randn(7, 5), torch.tensor([0, 1]), 0.0), "temperature: is 0.0"),
     ]:

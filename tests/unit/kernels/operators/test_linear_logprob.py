@@ -87,6 +87,25 @@ def test_a_masked_token_of_the_vocabulary(implementation):
     torch.testing.assert_close(entropies, -(plain.exp() * plain).sum().expand(2))
 
 
+def test_without_entropies_log_probabilities_and_their_gradients_are_the_same(implementation, dtype):
+    hidden, weight, ids = inputs(8, 9, 41, dtype)
+    found = []
+    for entropy in (True, False):
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        outcome = linear_logprob(*leaves, ids, temperature=0.8, entropy=entropy)
+        assert (outcome.entropies is not None) == entropy
+        found.append((outcome.logprobs.detach(), *torch.autograd.grad(outcome.logprobs.sum(), leaves)))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_tokens_masked_in_a_whole_tile_of_the_vocabulary_weigh_nothing(implementation):
+    hidden, weight = torch.ones(2, 1), torch.full((41, 1), -torch.inf)
+    weight[30:33] = 0.5
+    logprobs, entropies = linear_logprob(hidden, weight, torch.tensor([30, 3]))
+    torch.testing.assert_close(logprobs, torch.tensor([-torch.tensor(3.0).log(), -torch.inf]))
+    torch.testing.assert_close(entropies, torch.tensor(3.0).log().expand(2))
+
+
 def test_no_tokens_at_all(implementation):
     hidden, weight = torch.ones(0, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
     logprobs, entropies = linear_logprob(hidden, weight, torch.empty(0, dtype=torch.int64))
