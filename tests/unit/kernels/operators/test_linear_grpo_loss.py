@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as search
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradbus_kernels.operators import (
     PolicySettings,
@@ -227,3 +228,28 @@ def test_every_variant_is_trls(aggregate, settings):
     (2.0 * expected).backward()
     torch.testing.assert_close(total, expected.detach())
     torch.testing.assert_close(grad_hidden, theirs.grad)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the most elements of any tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return made
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("group", [4, 16, 64])
+def test_no_tensor_made_on_the_way_grows_with_group_times_vocabulary(level, group):
+    hidden, weight, ids, tokens = inputs(group * 6, torch.float32)
+    rows = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    with _Largest() as largest:
+        linear_grpo_loss(*rows, ids, tokens, PolicySettings(kl=0.1, entropy=0.01, level=level)).total.backward()
+    tile = 5 * weight.shape[0]
+    assert largest.elements <= max(5 * len(ids), hidden.numel(), weight.numel(), 4 * tile)
+    assert largest.elements < ids.numel() * len(weight)
