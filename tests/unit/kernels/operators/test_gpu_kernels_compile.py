@@ -16,11 +16,12 @@ KERNELS = {
     "invariant_embedding": ["_row_sums"],
     "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
 }
+DEAR = {"prefix_shared_attention"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize("operator", KERNELS)
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("operator", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in KERNELS])
 def test_every_kernel_compiles(operator, target, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
