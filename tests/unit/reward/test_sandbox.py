@@ -132,6 +132,14 @@ async def test_an_answer_much_longer_than_its_samples_need_is_not_read(judge):
     assert "bytes at once" in answer.reason
 
 
+async def test_a_flood_that_nobody_reads_holds_up_no_end():
+    """asyncio pauses a pipe of which much is unread, and then does not see that the process has ended."""
+    grader = await GraderProcess.start({"grader": f"{FORGE}\ndef grade(s, i):\n    forge(b' ' * 1_000_000)"}, allow_network=False)
+    await grader._send([("", "stop", "{}")])
+    await until(lambda: grader._process.stdout._paused)
+    assert await grader.stop() < 0
+
+
 @pytest.mark.parametrize("body", ['{"faults": 3}', "[]", '{"faults": {}}{'])
 async def test_a_source_that_speaks_for_the_child_while_it_loads_is_found_out(judge, body):
     (answer,) = await judge(f"{FORGE}\nforge({body.encode()!r})\ndef grade(s, i): return 1.0", seconds=4.0)

@@ -27,6 +27,7 @@ _LEAVING_SECONDS = 2.0
 """Before a process that has closed its pipe is killed."""
 _KILLED_SECONDS = 10.0
 """On a busy machine the kernel takes its time."""
+_DROPPED_BYTES = 1 << 16
 
 Row = tuple[str, str, str]
 """Output text, finish reason, item as JSON."""
@@ -114,6 +115,9 @@ class GraderProcess:
         self.kill()
         try:
             async with asyncio.timeout(_KILLED_SECONDS):
+                # asyncio tells of no end before the pipe's, and looks for that no longer once there is much to read.
+                while self._process.stdout is not None and await self._process.stdout.read(_DROPPED_BYTES):
+                    pass
                 return await self._process.wait()
         except TimeoutError as error:
             raise GraderStoppedError(f"the kernel has not ended grader process {self.pid} after SIGKILL; look at the machine") from error
