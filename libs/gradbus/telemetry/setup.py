@@ -19,6 +19,8 @@ from gradbus.telemetry.timed import tell_nobody, tell_to
 _log = get_logger(__name__)
 _FLUSH_SECONDS = 3.0
 _DEFAULTS = {
+    # As long as spans wait: to send costs a process milliseconds, however little there is.
+    "OTEL_BLRP_SCHEDULE_DELAY": "5000",
     # What is dropped is counted: otel.sdk.processor.span.processed, with error.type.
     "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true",
 }

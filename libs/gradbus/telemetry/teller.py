@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
@@ -26,7 +28,7 @@ class SpanTeller:
 
     def __init__(self, processor: SpanProcessor, resource: Resource) -> None:
         self._processor = processor
-        self._resource = resource
+        self._resource = _Resource(resource.attributes, resource.schema_url)
 
     def __call__(self, span: TimedSpan) -> None:
         """Makes the span."""
@@ -46,6 +48,17 @@ class SpanTeller:
             instrumentation_scope=_SCOPE,
         )
         self._processor.on_end(made)
+
+
+class _Resource(Resource):
+    """Hashed once: the encoder looks it up for each span, and the SDK's own hash is made of its JSON."""
+
+    def __init__(self, attributes: Mapping[str, Any], schema_url: str) -> None:
+        super().__init__(attributes, schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def _new_context(parent: SpanContext | None) -> SpanContext:

@@ -16,7 +16,7 @@ KERNELS = {
     "invariant_embedding": ["_row_sums"],
     "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
 }
-DEAR = {"prefix_shared_attention"}
+DEAR = {"sample", "linear_sample", "prefix_shared_attention"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")
