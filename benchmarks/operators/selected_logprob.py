@@ -1,4 +1,7 @@
-"""`selected_logprob` beside log_softmax in plain torch, and beside one read of the logits: the least that any of them takes."""
+"""`selected_logprob` beside log_softmax in plain torch, and beside one read and one copy of the logits.
+
+The read is the least that any of them takes; the copy, which reads and writes, tells the memory's bandwidth in the same run.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def measure(device: str, quick: bool) -> list[Row]:
                     shape=f"N={sizes['tokens']:,} V={sizes['vocabulary']:,}",
                     dtype=dtype,
                     case={**sizes, "entropy": entropy, "second": second, "backward": backward},
-                    implementations=("naive", "ours") if asked else ("naive", "ours", "one read"),
+                    implementations=("naive", "ours") if asked else ("naive", "ours", "one read", "one copy"),
                     rounds=1,
                     repeats=3 if device == "cpu" else 20,
                 )
@@ -47,7 +50,7 @@ def prepare(implementation: str, device: str, dtype: str, tokens: int, vocabular
     other = (logits + 0.01).requires_grad_(False) if asked["second"] else None
     ids = torch.randint(vocabulary, (tokens,), device=device)
     logits.requires_grad_(asked["backward"])
-    operator = {"naive": selected_logprob_reference, "ours": selected_logprob, "one read": one_read}[implementation]
+    operator = {"naive": selected_logprob_reference, "ours": selected_logprob, "one read": one_read, "one copy": one_copy}[implementation]
 
     def work() -> list[Tensor | None]:
         logits.grad = None
@@ -64,3 +67,9 @@ def one_read(logits: Tensor, ids: Tensor, *_: object) -> SelectedLogprob:
     """No operator: the maximum of each row."""
     del ids
     return SelectedLogprob(logits.amax(1), None, None, None)
+
+
+def one_copy(logits: Tensor, ids: Tensor, *_: object) -> SelectedLogprob:
+    """No operator either: all logits once more."""
+    del ids
+    return SelectedLogprob(logits.clone(), None, None, None)
