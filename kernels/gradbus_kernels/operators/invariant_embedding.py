@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_floats, check_ids, require
+from gradbus_kernels.operators.arguments import check_floats, check_ids
 from gradbus_kernels.operators.dispatch import choose
 
 
@@ -23,7 +23,6 @@ def invariant_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     what is at these places and of nothing else in the call. Raises ValueError for ids out of range.
     """
     check_floats("weight", weight, (None, None))
-    require(ids.dim() == 1, "ids", f"has shape {tuple(ids.shape)}; pass (any)")
     check_ids("ids", ids, (None,), len(weight), weight)
     chosen = choose("invariant_embedding", weight, ("reference", "cpu", "triton"))
     if chosen == "reference":

@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, require
+from gradbus_kernels.operators.arguments import check_dtype, check_finite, check_floats, require
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.sample import by_row, check_draws, sample_reference, shaped
@@ -25,7 +25,7 @@ def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tens
     """
     check_floats("hidden", hidden, (None, None))
     check_floats("weight", weight, (None, hidden.shape[1]), hidden)
-    require(weight.dtype == hidden.dtype, "weight", f"is {weight.dtype}; pass {hidden.dtype}, as hidden")
+    check_dtype("weight", weight, "hidden", hidden)
     require(len(weight) > 0, "weight", "has an empty vocabulary; pass at least one row")
     check_draws(hidden, seeds, positions, sampling)
     chosen = choose("linear_sample", hidden, ("reference", "cpu", "triton"))
