@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,6 +21,7 @@ from gradbus.process import Station
 from gradbus.runs import RunRecord
 from gradbus.telemetry import get_logger, observe, span
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
+from gradbus_trainer.collector import Collected
 from gradbus_trainer.learner import Learner, StepMetrics
 from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
@@ -73,14 +74,12 @@ class Fold:
         """Trains to the last step and commits it. Raises FencedError when another trainer has the run."""
         state, steps = self._state, self._spec.schedule.steps
         try:
-            with self._parts.traces.start(state.step) as trace:
-                await self._publish(await self._export(state.step, False, trace))
+            with self._parts.traces.start(state.step):
+                await self._publish(await self._export(state.step, False))
             while state.step < steps:
                 await self._gate()
                 with self._parts.traces.step(state.step) as trace:
                     await self._step(trace)
-                    if self._is_checkpoint_due():
-                        await self._checkpoint()
             await self._settle()
         finally:
             self._parts.publisher.cancel()
@@ -90,14 +89,20 @@ class Fold:
 
     async def _step(self, trace: StepTrace) -> None:
         began = time.perf_counter()
+        items = await self._parts.reader.step(self._state.step, self._state.frontier)
+        with trace.training(items):
+            await self._train(items, began, trace)
+            if self._is_checkpoint_due():
+                await self._checkpoint()
+
+    async def _train(self, items: Sequence[Collected], began: float, trace: StepTrace) -> None:
         state = self._state
-        items = await self._parts.reader.step(state.step, state.frontier)
-        trace.read(items)
         batch, facts = build_batch(state.step, items, self._spec.algorithm)
         arrived = time.perf_counter()
         metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
         trace.trained(metrics)
-        export = await self._export(batch.step + 1, metrics.noop, trace)
+        export = await self._export(batch.step + 1, metrics.noop)
+        trace.exported()
         trained = time.perf_counter()
         observe("gradbus.step.duration", trained - arrived)
         state.frontier.add(state.step, [(item.entry.index, item.digest) for item in items])
@@ -111,11 +116,9 @@ class Fold:
         self._warn(state.step - 1, facts)
         self._show(seconds, facts)
 
-    async def _export(self, step: int, noop: bool, trace: StepTrace) -> Export:
+    async def _export(self, step: int, noop: bool) -> Export:
         learner, scratch, dtype = self._parts.learner, self._parts.scratch, VERSION_DTYPES[self._spec.weights.dtype]
-        export = await self._written(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
-        trace.exported()
-        return export
+        return await self._written(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
 
     async def _publish(self, export: Export) -> None:
         """Versions from (step - max_staleness) on stay named: a resume from here may have to sample with them."""

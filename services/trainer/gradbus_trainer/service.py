@@ -23,7 +23,7 @@ from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.step_numbers import StepNumbers
-from gradbus_trainer.step_traces import StepTraces
+from gradbus_trainer.step_traces import StepSampler, StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.version_writer import VersionWriter
 
@@ -79,7 +79,7 @@ class TrainerService:
                 events=events,
                 station=self._wires.station,
                 lease=lease,
-                traces=StepTraces(run_id, lease.term, self._settings.trace_steps),
+                traces=StepTraces(run_id, lease.term, StepSampler(self._settings.trace_steps, self._settings.trace_step_seconds)),
                 numbers=numbers,
                 checkpoint_bytes=self._settings.checkpoint_bytes,
             )

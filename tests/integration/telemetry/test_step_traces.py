@@ -1,5 +1,7 @@
 """A step's trace: links to its groups, replays, failures."""
 
+import time
+
 import pytest
 
 from gradbus.telemetry import current_traceparent, group_trace, is_sampled, span, step_trace
@@ -7,7 +9,7 @@ from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus_trainer.collector import Collected
 from gradbus_trainer.learner import StepMetrics
 from gradbus_trainer.phases import Phases
-from gradbus_trainer.step_traces import StepTraces
+from gradbus_trainer.step_traces import StepSampler, StepTraces
 
 
 def collected(index, traceparent="", verdict=Verdict.VERDICT_TRAIN):
@@ -20,16 +22,14 @@ def groups(*indexes):
 
 def trained(traces, items, step=0):
     phases = Phases()
-    with traces.step(step) as trace:
-        trace.read(items)
+    with traces.step(step) as trace, trace.training(items):
         for name in ("forward", "backward", "optimise"):
             with phases(name):
                 pass
         trace.trained(StepMetrics(noop=False, learning_rate=0.0, phases=phases.noted))
         trace.exported()
         with span("publish_version"):
-            published = current_traceparent()
-    return published
+            return current_traceparent()
 
 
 def trace_id(traceparent):
@@ -37,7 +37,7 @@ def trace_id(traceparent):
 
 
 def test_a_step_and_its_groups_link_to_each_other(told):
-    published = trained(StepTraces("run", 2, 1.0), [*groups(1, 2), collected(3)])
+    published = trained(StepTraces("run", 2, StepSampler()), [*groups(1, 2), collected(3)])
     root = trace_id(step_trace("run", 0, 2))
     assert trace_id(published) == root
     step = [one for one in told() if one.context.trace_id == root]
@@ -54,20 +54,20 @@ def test_a_step_and_its_groups_link_to_each_other(told):
 
 
 def test_more_groups_than_a_span_can_link_are_spread_over_several(told):
-    trained(StepTraces("run", 2, 1.0), groups(*range(300)))
+    trained(StepTraces("run", 2, StepSampler()), groups(*range(300)))
     reads = [one for one in told() if one.name == "read"]
     assert [len(one.links) for one in reads] == [128, 128, 44]
     assert len({link.context.trace_id for one in reads for link in one.links}) == 300
 
 
 def test_a_group_that_is_not_trained_waits_but_is_not_in_the_step(told):
-    trained(StepTraces("run", 2, 1.0), [collected(1, group_trace("run", 1), Verdict.VERDICT_FILTERED)])
+    trained(StepTraces("run", 2, StepSampler()), [collected(1, group_trace("run", 1), Verdict.VERDICT_FILTERED)])
     assert [one.name for one in told() if one.context.trace_id == trace_id(group_trace("run", 1))] == ["wait_in_log"]
 
 
 def test_a_trainer_that_comes_back_leaves_two_whole_traces_and_one_more_part_of_the_groups(told):
     for term in (2, 3):
-        trained(StepTraces("run", term, 1.0), groups(1))
+        trained(StepTraces("run", term, StepSampler()), groups(1))
     for term in (2, 3):
         step = [one for one in told() if one.context.trace_id == trace_id(step_trace("run", 0, term))]
         assert len([one for one in step if one.parent is None]) == 1
@@ -77,7 +77,7 @@ def test_a_trainer_that_comes_back_leaves_two_whole_traces_and_one_more_part_of_
 
 
 def test_a_step_that_is_not_traced_is_named_by_its_groups_all_the_same(told):
-    assert trained(StepTraces("run", 2, 0.0), groups(1)) == ""
+    assert trained(StepTraces("run", 2, StepSampler(0.0)), groups(1)) == ""
     assert [one.name for one in told()] == ["wait_in_log", "train"]
     assert [one.attributes["gradbus.step"] for one in told()] == [0, 0]
     assert [len(one.links) for one in told()] == [0, 0]
@@ -86,8 +86,7 @@ def test_a_step_that_is_not_traced_is_named_by_its_groups_all_the_same(told):
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_step_that_fails_is_told_whether_it_is_traced_or_not(told, share):
     def fails():
-        with StepTraces("run", 2, share).step(4) as trace:
-            trace.read(groups(1))
+        with StepTraces("run", 2, StepSampler(share)).step(4) as trace, trace.training(groups(1)):
             raise ZeroDivisionError("a fault")
 
     with pytest.raises(ZeroDivisionError):
@@ -99,9 +98,38 @@ def test_a_step_that_fails_is_told_whether_it_is_traced_or_not(told, share):
 
 def test_steps_are_traced_by_their_share(told):
     for step in range(50):
-        trained(StepTraces("run", 1, 0.2), [], step)
+        trained(StepTraces("run", 1, StepSampler(0.2)), [], step)
     wanted = {trace for step in range(50) if is_sampled(trace := step_trace("run", step, 1), 0.2)}
     assert {one.context.trace_id for one in told()} == {trace_id(trace) for trace in wanted}
+
+
+def test_of_short_steps_one_is_traced_and_each_that_trains_a_traced_group(told):
+    traces = StepTraces("run", 1, StepSampler(seconds=3600.0))
+    for step in range(20):
+        trained(traces, groups(step) if step % 7 == 6 else [collected(step)], step)
+    assert [one.attributes["gradbus.step"] for one in told() if one.name == "train_step"] == [0, 6, 13]
+    assert [len(one.links) for one in told() if one.name == "train"] == [1, 1]
+
+
+def test_a_step_is_traced_once_its_time_has_come(told):
+    traces = StepTraces("run", 1, StepSampler(seconds=0.2))
+    trained(traces, [], 0)
+    trained(traces, [], 1)
+    time.sleep(0.25)
+    trained(traces, [], 2)
+    assert [one.attributes["gradbus.step"] for one in told() if one.name == "train_step"] == [0, 2]
+
+
+def test_a_step_that_fails_before_its_groups_are_there_has_its_name_all_the_same(told):
+    def fails():
+        with StepTraces("run", 2, StepSampler()).step(4):
+            raise ZeroDivisionError("a fault")
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    (failed,) = told()
+    assert failed.context.trace_id == trace_id(step_trace("run", 4, 2))
+    assert failed.status.description == "ZeroDivisionError: a fault"
 
 
 def test_of_very_many_micro_batches_the_first_are_told_and_the_optimiser_always():

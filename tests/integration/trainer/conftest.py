@@ -29,7 +29,7 @@ from gradbus_trainer.log_reader import LogReader
 from gradbus_trainer.publisher import Publisher
 from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.step_numbers import StepNumbers
-from gradbus_trainer.step_traces import StepTraces
+from gradbus_trainer.step_traces import StepSampler, StepTraces
 from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.torch_learner import TorchLearner
 from gradbus_trainer.version_writer import VersionWriter
@@ -144,7 +144,7 @@ class Trained:
             reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
             publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
             self.numbers = numbers_of(run_id)
-            traces, shown = StepTraces(run_id, lease.term, 1.0), StepNumbers(self.numbers)
+            traces, shown = StepTraces(run_id, lease.term, StepSampler()), StepNumbers(self.numbers)
             parts = FoldParts(
                 learner,
                 reader,
