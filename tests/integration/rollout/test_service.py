@@ -1,8 +1,10 @@
 """A rollout worker as a process has it: assigned to a run, it prepares an engine, proves its bits and serves."""
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 
 import pytest
 
@@ -14,11 +16,13 @@ from gradbus.runs import RunStatus, WorkerPresence
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout import watched_engine
 from gradbus_rollout.engines import Engines
+from gradbus_rollout.prompts import PromptEncoder
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
+from gradbus_rollout.torch_engine import TorchEngine
 from gradbus_rollout.torch_engine.scheduler import Scheduler
 
-from .conftest import until
+from .conftest import NEW_TOKENS, until
 
 
 @pytest.fixture
@@ -100,3 +104,27 @@ async def test_a_worker_with_other_bits_does_not_join(new_record, model_files, o
     await until(lambda: serving.trouble)
     assert "samples other bits than the run's first worker" in serving.trouble
     assert not serving.fatal, "another machine may serve it"
+
+
+async def test_an_engine_that_comes_when_its_run_is_gone_is_let_go(new_record, model_folder, tmp_path, monkeypatch):
+    made, go_on, make = [], threading.Event(), TorchEngine.from_folder
+
+    def make_slowly(*given):
+        engine = make(*given)
+        made.append(weakref.ref(engine))
+        go_on.wait(60)
+        return engine
+
+    monkeypatch.setattr(TorchEngine, "from_folder", make_slowly)
+    spec, encoder = (await new_record()).spec, PromptEncoder(model_folder, NEW_TOKENS)
+    task = asyncio.create_task(Engines(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder))
+    await until(lambda: made)
+    task.cancel()
+    await asyncio.wait({task})
+    go_on.set()
+
+    def is_let_go():
+        gc.collect()
+        return made[0]() is None
+
+    await until(is_let_go)
