@@ -31,11 +31,11 @@ async def model_files(objects, model_folder):
 
 
 @pytest.fixture
-async def serving(bus, buffer, objects, stub, run_id, tmp_path):
-    """A worker that is assigned to the run until the test is over."""
+async def serving(bus, buffer, objects, stub, run_id, tmp_path, request):
+    """A worker that is assigned to the run until the test is over; a parameter is its device."""
     process = Process("rollout")
     station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
-    settings = Settings(cache_dir=tmp_path / "cache")
+    settings = Settings(cache_dir=tmp_path / "cache", device=getattr(request, "param", "cpu"))
     service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station), Engines(settings))
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
     task = asyncio.create_task(station.serve(process, service.serve_run))
@@ -103,6 +103,30 @@ async def test_a_worker_with_other_bits_does_not_join(new_record, model_files, o
     await write_status(bus, run_id, await objects.put_blob(prompts))
     await until(lambda: serving.trouble)
     assert "samples other bits than the run's first worker" in serving.trouble
+    assert not serving.fatal, "another machine may serve it"
+
+
+@pytest.mark.parametrize("serving", ["cuda:99", "nowhere"], indirect=True)
+async def test_a_device_that_is_not_there_is_the_workers_trouble_alone(new_record, model_files, objects, prompts, bus, run_id, serving):
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.trouble)
+    assert "torch cannot use device" in serving.trouble
+    assert "set GRADBUS_DEVICE" in serving.trouble
+    assert not serving.fatal, "another machine may serve it"
+
+
+async def test_an_engine_that_breaks_at_the_probe_is_the_workers_trouble_alone(
+    new_record, model_files, objects, prompts, bus, run_id, serving, monkeypatch
+):
+    def find_no_memory(_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Scheduler, "step", find_no_memory)
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.trouble)
+    assert "the engine broke (out of memory)" in serving.trouble
     assert not serving.fatal, "another machine may serve it"
 
 

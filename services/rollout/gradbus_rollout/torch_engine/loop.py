@@ -61,7 +61,7 @@ class TorchEngine:
 
     @classmethod
     def from_folder(cls, folder: Path, config: TorchEngineConfig, lora: LoraSpec | None = None) -> Self:
-        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError.
+        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError and SettingsError.
 
         With `lora` a version is adapters, and the base is the folder's model.
         """
