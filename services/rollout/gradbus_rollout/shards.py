@@ -44,7 +44,7 @@ class Shards:
     async def files(self, manifest: WeightManifest) -> list[Path]:
         """The version's files, in the order of its shards.
 
-        Raises ObjectMissingError when there is no way to one of them, CorruptRecordError and StorageError.
+        Raises ObjectMissingError when there is no way to one of them, CorruptRecordError, StorageError and DiskError.
         """
         for way in self._ways:
             if all(self._stored.find(shard.digest) for shard in manifest.shards):

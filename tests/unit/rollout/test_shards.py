@@ -6,7 +6,7 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError, StorageError
+from gradbus.errors import CorruptRecordError, DiskError, ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.spec import WeightsSpec
@@ -147,6 +147,18 @@ async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rcl
     manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
     assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
     assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
+
+
+@pytest.mark.parametrize("part_bytes", [1000, 1 << 20], ids=["in parts", "at once"])
+async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(
+    manifests, exports, new_worker, tmp_path, monkeypatch, no_file_over, part_bytes
+):
+    monkeypatch.setattr(stored_shards, "PART_BYTES", part_bytes)
+    worker, size = new_worker(), exports[LAST].file.size_bytes
+    with no_file_over(size - 10), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
+        await worker.files(manifests[LAST])
+    assert list((tmp_path / "one").iterdir()) == []
+    assert await content(worker, manifests[LAST]) == exports[LAST].file.path.read_bytes()
 
 
 async def test_several_shards_come_in_their_order(objects, new_worker):

@@ -21,7 +21,7 @@ from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, Ver
 from gradbus_rollout.sglang_engine.adapters import make_adapter_folder, stored_adapters
 from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.sglang_engine.draft import Draft, began_with
-from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.sglang_engine.folder import drop_version_folder, drop_version_folders, make_version_folder, model_tensors
 from gradbus_rollout.sglang_engine.install import Held, Installer
 from gradbus_rollout.sglang_engine.server import Server
 from gradbus_rollout.sglang_engine.shelf import Shelf
@@ -51,10 +51,9 @@ class SGLangEngine:
         self._tensors = model_tensors(model)
         self._config = config
         self._settings = settings
-        self._versions = settings.weights_dir or cache
-        if not settings.url and not settings.weights_dir:
-            for left in cache.glob("version-*"):  # by a worker of this name that was killed
-                drop_version_folder(left)
+        # A folder of this worker's own, also where several share one: what it finds there it left when it was killed.
+        self._versions = settings.weights_dir / cache.name if settings.weights_dir else cache
+        drop_version_folders(self._versions)
         self._slots = Slots(config.slots)
         self._name = "sglang"
         self._held: Held | None = None
