@@ -22,7 +22,7 @@ from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
 from gradbus_conductor.group_traces import Call, GroupTraces
-from gradbus_conductor.occupied import Occupied
+from gradbus.occupied import Occupied
 from gradbus_conductor.wires import Wires
 
 _log = get_logger(__name__)

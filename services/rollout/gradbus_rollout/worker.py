@@ -79,7 +79,6 @@ class RolloutWorker:
                     fetch = asyncio.create_task(self._queue.fetch(_FETCHED_TASKS), name="fetch")
                 changed.clear()
                 await self._start_what_can_run()
-                self._busy.mark(bool(self._jobs))
                 news = asyncio.create_task(changed.wait(), name="news")
                 try:
                     await asyncio.wait({news, *self._jobs} | ({fetch} if fetch else set()), return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +157,7 @@ class RolloutWorker:
         table = self._table(task)
         size = self._spec.rollout.group_size
         requests = [request_for(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
-        with told(delivery, {"gradbus.run.id": self._run_id}) as times:
+        with self._busy, told(delivery, {"gradbus.run.id": self._run_id}) as times:
             with under(first_trace(task)):
                 sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
             await asyncio.sleep(0)
