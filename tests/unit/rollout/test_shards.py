@@ -1,6 +1,8 @@
 """A version's files come here whatever is missing or damaged, as long as something gives them; and never with other bytes."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +161,21 @@ async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(
         await worker.files(manifests[LAST])
     assert list((tmp_path / "one").iterdir()) == []
     assert await content(worker, manifests[LAST]) == exports[LAST].file.path.read_bytes()
+
+
+@pytest.mark.parametrize(("room", "steps"), [(2, range(LAST + 1)), (1, (0, ANCHOR))], ids=["a version and its base", "a version"])
+async def test_a_disk_that_older_versions_fill_has_room_for_the_next(manifests, exports, new_worker, tmp_path, monkeypatch, room, steps):
+    folder, write = tmp_path / "one", Path.write_bytes
+
+    def write_if_there_is_room(path, data):
+        if path.parent == folder and sum(file.stat().st_size for file in folder.iterdir()) + len(data) > room * len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_if_there_is_room)
+    worker = new_worker()
+    for step in steps:
+        assert await content(worker, manifests[step]) == exports[step].file.path.read_bytes()
 
 
 async def test_several_shards_come_in_their_order(objects, new_worker):
