@@ -92,6 +92,7 @@ class Retention:
             run_id, ledger = self._due.popitem()
             try:
                 await self.sweep(ledger)
+                await self._manifests.objects.remove_drafts()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
                 _log.warning("retention_put_off", run_id=run_id, error=f"{type(error).__name__}: {error}")
 
