@@ -2,6 +2,9 @@
 
 import itertools
 import os
+import resource
+import signal
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,3 +25,21 @@ def free_port():
     ports, serial = Ports({}), itertools.count()
     yield lambda: ports[str(next(serial))]
     ports.release()
+
+
+@pytest.fixture
+def no_file_over():
+    """A block, as on a disk that is full: the system takes so many bytes of a file and no more."""
+
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limited

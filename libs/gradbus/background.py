@@ -32,6 +32,21 @@ async def gathered(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result
         await asyncio.gather(*(cancelled(task) for task in tasks))
 
 
+async def uninterrupted(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """What `work`, which keeps a deadline of its own, gives. A cancellation meanwhile is raised once it has ended."""
+    task = asyncio.create_task(work)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            interruption = error
+    result = task.result()
+    if interruption is not None:
+        raise interruption
+    return result
+
+
 async def cancelled(task: asyncio.Task[Any]) -> None:
     """Cancels `task` until it has ended: before Python 3.12 `wait_for` can swallow a cancellation that meets a result."""
     while not task.done():

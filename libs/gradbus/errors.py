@@ -11,7 +11,8 @@ GradbusError
 │   └── EngineHungError        a sampling engine has work and gets nowhere
 ├── CorruptRecordError     stored bytes do not match their digest
 ├── ObjectMissingError     object storage does not hold what was asked for
-├── StorageError           object storage does not answer, or refuses
+├── StorageError           object storage or the weight store does not answer, or refuses
+├── DiskError              a folder of this machine cannot be written, or is full
 ├── FencedError            a newer term owns the run; this process must let go
 ├── DeadlineError          a wait ran out; names what was awaited and who owes it
 ├── ScorerError            a scorer as a whole failed (never a reward of 0)
@@ -111,7 +112,11 @@ class ObjectMissingError(GradbusError):
 
 
 class StorageError(GradbusError):
-    """Object storage does not answer, or refuses; what was asked may be tried again."""
+    """Object storage, or the weight store, does not answer or refuses; what was asked may be tried again."""
+
+
+class DiskError(GradbusError):
+    """A folder of this machine cannot be written, or its disk is full."""
 
 
 class FencedError(GradbusError):

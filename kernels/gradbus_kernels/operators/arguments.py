@@ -27,6 +27,15 @@ def check_dtype(argument: str, tensor: torch.Tensor, named: str, like: torch.Ten
     require(tensor.dtype == like.dtype, argument, f"is {tensor.dtype}; pass {like.dtype} like {named}")
 
 
+def check_head(hidden: torch.Tensor, weight: torch.Tensor, temperature: float = 1.0) -> None:
+    """Raises unless these are hidden states `[N, H]` and the head `[V, H]` of one model, and a temperature."""
+    check_floats("hidden", hidden, (None, None))
+    check_floats("weight", weight, (None, hidden.shape[1]), hidden)
+    check_dtype("weight", weight, "hidden", hidden)
+    require(len(weight) > 0, "weight", "has an empty vocabulary; pass at least one row")
+    require(temperature > 0.0, "temperature", f"is {temperature}; pass a positive number")
+
+
 def check_ids(argument: str, ids: torch.Tensor, shape: Sequence[int | None], vocabulary: int, like: torch.Tensor) -> None:
     """Raises unless `ids` is int64 of this shape on the device of `like`, each in [0, vocabulary). Waits for a GPU."""
     require(ids.dtype == torch.int64, argument, f"is {ids.dtype}; pass int64")

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_ids
+from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.invariant_matmul import BLOCK, multiply
-from gradbus_kernels.operators.linear_logprob import check_head
 from gradbus_kernels.operators.slices import slices
 
 _LOGITS: Final = 1 << 24  # 64 MiB of float32: enough for a product at full speed

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_ids
+from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
 from gradbus_kernels.operators.dispatch import Implementation, choose
-from gradbus_kernels.operators.linear_logprob import check_head, linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.linear_logprob import linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, Statistics, backend
 from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, policy_loss, policy_loss_of_used, policy_terms
 

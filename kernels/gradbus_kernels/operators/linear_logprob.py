@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_dtype, check_finite, check_floats, check_ids, require
+from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
 from gradbus_kernels.operators.dispatch import Implementation, choose
 from gradbus_kernels.operators.linear_logprob_head import Coefficients, Head, backend
 from gradbus_kernels.operators.selected_logprob import selected_logprob_reference
@@ -57,15 +57,6 @@ def linear_logprob_reference(
     if not allow_nan:
         check_finite("hidden · weightᵀ", outcome.logprobs)
     return outcome
-
-
-def check_head(hidden: Tensor, weight: Tensor, temperature: float) -> None:
-    """Raises ValueError about what is no hidden states and head."""
-    check_floats("hidden", hidden, (None, None))
-    check_floats("weight", weight, (None, hidden.shape[1]), hidden)
-    check_dtype("weight", weight, "hidden", hidden)
-    require(len(weight) > 0, "weight", "has an empty vocabulary; pass at least one row")
-    require(temperature > 0.0, "temperature", f"is {temperature}; pass a positive number")
 
 
 class _LinearLogprob(torch.autograd.Function):

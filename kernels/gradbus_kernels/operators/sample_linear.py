@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_dtype, check_finite, check_floats, require
+from gradbus_kernels.operators.arguments import check_finite, check_head
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.sample import by_row, check_draws, sample_reference, shaped
@@ -23,10 +23,7 @@ def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tens
     Raises ValueError for what `sample` refuses. On a GPU a row's bits do not depend on the batch around it; on a CPU the matrix
     product decides whether they do.
     """
-    check_floats("hidden", hidden, (None, None))
-    check_floats("weight", weight, (None, hidden.shape[1]), hidden)
-    check_dtype("weight", weight, "hidden", hidden)
-    require(len(weight) > 0, "weight", "has an empty vocabulary; pass at least one row")
+    check_head(hidden, weight)
     check_draws(hidden, seeds, positions, sampling)
     chosen = choose("linear_sample", hidden, ("reference", "cpu", "triton"))
     if chosen == "reference":

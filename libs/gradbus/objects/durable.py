@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+_DRAFT_SECONDS: Final = 3600.0
 
 
 def sync_files(root: Path, paths: Iterable[str]) -> None:
@@ -32,6 +37,15 @@ def link_file(source: Path, target: Path) -> bool:
     finally:
         draft.unlink(missing_ok=True)
     return True
+
+
+def remove_drafts(folder: Path) -> None:
+    """Removes what killed processes left half written in `folder`: names that the store does not list, untouched for an hour."""
+    before = time.time() - _DRAFT_SECONDS
+    for draft in folder.glob("*#*"):
+        with contextlib.suppress(FileNotFoundError):  # it has got its name meanwhile
+            if draft.stat().st_mtime < before:
+                draft.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from gradbus.cache_disk import written_below
 from gradbus.errors import SettingsError
 from gradbus.ids import digest_of
 from gradbus.model_folder import sanitized_config
+from gradbus.objects.durable import sync_files
 from gradbus.objects.paths import is_safe_part
 from gradbus.objects.store import ObjectStore
 
 _CONFIGS = frozenset({"config.json", "tokenizer_config.json", "processor_config.json"})
+_DRAFT = ".draft-"
 
 
 async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path) -> Path:
     """Writes `files` (name to digest) into a folder below `folder` that is named after them, and returns it.
 
-    A folder that exists is whole, for it came by one rename: several processes may do this at once.
+    A folder that exists is whole, also after a power cut, for it came by one rename: several processes may do this at once.
     Code that a configuration of the model would have loaded (`auto_map`) is stripped.
-    Raises SettingsError for an unsafe name, ObjectMissingError, CorruptRecordError, and ModelError for a config that is none.
+    Raises SettingsError for an unsafe name, ObjectMissingError, CorruptRecordError, DiskError, and ModelError for a config that is none.
     """
     for name in files:
         if not is_safe_part(name):
@@ -33,16 +39,34 @@ async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path
     target = folder / key
     if await asyncio.to_thread(target.is_dir):
         return target
-    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    draft = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=".draft-", dir=folder))
-    try:
+    with written_below(folder, "a model"), _draft(folder) as draft:
         for name, digest in files.items():
             data = await store.get_blob(digest)
             await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
+        await asyncio.to_thread(sync_files, draft, files)
         await asyncio.to_thread(_move, draft, target)
-    finally:
-        await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _draft(folder: Path) -> Iterator[Path]:
+    """A folder that is removed after the block, if it is still there. Whoever is alone removes what killed processes left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # others are at work, or the file system knows no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in folder.glob(f"{_DRAFT}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder))
+        try:
+            yield draft
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def _move(draft: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from obstore.store import ObjectStore as Backend
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
 from gradbus.ids import digest_of, digest_of_file
-from gradbus.objects.durable import link_file, sync_files
+from gradbus.objects.durable import link_file, remove_drafts, sync_files
 from gradbus.objects.paths import blob_path, checked_path
 from gradbus.telemetry import WireOperation
 
@@ -130,6 +130,12 @@ class ObjectStore:
     async def delete_blob(self, digest: str) -> None:
         """Removes a blob; no error if there is none."""
         await self.delete(blob_path(digest))
+
+    async def remove_drafts(self) -> None:
+        """Removes blobs that killed processes left half written. A bucket's are for its lifecycle rules."""
+        if self._root:
+            with self._errors("a blob's draft"):
+                await asyncio.to_thread(remove_drafts, self._root / "blobs")
 
     async def make_durable(self, digests: Iterable[str]) -> None:
         """Returns once the blobs outlive a power cut: a folder is synced, a bucket is asked whether it has them.

@@ -7,15 +7,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from grpc.aio import AioRpcError
 from redis.asyncio import Redis
 
 from gradbus.buffer import open_buffer
 from gradbus.bus import Bus
+from gradbus.errors import StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process.frame import Process, run_process
 from gradbus.process.settings import ProcessSettings
 from gradbus.process.station import Station
-from gradbus.rpc import open_channel
+from gradbus.rpc import in_words, open_channel
 from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 
@@ -56,7 +58,14 @@ def run_worker(
             station = Station(bus, presence)
             wires = WorkerWires(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), station)
             server = await build(wires)
-            await station.serve(process, server.serve_run)
+
+            async def serve_run(record: RunRecord) -> None:
+                try:
+                    await server.serve_run(record)
+                except AioRpcError as error:
+                    raise StorageError(in_words("the weight store", weight_store, error)) from error
+
+            await station.serve(process, serve_run)
         finally:
             await channel.close()
             await buffer.aclose()

@@ -14,6 +14,7 @@ from grpc.aio import AioRpcError
 
 from gradbus.algorithms import judge_group
 from gradbus.background import cancelled
+from gradbus.occupied import Occupied
 from gradbus.rpc import in_words
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
@@ -22,7 +23,6 @@ from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
 from gradbus_conductor.group_traces import Call, GroupTraces
-from gradbus_conductor.occupied import Occupied
 from gradbus_conductor.wires import Wires
 
 _log = get_logger(__name__)

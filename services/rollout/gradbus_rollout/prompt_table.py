@@ -1,13 +1,16 @@
-"""A dataset's prompts, tokenised once each."""
+"""A dataset's prompts, tokenised as they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gradbus.datasets import numbered
 from gradbus_rollout.prompts import PromptEncoder
 
 _CHECKED_ROWS = 10_000
+_KEPT_ROWS = 10_000
+"""Ids take ten times the room of their text: those of a whole dataset would fill the memory, epoch by epoch."""
 
 
 class PromptTable:
@@ -17,15 +20,13 @@ class PromptTable:
         """Raises DatasetError, naming the line, for a prompt that is empty or too long."""
         self._encoder = encoder
         self._lines, self._prompts = zip(*((line, row["prompt"]) for line, row in numbered(content)), strict=True)
-        self._ids: dict[int, tuple[int, ...]] = {}
+        self.ids = lru_cache(_KEPT_ROWS)(self._encoded)
+        """Token ids of a row's prompt, [P]."""
         for row in range(min(_CHECKED_ROWS, len(self._prompts))):
             self.ids(row)
 
-    def ids(self, row: int) -> tuple[int, ...]:
-        """Token ids of a row's prompt, [P]."""
-        if row not in self._ids:
-            self._ids[row] = self._encoder.encode(self._prompts[row], self._lines[row])
-        return self._ids[row]
+    def _encoded(self, row: int) -> tuple[int, ...]:
+        return self._encoder.encode(self._prompts[row], self._lines[row])
 
     def text(self, row: int) -> str:
         """The prompt as text: what the scorer sees. Of a chat, what the model was shown."""

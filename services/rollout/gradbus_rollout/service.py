@@ -52,12 +52,13 @@ class RolloutService:
             training = await self._table(encoder, status.prompts)
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
             engine = self._watched(await self._engines.open(folder, record.spec, encoder))
-            if record.spec.is_deterministic:
-                await self._probed(engine, folder, record, encoder, training)
         except (DatasetError, ModelError):
             self._wires.station.presence.fatal = True
             raise
         try:
+            # What fails from here on may be this machine's fault alone: another worker serves the run.
+            if record.spec.is_deterministic:
+                await self._probed(engine, folder, record, encoder, training)
             versions = Versions(self._wires.bus, self._wires.objects, self._wires.weight_store, record.run_id, self._settings.cache_dir)
             self._wires.station.presence.engine = engine.name
             groups = GroupStore(self._wires.buffer, record.run_id)
@@ -86,9 +87,6 @@ class RolloutService:
         try:
             await probed.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
             await check_probe(probed, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
-        except BaseException:
-            await engine.close()
-            raise
         finally:
             if probed is not engine:
                 await probed.close()

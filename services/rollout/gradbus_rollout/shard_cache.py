@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradbus.cache_disk import written_below
 from gradbus.errors import CorruptRecordError
 from gradbus.ids import digest_of_file
 
@@ -26,19 +27,20 @@ class ShardCache:
         return path if path.exists() else None
 
     async def keep(self, digest: str, content: bytes | bytearray) -> Path:
-        """Writes a shard's file, whole or not at all. Raises CorruptRecordError when the content has another digest."""
+        """Writes a shard's file, whole or not at all. Raises CorruptRecordError when the content has another digest, and DiskError."""
         return await asyncio.to_thread(self._keep, digest, content)
 
     @contextlib.contextmanager
     def draft(self, digest: str) -> Iterator[Path]:
-        """A file to write a shard into; inside the block `adopt` makes it the shard's, else it is removed."""
+        """A file to write a shard into; inside the block `adopt` makes it the shard's, else it is removed. Raises DiskError."""
         path = self._path(digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        try:
-            yield draft
-        finally:
-            draft.unlink(missing_ok=True)
+        with written_below(self._folder, "a version's weights"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                yield draft
+            finally:
+                draft.unlink(missing_ok=True)
 
     def adopt(self, digest: str, draft: Path) -> Path:
         """Keeps what was written. Raises CorruptRecordError when it has another digest."""

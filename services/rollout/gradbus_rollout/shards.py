@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gradbus.background import gathered
-from gradbus.errors import GradbusError
+from gradbus.errors import DiskError, GradbusError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger, way_failed
 from gradbus.v1.weights_pb2 import WeightManifest
@@ -15,6 +15,8 @@ from gradbus_rollout.shard_cache import KEPT, ShardCache
 from gradbus_rollout.stored_shards import StoredShards
 
 _log = get_logger(__name__)
+_KEPT_ON_A_FULL_DISK = (1, 0)
+"""First all but the newest shard goes, which a delta may start from."""
 
 
 class Way(Protocol):
@@ -44,7 +46,7 @@ class Shards:
     async def files(self, manifest: WeightManifest) -> list[Path]:
         """The version's files, in the order of its shards.
 
-        Raises ObjectMissingError when there is no way to one of them, CorruptRecordError and StorageError.
+        Raises ObjectMissingError when there is no way to one of them, CorruptRecordError, StorageError and DiskError.
         """
         for way in self._ways:
             if all(self._stored.find(shard.digest) for shard in manifest.shards):
@@ -54,6 +56,15 @@ class Shards:
             except (GradbusError, OSError) as error:
                 way_failed(way.name)
                 _log.warning("way_failed", way=way.name, version=manifest.step, error=str(error))
+        for kept in _KEPT_ON_A_FULL_DISK:
+            try:
+                return await self._brought(manifest)
+            except DiskError as error:
+                _log.warning("shards_evicted", kept=kept, error=str(error))
+                self._cache.evict(kept)
+        return await self._brought(manifest)
+
+    async def _brought(self, manifest: WeightManifest) -> list[Path]:
         return await gathered([self._stored.bring(shard) for shard in manifest.shards])
 
     def loaded(self, files: Sequence[Path]) -> None:

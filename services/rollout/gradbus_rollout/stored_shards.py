@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -43,8 +42,8 @@ class StoredShards:
     async def bring(self, shard: Shard) -> Path:
         """The shard's file, by the cheapest route that works.
 
-        Raises ObjectMissingError when none does, CorruptRecordError when what there is, is damaged, and StorageError when object
-        storage is away.
+        Raises ObjectMissingError when none does, CorruptRecordError when what there is, is damaged, StorageError when object storage
+        is away, and DiskError when the cache has no room.
         """
         if (path := self.find(shard.digest)) is not None:
             return path
@@ -101,12 +100,13 @@ class StoredShards:
         return await self._cache.keep(digest, content)
 
     async def _in_parts(self, digest: str, size: int) -> Path:
-        with self._cache.draft(digest) as draft, draft.open("wb", buffering=0) as file:
+        with self._cache.draft(digest) as draft:
+            draft.touch()
 
             async def read(begin: int) -> None:
                 async with self._turns:
                     part = await self._objects.get_blob_part(digest, begin, min(begin + PART_BYTES, size))
-                    await asyncio.to_thread(os.pwrite, file.fileno(), part, begin)
+                    await asyncio.to_thread(_write_at, draft, begin, part)
 
             await gathered([read(begin) for begin in range(0, size, PART_BYTES)])
             weights_moved("store", "fetched", size)
@@ -129,6 +129,13 @@ def _applied(base: memoryview, deltas: Sequence[bytes]) -> bytearray:
         apply_file_delta(memoryview(delta), base, memoryview(new))
         base = memoryview(new)
     return new
+
+
+def _write_at(file: Path, begin: int, part: bytes) -> None:
+    """All of it, or OSError. Opens the file for itself: this may still run when whoever asked for it was cancelled."""
+    with file.open("r+b") as stream:
+        stream.seek(begin)
+        stream.write(part)
 
 
 def _mapped(path: Path) -> memoryview:

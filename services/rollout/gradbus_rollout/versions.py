@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 _KEPT_MANIFESTS = 64
+_CALL_SECONDS = 10.0
+_RETRY_SECONDS = 0.2
+_AWAY_SECONDS = 30.0
+_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
 
 class Versions:
@@ -104,16 +108,25 @@ class Versions:
             await self._store.Attest(AttestRequest(attestation=attestation), timeout=2.0)
 
     async def _manifest(self, step: int) -> WeightManifest:
-        if step in self._manifests:
-            return self._manifests[step]
-        try:
-            response = await self._store.GetVersion(GetVersionRequest(run_id=self._run_id, step=step), timeout=10.0)
-        except AioRpcError as error:
-            if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
-                raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
-            raise
-        self._learn(response.manifest)
-        return response.manifest
+        if step not in self._manifests:
+            manifest = await self._asked(step)
+            self._learn(manifest)
+            return manifest
+        return self._manifests[step]
+
+    async def _asked(self, step: int) -> WeightManifest:
+        """The weight store's word. One that is away is asked again: giving up would cost the engine and all it samples."""
+        request, deadline = GetVersionRequest(run_id=self._run_id, step=step), time.monotonic() + _AWAY_SECONDS
+        while True:
+            try:
+                return (await self._store.GetVersion(request, timeout=_CALL_SECONDS)).manifest
+            except AioRpcError as error:
+                if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
+                    raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
+                if error.code() not in _AWAY or time.monotonic() > deadline:
+                    raise
+                _log.info("weight_store_away", run_id=self._run_id, code=error.code().name, detail=error.details())
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _watch(self, view: View) -> None:
         while True:

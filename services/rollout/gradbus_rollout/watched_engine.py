@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gradbus.background import background
+from gradbus.background import background, uninterrupted
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engine import Engine, GroupCompletion, PromptGroup, VersionProbe
 from gradbus_rollout.generation import Generation
@@ -55,7 +55,13 @@ class WatchedEngine:
             return generated.completions
 
     async def close(self) -> None:
-        """See `Engine.close`; a hung one is left to the end of the process."""
+        """See `Engine.close`; a hung one is left to the end of the process.
+
+        Whoever is cancelled closes it to the end all the same: the next run's engine must not meet its server.
+        """
+        await uninterrupted(self._closed())
+
+    async def _closed(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.close()

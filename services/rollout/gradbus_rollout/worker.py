@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from gradbus.background import cancelled
 from gradbus.buffer import GroupStore
 from gradbus.bus import Bus, Delivery, TaskQueue, subjects
-from gradbus.errors import AttestationError, VersionGoneError
+from gradbus.errors import AttestationError, CorruptRecordError, StorageError, VersionGoneError
 from gradbus.faults import point
 from gradbus.process import Station
 from gradbus.runs import RunRecord
@@ -36,6 +36,8 @@ _log = get_logger(__name__)
 _FETCHED_TASKS = 4
 _RETRY_SECONDS = 0.5
 _LOAD_ATTEMPTS = 3
+_LOAD_FAULTS = (AttestationError, CorruptRecordError, StorageError)
+"""What may go well the next time; giving up costs the engine and all that it samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class RolloutWorker:
         """Groups whose version was gone."""
 
     async def serve(self) -> None:
-        """Fetches, samples and delivers, for ever. Raises AttestationError when weights cannot be brought in whole."""
+        """Fetches, samples and delivers, for ever. Raises what keeps a version from being brought in whole."""
         fetch: asyncio.Task[list[Delivery]] | None = None
         changed = self._parts.versions.changed
         try:
@@ -79,7 +81,6 @@ class RolloutWorker:
                     fetch = asyncio.create_task(self._queue.fetch(_FETCHED_TASKS), name="fetch")
                 changed.clear()
                 await self._start_what_can_run()
-                self._busy.mark(bool(self._jobs))
                 news = asyncio.create_task(changed.wait(), name="news")
                 try:
                     await asyncio.wait({news, *self._jobs} | ({fetch} if fetch else set()), return_when=asyncio.FIRST_COMPLETED)
@@ -136,10 +137,11 @@ class RolloutWorker:
             except VersionGoneError as error:
                 _log.info("version_gone", run_id=self._run_id, version=version, error=str(error))
                 return False
-            except AttestationError as error:
-                _log.error("attestation_failed", run_id=self._run_id, version=version, attempt=attempt, error=str(error))
+            except _LOAD_FAULTS as error:
+                _log.error("load_failed", run_id=self._run_id, version=version, attempt=attempt, error=f"{type(error).__name__}: {error}")
                 if attempt == _LOAD_ATTEMPTS:
                     raise
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
             break
         self._held = presence.version = version
@@ -158,7 +160,7 @@ class RolloutWorker:
         table = self._table(task)
         size = self._spec.rollout.group_size
         requests = [request_for(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
-        with told(delivery, {"gradbus.run.id": self._run_id}) as times:
+        with self._busy, told(delivery, {"gradbus.run.id": self._run_id}) as times:
             with under(first_trace(task)):
                 sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
             await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,7 +46,8 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     masters = {name.removesuffix(_MASTER): tensor for name, tensor in stored.items() if name.endswith(_MASTER)}
     optimizer = {name: tensor for name, tensor in stored.items() if not name.endswith(_MASTER)}
     weights = masters or await load_tensors(objects, manifest.weights.shards, scratch)
-    learner.restore(manifest.step, weights, optimizer)
+    # Beside the event loop: copying a large model takes longer than the trainer's lease lasts unrenewed.
+    await asyncio.to_thread(learner.restore, manifest.step, weights, optimizer)
     kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - lag}
     _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
     return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)

@@ -8,9 +8,12 @@ from typing import Protocol
 
 import torch
 
+from gradbus.errors import TrainingError
+from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_trainer.batch import Batch
 from gradbus_trainer.phases import Phase
+from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tensors import LazyTensors
 
 
@@ -55,6 +58,13 @@ class StepMetrics:
     ratio: RatioMetrics = RatioMetrics()
     phases: Sequence[Phase] = field(default=(), compare=False)
     """When it did what."""
+
+
+def before_step(batch: Batch, reached: int, spec: RunSpec) -> StepMetrics:
+    """Of a step that has done nothing yet, which is all of one without weight. Raises TrainingError for one before `reached`."""
+    if batch.step < reached:
+        raise TrainingError(f"step {batch.step} is behind the learner's step {reached}; restore a checkpoint to go back")
+    return StepMetrics(noop=True, learning_rate=learning_rate(batch.step, spec.schedule.steps, spec.trainer))
 
 
 class Learner(Protocol):

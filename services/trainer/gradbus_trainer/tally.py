@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens
-from gradbus_trainer.learner import LossMetrics, RatioMetrics
+from gradbus_trainer.batch import Batch
+from gradbus_trainer.learner import LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.phases import Phase
 
 
 class Tally:
@@ -27,11 +31,15 @@ class Tally:
         self.sums += torch.stack((loss.total.detach(), loss.policy, loss.kl, loss.entropy, *means)).cpu()
         self.largest_ratio.clamp_(min=float(ratios.max()))
 
-    def loss(self) -> LossMetrics:
-        """The step's loss."""
-        return LossMetrics(*self.sums[:4].tolist())
-
-    def ratio(self) -> RatioMetrics:
-        """The step's ratios."""
+    def metrics(self, batch: Batch, learning_rate: float, grad_norm: float, phases: Sequence[Phase]) -> StepMetrics:
+        """What the step that trained `batch` did."""
         mean, low, high, difference = self.sums[4:].tolist()
-        return RatioMetrics(mean, float(self.largest_ratio), low, high, difference)
+        return StepMetrics(
+            noop=False,
+            learning_rate=learning_rate,
+            tokens=sum(batch.trainable_counts),
+            grad_norm=grad_norm,
+            loss=LossMetrics(*self.sums[:4].tolist()),
+            ratio=RatioMetrics(mean, float(self.largest_ratio), low, high, difference),
+            phases=phases,
+        )

@@ -23,11 +23,10 @@ from gradbus_kernels.packing import TokenSequence
 from gradbus_trainer.adamw import AdamW
 from gradbus_trainer.base_reference import with_base_reference
 from gradbus_trainer.batch import Batch, TrainSample, micro_batches
-from gradbus_trainer.learner import StepMetrics
+from gradbus_trainer.learner import StepMetrics, before_step
 from gradbus_trainer.phases import Phases
 from gradbus_trainer.policy_settings import policy_settings
 from gradbus_trainer.policy_tokens import policy_tokens
-from gradbus_trainer.schedule import learning_rate
 from gradbus_trainer.tally import Tally
 from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_probe import version_probe
@@ -57,13 +56,10 @@ class TorchLearner:
 
     def train(self, batch: Batch) -> StepMetrics:
         """See `Learner`. The loss is divided by the whole step's counts, so micro-batches only bound memory."""
-        if batch.step < self._step:
-            raise TrainingError(f"step {batch.step} is behind the learner's step {self._step}; restore a checkpoint to go back")
-        rate = learning_rate(batch.step, self._spec.schedule.steps, self._spec.trainer)
-        metrics = StepMetrics(noop=True, learning_rate=rate)
+        metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
-                metrics = self._optimise(batch, rate)
+                metrics = self._optimise(batch, metrics.learning_rate)
             finally:
                 self._model.zero_grad()
         self._step = batch.step + 1
@@ -102,15 +98,7 @@ class TorchLearner:
                 tally.add(loss, tokens)
         with phase("optimise"):
             norm = self._take(batch.step, rate)
-        return StepMetrics(
-            noop=False,
-            learning_rate=rate,
-            tokens=sum(batch.trainable_counts),
-            grad_norm=norm,
-            loss=tally.loss(),
-            ratio=tally.ratio(),
-            phases=phase.noted,
-        )
+        return tally.metrics(batch, rate, norm, phase.noted)
 
     def _take(self, step: int, rate: float) -> float:
         """Clips and steps; the norm before."""

@@ -92,6 +92,7 @@ class Retention:
             run_id, ledger = self._due.popitem()
             try:
                 await self.sweep(ledger)
+                await self._manifests.objects.remove_drafts()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
                 _log.warning("retention_put_off", run_id=run_id, error=f"{type(error).__name__}: {error}")
 
@@ -130,12 +131,16 @@ class Retention:
 
     async def _needed(self, without: set[str]) -> set[str]:
         """Every blob that a manifest other than those in `without`, or the spec of any run, names: runs share blobs."""
-        needed: set[str] = set()
-        for run_id in await self._manifests.objects.folders("runs"):
-            for path in await self._manifests.paths(run_id):
-                if path not in without:
-                    needed |= await self._manifests.blobs(path)
-        # Publishing stands still meanwhile, so NATS is not waited for: the sweep is put off.
+        turns = asyncio.Semaphore(_PARALLEL)
+
+        async def named(run_id: str) -> set[str]:
+            # Side by side: a bucket takes its time for each run there ever was, and publishing stands still meanwhile.
+            async with turns:
+                paths = set(await self._manifests.paths(run_id)) - without
+                return {digest for path in paths for digest in await self._manifests.blobs(path)}
+
+        needed = set[str]().union(*await asyncio.gather(*map(named, await self._manifests.objects.folders("runs"))))
+        # Nor is NATS waited for: the sweep is put off.
         async with asyncio.timeout(_SPECS_SECONDS), self._runs.view("*.spec") as specs:
             for value in specs.entries.values():
                 needed.update(_DIGEST.findall(value.decode(errors="replace")))

@@ -1,4 +1,4 @@
-"""A weight store in this process, tiny models with a tokenizer, and a trainer that publishes them."""
+"""Tiny models with a tokenizer, and a trainer that publishes them."""
 
 import asyncio
 import inspect
@@ -15,8 +15,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.bus import Buckets, Bus, EventLog
 from gradbus.objects import ObjectStore
-from gradbus.process import Process
-from gradbus.rpc import open_channel, token_hash
 from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
@@ -27,11 +25,7 @@ from gradbus_trainer.store_client import StoreClient
 from gradbus_trainer.tensors import LazyTensors
 from gradbus_trainer.version_writer import VersionWriter
 from gradbus_trainer.weights_io import export_version
-from gradbus_weight_store.serve import serve
-from gradbus_weight_store.settings import WeightStoreSettings
 
-TOKEN = "of-the-test"
-CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(TOKEN))
 LETTERS = "abcdefghij"
 NEW_TOKENS = 6
 
@@ -70,20 +64,6 @@ def model_folder(tmp_path_factory):
     tokenizer.pre_tokenizer = Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-async def stub(nats_url, object_url, free_port):
-    process = Process("weight_store")
-    settings = WeightStoreSettings(listen=f"127.0.0.1:{free_port()}", nats_url=nats_url, objects_url=object_url, rpc_callers=CALLERS)
-    task = asyncio.create_task(serve(settings, process))
-    await until(lambda: process.ready or task.done())
-    assert not task.done(), task.result()
-    channel = open_channel(settings.listen, TOKEN)
-    yield WeightStoreServiceStub(channel)
-    await channel.close()
-    process.stopping.set()
-    await task
 
 
 @pytest.fixture

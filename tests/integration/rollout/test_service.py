@@ -1,8 +1,10 @@
 """A rollout worker as a process has it: assigned to a run, it prepares an engine, proves its bits and serves."""
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 
 import pytest
 
@@ -14,11 +16,13 @@ from gradbus.runs import RunStatus, WorkerPresence
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout import watched_engine
 from gradbus_rollout.engines import Engines
+from gradbus_rollout.prompts import PromptEncoder
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
+from gradbus_rollout.torch_engine import TorchEngine
 from gradbus_rollout.torch_engine.scheduler import Scheduler
 
-from .conftest import until
+from .conftest import NEW_TOKENS, until
 
 
 @pytest.fixture
@@ -27,11 +31,11 @@ async def model_files(objects, model_folder):
 
 
 @pytest.fixture
-async def serving(bus, buffer, objects, stub, run_id, tmp_path):
-    """A worker that is assigned to the run until the test is over."""
+async def serving(bus, buffer, objects, stub, run_id, tmp_path, request):
+    """A worker that is assigned to the run until the test is over; a parameter is its device."""
     process = Process("rollout")
     station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
-    settings = Settings(cache_dir=tmp_path / "cache")
+    settings = Settings(cache_dir=tmp_path / "cache", device=getattr(request, "param", "cpu"))
     service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station), Engines(settings))
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
     task = asyncio.create_task(station.serve(process, service.serve_run))
@@ -100,3 +104,51 @@ async def test_a_worker_with_other_bits_does_not_join(new_record, model_files, o
     await until(lambda: serving.trouble)
     assert "samples other bits than the run's first worker" in serving.trouble
     assert not serving.fatal, "another machine may serve it"
+
+
+@pytest.mark.parametrize("serving", ["cuda:99", "nowhere"], indirect=True)
+async def test_a_device_that_is_not_there_is_the_workers_trouble_alone(new_record, model_files, objects, prompts, bus, run_id, serving):
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.trouble)
+    assert "torch cannot use device" in serving.trouble
+    assert "set GRADBUS_DEVICE" in serving.trouble
+    assert not serving.fatal, "another machine may serve it"
+
+
+async def test_an_engine_that_breaks_at_the_probe_is_the_workers_trouble_alone(
+    new_record, model_files, objects, prompts, bus, run_id, serving, monkeypatch
+):
+    def find_no_memory(_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Scheduler, "step", find_no_memory)
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.trouble)
+    assert "the engine broke (out of memory)" in serving.trouble
+    assert not serving.fatal, "another machine may serve it"
+
+
+async def test_an_engine_that_comes_when_its_run_is_gone_is_let_go(new_record, model_folder, tmp_path, monkeypatch):
+    made, go_on, make = [], threading.Event(), TorchEngine.from_folder
+
+    def make_slowly(*given):
+        engine = make(*given)
+        made.append(weakref.ref(engine))
+        go_on.wait(60)
+        return engine
+
+    monkeypatch.setattr(TorchEngine, "from_folder", make_slowly)
+    spec, encoder = (await new_record()).spec, PromptEncoder(model_folder, NEW_TOKENS)
+    task = asyncio.create_task(Engines(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder))
+    await until(lambda: made)
+    task.cancel()
+    await asyncio.wait({task})
+    go_on.set()
+
+    def is_let_go():
+        gc.collect()
+        return made[0]() is None
+
+    await until(is_let_go)

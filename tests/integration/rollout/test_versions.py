@@ -1,7 +1,10 @@
 """What a worker knows of versions, and how their weights get into its engine with proof."""
 
+import asyncio
+
 import pytest
 from obstore.store import MemoryStore
+from structlog.testing import capture_logs
 
 from gradbus.bus import Buckets, subjects
 from gradbus.errors import AttestationError, VersionGoneError
@@ -77,6 +80,18 @@ async def test_an_older_version_that_was_never_announced_here_is_asked_for(train
     first = await trainer.publish(0)
     await trainer.publish(1)
     assert await new_versions().load(engine, "worker-a", 0) == first.digest
+
+
+async def test_a_weight_store_that_is_away_is_asked_again(trainer, engine, new_versions, weight_store):
+    first = await trainer.publish(0)
+    await trainer.publish(1)
+    await weight_store.stop()
+    with capture_logs() as logs:
+        task = asyncio.create_task(new_versions().load(engine, "worker-a", 0))
+        await until(lambda: any(line["event"] == "weight_store_away" for line in logs) or task.done())
+    assert not task.done()
+    await weight_store.start()
+    assert await asyncio.wait_for(task, 60) == first.digest
 
 
 async def test_the_newest_version_never_goes_back(versions, trainer):

@@ -72,6 +72,35 @@ class Slow:
         return groups
 
 
+class Leaving:
+    """Takes its time to close: a server lets go of what it samples."""
+
+    name, version = "leaving", 0
+
+    def __init__(self):
+        self.closing, self.may_end = asyncio.Event(), asyncio.Event()
+        self.closed = False
+
+    async def close(self):
+        self.closing.set()
+        await self.may_end.wait()
+        self.closed = True
+
+
+async def test_an_engine_is_closed_to_its_end_however_often_its_worker_is_cancelled():
+    engine = Leaving()
+    task = asyncio.create_task(WatchedEngine(engine, 60.0).close())
+    await engine.closing.wait()
+    for _ in range(2):  # as a station does, each half second until its work has ended
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.01)
+    assert not task.done(), "the next run's engine would meet this one's server"
+    engine.may_end.set()
+    await asyncio.wait({task}, timeout=60)
+    assert task.cancelled()
+    assert engine.closed
+
+
 async def test_a_torch_engine_whose_step_never_returns_is_given_up(engine, model_folder, monkeypatch):
     await engine.load([model_folder / "model.safetensors"], 0)
     stuck = threading.Event()

@@ -5,11 +5,15 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from obstore.store import MemoryStore
+from structlog.testing import capture_logs
 
 from gradbus.background import background
 from gradbus.buffer import GroupStore
 from gradbus.bus import TaskQueue, subjects
 from gradbus.ids import sample_seed
+from gradbus.objects import ObjectStore
+from gradbus.objects.paths import blob_path
 from gradbus.process import Station
 from gradbus.runs import WorkerPresence
 from gradbus.telemetry import numbers_of
@@ -64,8 +68,8 @@ def working(bus, objects, stub, run_id, tmp_path, engine, store, table, new_reco
     """A worker that serves the run inside the block."""
 
     @asynccontextmanager
-    async def work(mode="fixed_lag"):
-        versions = Versions(bus, objects, stub, run_id, tmp_path)
+    async def work(mode="fixed_lag", weights=objects):
+        versions = Versions(bus, weights, stub, run_id, tmp_path)
         station = Station(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
         async with versions.followed():
             parts = WorkerParts(bus, store, engine, versions, table, table, station, numbers_of(run_id))
@@ -139,6 +143,20 @@ async def test_a_task_whose_version_is_gone_is_dropped_and_counted_and_others_go
         await queue.publish([task(0, [0, 1]), task(1, [2])])
         await until(lambda: hints and worker.dropped == 2)
     assert list(hints[0].indexes) == [2]
+
+
+async def test_a_download_that_came_damaged_is_tried_again_and_the_engine_goes_on(working, trainer, queue, objects, hints):
+    published = await trainer.publish(0)
+    bucket, digest = ObjectStore(MemoryStore(), "memory:///"), published.shards[0].digest
+    content = await objects.get_blob(digest)
+    await bucket.put(blob_path(digest), content[:-8])
+    with capture_logs() as logs:
+        async with working(weights=bucket):
+            await queue.publish([task(0, [0])])
+            await until(lambda: any(line["event"] == "load_failed" for line in logs))
+            await bucket.put(blob_path(digest), content)
+            await until(lambda: hints)
+    assert list(hints[0].indexes) == [0]
 
 
 async def test_in_free_training_takes_the_newest_version_and_evaluation_its_own(working, trainer, queue, store, hints):

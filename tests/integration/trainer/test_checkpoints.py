@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 
 import grpc
 import pytest
@@ -118,6 +119,28 @@ async def test_a_resume_reads_mapped_files_and_leaves_none(bucket, new_learner, 
     assert list((tmp_path / "scratch").iterdir()) == [export.file.path]
     assert weights_digest(found) == export.digest
     assert await load_tensors(bucket, [], scratch) == {}
+
+
+async def test_a_resume_that_takes_long_leaves_the_lease_to_be_renewed(store, objects, new_learner, published, scratch, monkeypatch):
+    learner, state = new_learner(), TrainerState()
+    train(learner, range(1))
+    await published(state, learner, 1)
+    await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {})
+    under_way, renewed, waited = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def copy_until_renewed(*_):
+        loop.call_soon_threadsafe(under_way.set)
+        waited.append(renewed.wait(5))
+
+    async def renew():
+        await under_way.wait()
+        renewed.set()
+
+    other = new_learner()
+    monkeypatch.setattr(other, "restore", copy_until_renewed)
+    await asyncio.gather(restore(store, objects, other, scratch, lag=1), renew())
+    assert waited == [True]
 
 
 async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner, scratch):

@@ -10,6 +10,10 @@ from gradbus.bus import Buckets
 from gradbus.heads import CheckpointHead
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
+from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.manifests import Manifests
+from gradbus_weight_store.retention import Retention
 
 from .test_versions import REFUSED, status_of
 
@@ -148,6 +152,23 @@ async def test_blobs_that_another_run_or_a_spec_names_are_never_deleted(store_pr
     assert await objects.get_blob(digest_of(shared)) == shared
     assert await status_of(trainer.version(0)) == grpc.StatusCode.OUT_OF_RANGE
     assert (await other.version(0)).step == 0
+
+
+async def test_runs_are_asked_side_by_side_which_blobs_they_need(bus, objects, monkeypatch):
+    manifests, digests = Manifests(objects), [digest_of(bytes([number])) for number in range(4)]
+    for number, digest in enumerate(digests):
+        await manifests.write_version(WeightManifest(run_id=f"run-{number}", term=1, digest=digest, shards=[Shard(digest=digest)]))
+    all_asked, paths = asyncio.Barrier(len(digests)), manifests.paths
+
+    async def paths_once_all_are_asked(run_id):
+        await all_asked.wait()
+        return await paths(run_id)
+
+    monkeypatch.setattr(manifests, "paths", paths_once_all_are_asked)
+    retention = Retention(manifests, await bus.bucket(Buckets.RUNS), Gate())
+    async with asyncio.timeout(30):
+        needed = await retention._needed(without={"runs/run-0/versions/0-1"})
+    assert needed.intersection(digests) == set(digests[1:])
 
 
 async def test_what_a_kill_left_undeleted_is_deleted_when_the_run_goes_on(store_process, trainer, trainer_of, write_spec, objects):

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gradbus.background import background, cancelled
+from gradbus.background import background, cancelled, uninterrupted
 
 
 async def test_the_work_ends_with_the_block():
@@ -44,3 +44,34 @@ async def test_work_that_swallows_one_cancellation_is_cancelled_again():
     await asyncio.sleep(0)
     await cancelled(task)
     assert task.cancelled()
+
+
+async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does():
+    ends = asyncio.Event()
+
+    async def work():
+        await ends.wait()
+        return "done"
+
+    task = asyncio.create_task(uninterrupted(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    ends.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert await uninterrupted(work()) == "done"
+
+
+async def test_what_failed_meanwhile_comes_before_the_cancellation():
+    async def fail():
+        await asyncio.sleep(0)
+        raise ValueError("the work")
+
+    task = asyncio.create_task(uninterrupted(fail()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(ValueError, match="the work"):
+        await task

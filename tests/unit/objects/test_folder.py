@@ -1,9 +1,10 @@
 import asyncio
 import json
+import os
 
 import pytest
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError
+from gradbus.errors import CorruptRecordError, DiskError, ObjectMissingError, SettingsError
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore, materialise
 
@@ -55,3 +56,59 @@ async def test_many_at_once_end_in_one_whole_folder(store, tmp_path):
     assert len(set(folders)) == 1
     assert list((tmp_path / "cache").iterdir()) == [folders[0]]
     assert sorted(path.name for path in folders[0].iterdir()) == sorted(files)
+
+
+async def test_a_folder_is_whole_after_a_power_cut(store, tmp_path, monkeypatch):
+    files = {name: await store.put_blob(name.encode()) for name in ("config.json.txt", "model.safetensors")}
+    synced, sync, replace = set(), os.fsync, os.replace
+
+    def note(descriptor):
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def look(draft, target):
+        assert {path.stat().st_ino for path in (draft, *draft.iterdir())} <= synced, "a name may outlive what it names"
+        replace(draft, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", look)
+    assert len(list((await materialise(store, files, tmp_path / "cache")).iterdir())) == 2
+
+
+async def test_what_a_killed_process_left_is_removed_and_what_another_is_at_stays(store, tmp_path, monkeypatch):
+    cache, take = tmp_path / "cache", store.get_blob
+    asked, may_take = asyncio.Event(), asyncio.Event()
+    slow, quick = await store.put_blob(b"slow"), await store.put_blob(b"quick")
+    left = cache / ".draft-of-a-killed-one"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half of it")
+
+    async def take_slowly(digest):
+        if digest == slow:
+            asked.set()
+            await may_take.wait()
+        return await take(digest)
+
+    monkeypatch.setattr(store, "get_blob", take_slowly)
+    task = asyncio.create_task(materialise(store, {"a": slow}, cache))
+    await asked.wait()
+    folder = await materialise(store, {"a": quick}, cache)
+    assert not left.exists()
+    assert len(list(cache.iterdir())) == 2, "one is done, one under way"
+    may_take.set()
+    folders = {folder, await task}
+    assert set(cache.iterdir()) == folders
+
+
+async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(store, tmp_path, no_file_over):
+    files = {"model.safetensors": await store.put_blob(bytes(5000))}
+    with no_file_over(1000), pytest.raises(DiskError, match=r"cannot write a model into .*has room, or set GRADBUS_CACHE_DIR"):
+        await materialise(store, files, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert (await materialise(store, files, tmp_path / "cache")).is_dir()
+
+
+async def test_a_folder_that_cannot_be_written_is_named(store, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match=r"file/below .*set GRADBUS_CACHE_DIR"):
+        await materialise(store, {"a": await store.put_blob(b"x")}, tmp_path / "file" / "below")

@@ -1,3 +1,9 @@
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
 from gradbus.errors import SettingsError, StorageError
@@ -35,3 +41,36 @@ async def test_a_url_with_escapes_names_the_folder_it_means(tmp_path):
     store = ObjectStore.open(f"file://{tmp_path}/with%20space")
     await store.put("a", b"x")
     assert (tmp_path / "with space" / "a").read_bytes() == b"x"
+
+
+UPLOAD = """
+import os, signal, sys
+import obstore
+from obstore.store import LocalStore
+
+def pieces():
+    for _ in range(4):
+        yield bytes(1 << 20)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+obstore.put(LocalStore(prefix=sys.argv[1]), "blobs/half", pieces(), chunk_size=1 << 20)
+"""
+
+
+async def test_what_a_process_that_was_killed_in_an_upload_left_is_removed_when_it_is_old(tmp_path):
+    store = ObjectStore.open(f"file://{tmp_path}/objects")
+    kept = await store.put_blob(b"whole")
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", UPLOAD, str(tmp_path / "objects")], check=False)
+    blobs = store.local_path(kept).parent
+    (left,) = set(blobs.iterdir()) - {store.local_path(kept)}
+    await store.remove_drafts()
+    assert left.exists(), "somebody may be writing it"
+    hours_ago = time.time() - 2 * 3600
+    for path in blobs.iterdir():
+        os.utime(path, (hours_ago, hours_ago))
+    await store.remove_drafts()
+    assert list(blobs.iterdir()) == [store.local_path(kept)]
+
+
+async def test_a_folder_without_blobs_has_no_drafts(tmp_path):
+    await ObjectStore.open(f"file://{tmp_path}/objects").remove_drafts()

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gradbus.errors import DatasetError, ModelError
+from gradbus_rollout import prompt_table
 from gradbus_rollout.prompt_table import PromptTable
 from gradbus_rollout.prompts import PromptEncoder
 
@@ -84,3 +85,19 @@ def test_a_prompt_of_a_table_is_named_by_its_line_in_the_file(model_folder):
     with pytest.raises(DatasetError, match="line 4 has an empty prompt"):
         PromptTable(encoder, content)
     assert PromptTable(encoder, b'\n{"prompt": "abc"}\n\n{"prompt": "ab"}\n').ids(1) == encoder.encode("ab", 4)
+
+
+def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(model_folder, monkeypatch):
+    monkeypatch.setattr(prompt_table, "_CHECKED_ROWS", 2)
+    monkeypatch.setattr(prompt_table, "_KEPT_ROWS", 3)
+    encoder, encoded = PromptEncoder(model_folder, 8), []
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda prompt, line: (encoded.append(line), encode(prompt, line))[1])
+    table = PromptTable(encoder, b'{"prompt": "abc"}\n' * 5)
+    assert encoded == [1, 2]
+    assert [table.ids(row) for row in range(5)] == [encode("abc", 0)] * 5
+    assert encoded == [1, 2, 3, 4, 5]
+    table.ids(4)
+    assert encoded == [1, 2, 3, 4, 5], "the newest are kept"
+    table.ids(0)
+    assert encoded == [1, 2, 3, 4, 5, 1]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gradbus.errors import ModelError
+from gradbus.errors import DiskError, ModelError
 from gradbus.tensor_files import read_headers
 from gradbus_kernels.weights_digest import weights_digest
+from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
 from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.sglang_engine.tensors import check_fit, digest
 
@@ -103,3 +104,21 @@ def test_a_version_folder_is_whole_and_outlives_the_deletion_of_its_shards(model
     drop_version_folder(folder)
     drop_version_folder(folder)
     assert not folder.exists()
+
+
+def test_a_version_for_which_the_disk_has_no_room_leaves_nothing(shards, model_folder, tmp_path, no_file_over):
+    with no_file_over(100), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
+        make_version_folder(tmp_path / "versions", model_folder, shards, copy=True)
+    assert list((tmp_path / "versions").iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_a_killed_worker_left_its_next_start_removes_and_no_other_workers(model_folder, tmp_path, shared):
+    folder = tmp_path / "shared" if shared else tmp_path
+    left, others = folder / "worker-a" / "version-0", folder / "worker-b" / "version-0"
+    for version in (left, others):
+        version.mkdir(parents=True)
+    settings = SGLangSettings(url="http://127.0.0.1:1", weights_dir=folder if shared else None)
+    engine = SGLangEngine(model_folder, SGLangConfig(), settings, tmp_path / "worker-a")
+    assert (left.exists(), others.exists()) == (False, True)
+    await engine.close()

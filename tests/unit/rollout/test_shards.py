@@ -1,12 +1,14 @@
 """A version's files come here whatever is missing or damaged, as long as something gives them; and never with other bytes."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from obstore.store import MemoryStore
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError, StorageError
+from gradbus.errors import CorruptRecordError, DiskError, ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.spec import WeightsSpec
@@ -147,6 +149,33 @@ async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rcl
     manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
     assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
     assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
+
+
+@pytest.mark.parametrize("part_bytes", [1000, 1 << 20], ids=["in parts", "at once"])
+async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(
+    manifests, exports, new_worker, tmp_path, monkeypatch, no_file_over, part_bytes
+):
+    monkeypatch.setattr(stored_shards, "PART_BYTES", part_bytes)
+    worker, size = new_worker(), exports[LAST].file.size_bytes
+    with no_file_over(size - 10), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
+        await worker.files(manifests[LAST])
+    assert list((tmp_path / "one").iterdir()) == []
+    assert await content(worker, manifests[LAST]) == exports[LAST].file.path.read_bytes()
+
+
+@pytest.mark.parametrize(("room", "steps"), [(2, range(LAST + 1)), (1, (0, ANCHOR))], ids=["a version and its base", "a version"])
+async def test_a_disk_that_older_versions_fill_has_room_for_the_next(manifests, exports, new_worker, tmp_path, monkeypatch, room, steps):
+    folder, write = tmp_path / "one", Path.write_bytes
+
+    def write_if_there_is_room(path, data):
+        if path.parent == folder and sum(file.stat().st_size for file in folder.iterdir()) + len(data) > room * len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_if_there_is_room)
+    worker = new_worker()
+    for step in steps:
+        assert await content(worker, manifests[step]) == exports[step].file.path.read_bytes()
 
 
 async def test_several_shards_come_in_their_order(objects, new_worker):

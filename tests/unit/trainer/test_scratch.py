@@ -1,9 +1,5 @@
 """Files live as long as somebody holds them, and a full disk is told."""
 
-import resource
-import signal
-from contextlib import contextmanager
-
 import pytest
 import torch
 from safetensors.torch import load
@@ -13,19 +9,6 @@ from gradbus_trainer.scratch import Scratch
 from gradbus_trainer.tensors import LazyTensors
 
 TENSORS = LazyTensors.of({"w": torch.arange(5000.0), "v": torch.ones(3)})
-
-
-@contextmanager
-def no_file_over(size):
-    """As on a disk that is full: the system takes so many bytes of a file and no more."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_file_goes_when_nobody_holds_it_and_what_is_mapped_stays(tmp_path):
@@ -45,7 +28,7 @@ def test_what_a_killed_trainer_left_is_cleaned_at_the_next_start(tmp_path):
     assert scratch.write(TENSORS).names == ("v", "w")
 
 
-def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(tmp_path):
+def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(tmp_path, no_file_over):
     scratch = Scratch(tmp_path)
     with no_file_over(1000), pytest.raises(StorageError, match=r"cannot write 0 MB .*free space there, or set GRADBUS_CACHE_DIR"):
         scratch.write(TENSORS)

@@ -34,16 +34,16 @@ def stored_adapters(model: Mapping[str, StoredTensor], lora: LoraSpec) -> dict[s
 
 
 def make_adapter_folder(root: Path, model: Mapping[str, StoredTensor], lora: LoraSpec, shards: Sequence[Path], copy: bool) -> Path:
-    """A fresh folder under `root` in peft's layout. Raises ModelError for a version in several files."""
+    """A fresh folder under `root` in peft's layout. Raises ModelError for a version in several files, DiskError."""
     if len(shards) != 1:
         raise ModelError(f"adapters come in one file, and these in {len(shards)}; publish the version again")
-    folder = new_version_folder(root)
-    place_shard(shards[0], folder / ADAPTER_FILE, copy)
     served = lora.model_copy(update={"target_modules": tuple(served_modules(lora))})
-    (folder / CONFIG_FILE).write_bytes(adapter_config(served))
     absent = stored_adapters(model, served).items() - stored_adapters(model, lora).items()
-    if absent:
-        _write_zeros(folder / _ZEROS_FILE, dict(sorted(absent)))
+    with new_version_folder(root) as folder:
+        place_shard(shards[0], folder / ADAPTER_FILE, copy)
+        (folder / CONFIG_FILE).write_bytes(adapter_config(served))
+        if absent:
+            _write_zeros(folder / _ZEROS_FILE, dict(sorted(absent)))
     return folder
 
 

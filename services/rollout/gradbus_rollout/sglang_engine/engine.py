@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from gradbus.background import cancelled
+from gradbus.background import cancelled, gathered
 from gradbus.errors import EngineError, ModelError
 from gradbus.model_folder import check_model_folder
 from gradbus.telemetry import Interval, get_logger
@@ -21,7 +21,7 @@ from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, Ver
 from gradbus_rollout.sglang_engine.adapters import make_adapter_folder, stored_adapters
 from gradbus_rollout.sglang_engine.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.sglang_engine.draft import Draft, began_with
-from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.sglang_engine.folder import drop_version_folder, drop_version_folders, make_version_folder, model_tensors
 from gradbus_rollout.sglang_engine.install import Held, Installer
 from gradbus_rollout.sglang_engine.server import Server
 from gradbus_rollout.sglang_engine.shelf import Shelf
@@ -29,7 +29,6 @@ from gradbus_rollout.sglang_engine.slots import Slots
 from gradbus_rollout.sglang_engine.tensors import check_fit, digest
 
 _log = get_logger(__name__)
-_Result = TypeVar("_Result")
 _REPAIRS: Final = 3
 """Repairs in a row, with no sample completed between them, before the failure is the worker's trouble."""
 _LABELS: Final = 64
@@ -51,10 +50,9 @@ class SGLangEngine:
         self._tensors = model_tensors(model)
         self._config = config
         self._settings = settings
-        self._versions = settings.weights_dir or cache
-        if not settings.url and not settings.weights_dir:
-            for left in cache.glob("version-*"):  # by a worker of this name that was killed
-                drop_version_folder(left)
+        # A folder of this worker's own, also where several share one: what it finds there it left when it was killed.
+        self._versions = settings.weights_dir / cache.name if settings.weights_dir else cache
+        drop_version_folders(self._versions)
         self._slots = Slots(config.slots)
         self._name = "sglang"
         self._held: Held | None = None
@@ -126,8 +124,10 @@ class SGLangEngine:
             raise ModelError("the engine holds no weights yet; load a version first")
         for group in groups:
             check_group(group, self.max_prompt_tokens, self._info.vocab_size)
+        call = asyncio.create_task(gathered([self._group(group) for group in groups]), name="generate")
+        self._keep(call)
         try:
-            return await self._all([self._group(group) for group in groups])
+            return await call
         except asyncio.CancelledError:
             self._refuse_when_over()
             raise
@@ -172,7 +172,7 @@ class SGLangEngine:
         prefill: Interval | None = None
         if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
             prefill = await self._share_prefix(group)
-        return GroupCompletion(group.key, tuple(await self._all([self._sample(group, seed) for seed in group.seeds])), prefill)
+        return GroupCompletion(group.key, tuple(await gathered([self._sample(group, seed) for seed in group.seeds])), prefill)
 
     async def _share_prefix(self, group: PromptGroup) -> Interval:
         """Puts the prompt into the server's prefix cache; without it every sample prefills the prompt for itself."""
@@ -336,16 +336,6 @@ class SGLangEngine:
             self._name = " ".join(["sglang", *(str(info[key]) for key in ("version", "device", "dtype") if key in info)])
 
     # Ends
-
-    async def _all(self, work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-        """Results in order; when one fails the others are cancelled, and have ended, before it is raised."""
-        tasks = [asyncio.create_task(one) for one in work]
-        for task in tasks:
-            self._keep(task)
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            await asyncio.gather(*(cancelled(task) for task in tasks))
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)

@@ -7,14 +7,16 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from gradbus.cache_disk import written_below
 from gradbus.model_folder import sanitized_config
 from gradbus.tensor_files import StoredTensor, read_headers
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
+_VERSION: Final = "version-"
 
 
 def model_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -26,21 +28,36 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def make_version_folder(root: Path, model: Path, shards: Sequence[Path], copy: bool) -> Path:
-    """A fresh folder under `root`: the model's configuration and the shards, linked or copied. Linked shards outlive their deletion."""
-    folder = new_version_folder(root)
-    for name in _CONFIGS:
-        if (model / name).exists():
-            (folder / name).write_bytes(sanitized_config((model / name).read_bytes()))
-    for number, shard in enumerate(shards, 1):
-        place_shard(shard, folder / f"model-{number:05}-of-{len(shards):05}.safetensors", copy)
+    """A fresh folder under `root`: the model's configuration and the shards, linked or copied. Linked shards outlive their deletion.
+
+    Raises DiskError.
+    """
+    with new_version_folder(root) as folder:
+        for name in _CONFIGS:
+            if (model / name).exists():
+                (folder / name).write_bytes(sanitized_config((model / name).read_bytes()))
+        for number, shard in enumerate(shards, 1):
+            place_shard(shard, folder / f"model-{number:05}-of-{len(shards):05}.safetensors", copy)
     return folder
 
 
-def new_version_folder(root: Path) -> Path:
-    """An empty one under `root`, that no version has had."""
-    folder = root / f"version-{secrets.token_hex(8)}"
-    folder.mkdir(parents=True)
-    return folder
+@contextlib.contextmanager
+def new_version_folder(root: Path) -> Iterator[Path]:
+    """An empty one under `root`, that no version has had; a block that fails leaves nothing of it. Raises DiskError."""
+    folder = root / f"{_VERSION}{secrets.token_hex(8)}"
+    with written_below(root, "a version's weights"):
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        except BaseException:
+            drop_version_folder(folder)
+            raise
+
+
+def drop_version_folders(root: Path) -> None:
+    """Removes those that a killed worker left under `root`."""
+    for folder in root.glob(f"{_VERSION}*"):
+        drop_version_folder(folder)
 
 
 def place_shard(shard: Path, target: Path, copy: bool) -> None:

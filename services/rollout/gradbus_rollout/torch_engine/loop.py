@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -55,12 +56,12 @@ class TorchEngine:
         self._broken: str | None = None
         self._inbox: SimpleQueue[Request | _Swap | _Close] = SimpleQueue()
         self._lock = Lock()  # a command is either taken by the loop or refused, never left in the inbox
+        # Begun by the first command: an engine that nobody took, for its run was gone before it was made, is then not held by it.
         self._thread = Thread(target=self._run, name="torch-engine", daemon=True)
-        self._thread.start()
 
     @classmethod
     def from_folder(cls, folder: Path, config: TorchEngineConfig, lora: LoraSpec | None = None) -> Self:
-        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError.
+        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError and SettingsError.
 
         With `lora` a version is adapters, and the base is the folder's model.
         """
@@ -110,14 +111,17 @@ class TorchEngine:
 
     async def close(self) -> None:
         """See `Engine.close`. May be called again."""
-        self._inbox.put(_Close())
+        with contextlib.suppress(ModelError):  # it has ended
+            self._post(_Close())
         await asyncio.to_thread(self._thread.join)
 
-    def _post(self, command: Request | _Swap) -> None:
+    def _post(self, command: Request | _Swap | _Close) -> None:
         with self._lock:
             if self._broken is not None:
                 raise ModelError(self._broken)
             self._inbox.put(command)
+            if self._thread.ident is None:
+                self._thread.start()
 
     def _run(self) -> None:
         reason = "the engine is closed; start another"

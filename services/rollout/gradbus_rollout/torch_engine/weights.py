@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gradbus.errors import ModelError
+from gradbus.errors import ModelError, SettingsError, first_line
 from gradbus_kernels.model_shape import ModelShape
 from gradbus_kernels.weights_digest import weights_digest
 
@@ -133,8 +133,8 @@ def _refuse(names: set[str], fault: str) -> None:
 
 
 def empty_like(device: str, dtype: torch.dtype) -> Tensor:
-    """A tensor that only says where and in which dtype the others shall lie; ModelError if torch cannot."""
+    """A tensor that only says where and in which dtype the others shall lie; SettingsError if this machine cannot."""
     try:
         return torch.empty(0, device=device, dtype=dtype)
-    except RuntimeError as error:
-        raise ModelError(f"torch cannot use device {device!r} ({error}); set the engine's device to cpu") from error
+    except (AssertionError, RuntimeError) as error:  # the first from a torch that was built without such devices
+        raise SettingsError(f"torch cannot use device {device} ({first_line(error)}); set GRADBUS_DEVICE to one that is here") from error

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from gradbus.errors import ModelError, TrainingError
+from gradbus.errors import ModelError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.causal_lm import check_shapes
@@ -16,8 +16,7 @@ from gradbus_trainer.batch import Batch
 from gradbus_trainer.deepspeed_learner.commands import Command, batch_tensors
 from gradbus_trainer.deepspeed_learner.leader import Leader
 from gradbus_trainer.deepspeed_learner.rank_engine import MOMENTS
-from gradbus_trainer.learner import StepMetrics
-from gradbus_trainer.schedule import learning_rate
+from gradbus_trainer.learner import StepMetrics, before_step
 from gradbus_trainer.tensors import LazyTensors
 
 _Result = TypeVar("_Result")
@@ -41,12 +40,9 @@ class DeepSpeedLearner:
 
     def train(self, batch: Batch) -> StepMetrics:
         """See `Learner`. Each rank takes rows of about as many tokens; the loss is divided by the whole step's counts."""
-        if batch.step < self._step:
-            raise TrainingError(f"step {batch.step} is behind the learner's step {self._step}; restore a checkpoint to go back")
-        rate = learning_rate(batch.step, self._spec.schedule.steps, self._spec.trainer)
-        metrics = StepMetrics(noop=True, learning_rate=rate)
+        metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
-            metrics = self._optimise(batch, rate)
+            metrics = self._optimise(batch, metrics.learning_rate)
         self._step = batch.step + 1
         return metrics
 
@@ -80,15 +76,7 @@ class DeepSpeedLearner:
         command = Command("train", {"step": batch.step, "rate": rate}, tensors)
         norm, tally = self._lead(command, lambda: self._engine.train(batch, rate))
         self._updates += 1
-        return StepMetrics(
-            noop=False,
-            learning_rate=rate,
-            tokens=sum(batch.trainable_counts),
-            grad_norm=norm,
-            loss=tally.loss(),
-            ratio=tally.ratio(),
-            phases=self._engine.phases.noted,
-        )
+        return tally.metrics(batch, rate, norm, self._engine.phases.noted)
 
     def _weight(self, name: str) -> torch.Tensor:
         return self._lead(Command("weight", {"name": name}), lambda: self._engine.weight(name))

@@ -1,6 +1,6 @@
 """Time with work, where work overlaps."""
 
-from gradbus_conductor.occupied import Occupied
+from gradbus.occupied import Occupied
 
 
 def test_overlapping_blocks_count_once_and_a_block_under_way_counts():
