@@ -150,8 +150,9 @@ class RunLoop:
         async def missing(payload: bytes) -> None:
             # The trainer's word outranks our memory: the buffer may have lost what we appended.
             progress = TrainerProgress.FromString(payload)
-            # One that stands before the newest checkpoint was replaced and does not know it.
-            if progress.step >= max(self._heads.checkpoint, self._archived_step):
+            # One that stands before the newest checkpoint was replaced and does not know it. For what is still being made
+            # there is nothing to look for: the log is read from its beginning, and a trainer that waits says so again and again.
+            if progress.step >= max(self._heads.checkpoint, self._archived_step) and not self._schedule.owes(progress.step):
                 self._lacking = progress
                 self._wake.set()
 
