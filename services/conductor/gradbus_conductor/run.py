@@ -314,7 +314,7 @@ class RunLoop:
     def _is_complete(self) -> bool:
         return (
             self._heads.checkpoint >= self._spec.schedule.steps
-            and not self._evaluator.pending()
+            and self._evaluator.due() is None
             and self._archived_step >= self._spec.schedule.steps
         )
 
