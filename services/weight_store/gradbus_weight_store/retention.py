@@ -132,12 +132,15 @@ class Retention:
 
     async def _needed(self, without: set[str]) -> set[str]:
         """Every blob that a manifest other than those in `without`, or the spec of any run, names: runs share blobs."""
-        needed: set[str] = set()
-        for run_id in await self._manifests.objects.folders("runs"):
-            for path in await self._manifests.paths(run_id):
-                if path not in without:
-                    needed |= await self._manifests.blobs(path)
-        return needed.union(*(await self._named_by_specs()))
+        turns = asyncio.Semaphore(_PARALLEL)
+
+        async def named_by(run_id: str) -> frozenset[str]:
+            async with turns:
+                paths = [path for path in await self._manifests.paths(run_id) if path not in without]
+                return frozenset().union(*[await self._manifests.blobs(path) for path in paths])
+
+        found = await asyncio.gather(*map(named_by, await self._manifests.objects.folders("runs")))
+        return set().union(*found, *(await self._named_by_specs()))
 
     async def _named_by_specs(self) -> Iterable[frozenset[str]]:
         """Digests in the spec of each run: thousands may wait, and each is looked through once."""
