@@ -59,7 +59,7 @@ KEYS: Final = (
     Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`", ("gateway",)),
     Keys(Buckets.RUNS, "idempotency.key.*", "which run a submission made", ("gateway",)),
     Keys(Buckets.RUNS, "*.status", "state, progress, why it waits", ("conductor",)),
-    Keys(Buckets.RUNS, "*.evaluations", "results on held-out rows", ("conductor",)),
+    Keys(Buckets.RUNS, "*.evaluations", "the newest result on held-out rows", ("conductor",)),
     Keys(Buckets.WORKERS, ">", "presence, version held, claims", ("rollout", "trainer")),
     Keys(Buckets.ASSIGNMENTS, ">", "the run a worker serves", ("conductor",)),
     Keys(Buckets.LEASES, "conductor.*", "which conductor has a run", ("conductor",)),

@@ -1,7 +1,7 @@
 """What the buffer does in one step: a library of functions that it keeps itself, loaded by whoever starts it.
 
 Services only call them: none of them may load or run a script. Append, bitmap and term check are one function, so that no
-crash falls between them.
+crash falls between them. A full buffer runs them too: appending takes a group's samples away, and nothing is trimmed before it is appended.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ local function fenced(keys, args)
 end
 
 -- Only the term is looked at.
-redis.register_function('gradbus_open', function(keys, args)
+redis.register_function{function_name='gradbus_open', flags={'allow-oom'}, callback=function(keys, args)
   return fenced(keys, args) or 0
-end)
+end}
 
 -- After the three keys the assembly of each index; after the term index and record of each.
-redis.register_function('gradbus_append', function(keys, args)
+redis.register_function{function_name='gradbus_append', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
   local accepted = {}
@@ -41,10 +41,10 @@ redis.register_function('gradbus_append', function(keys, args)
     redis.call('DEL', keys[3 + i / 2])
   end
   return accepted
-end)
+end}
 
 -- After the term index and stream id of each.
-redis.register_function('gradbus_forget', function(keys, args)
+redis.register_function{function_name='gradbus_forget', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
   for i = 2, #args, 2 do
@@ -52,15 +52,15 @@ redis.register_function('gradbus_forget', function(keys, args)
     if removed == 1 and tonumber(args[i]) >= 0 then redis.call('SETBIT', keys[2], args[i], 0) end
   end
   return 0
-end)
+end}
 
 -- After the term indexes.
-redis.register_function('gradbus_reopen', function(keys, args)
+redis.register_function{function_name='gradbus_reopen', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
   for i = 2, #args do redis.call('SETBIT', keys[2], args[i], 0) end
   return 0
-end)
+end}
 """
 
 

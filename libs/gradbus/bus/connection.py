@@ -100,7 +100,7 @@ class Bus:
         """The key-value bucket, made if it is not there; while NATS is away it is waited for."""
         while name not in self._buckets:
             try:
-                self._buckets[name] = Bucket(await self._store(name), self.jetstream, name)
+                self._buckets[name] = Bucket(await self._store(name), self.jetstream, name, expires=name in _TTL_SECONDS)
             except TimeoutError:
                 _log.info("nats_away", waiting_for=f"bucket {name}")
         return self._buckets[name]

@@ -148,9 +148,11 @@ class EventLog:
                 try:
                     message = await subscription.next_msg(timeout=_QUIET_SECONDS)
                 except NatsTimeoutError:
-                    await subscription.consumer_info()  # a consumer that died quietly is an error here
+                    info = await subscription.consumer_info()  # a consumer that died quietly is an error here
+                    left = min(left, (info.num_pending or 0) + subscription.pending_msgs)
                     continue
-                left -= 1
+                # A full stream drops its oldest events while it is read: then fewer come than were counted.
+                left = min(left - 1, message.metadata.num_pending or 0)
                 yield _event(message.metadata.sequence.stream, message.data)
         finally:
             await self._forget(subscription)

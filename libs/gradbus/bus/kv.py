@@ -35,10 +35,12 @@ class Entry:
 class Bucket:
     """One bucket."""
 
-    def __init__(self, store: KeyValue, jetstream: JetStreamContext, name: str) -> None:
+    def __init__(self, store: KeyValue, jetstream: JetStreamContext, name: str, *, expires: bool = False) -> None:
+        """`expires`: its keys run out."""
         self._store = store
         self._jetstream = jetstream
         self._name = name
+        self._expires = expires
 
     async def get(self, key: str) -> Entry | None:
         """The entry, or None."""
@@ -82,10 +84,14 @@ class Bucket:
                 raise
             raise Conflict(f"key {key} changed; read it again") from None
 
+    def snapshot(self, pattern: str = ">") -> View:
+        """A copy that is as old as its last `read`."""
+        return View(self._jetstream, self._name, pattern, expires=self._expires)
+
     @asynccontextmanager
     async def view(self, pattern: str = ">") -> AsyncIterator[View]:
         """A live copy of the keys that match `pattern`, filled before the block is entered."""
-        view = View(self._jetstream, self._name, pattern)
+        view = self.snapshot(pattern)
         async with background(view.follow(), f"view {pattern}"):
             await view.filled.wait()
             yield view

@@ -13,6 +13,9 @@ from gradbus.v1.weights_pb2 import Frontier
 
 _log = get_logger(__name__)
 _MOST_ENTRIES = 2048
+_MOST_BYTES = 64 << 20
+"""Of a segment, about: it is several times in memory while it is made, and protobuf has a bound of its own."""
+_PAGE = 128
 
 
 class Archive:
@@ -29,16 +32,17 @@ class Archive:
         covered = frozenset(frontier.above)
         moved = 0
         while True:
-            entries = await self._log.read("0-0", _MOST_ENTRIES)
+            entries = await self._oldest()
             prefix = _prefix(entries, frontier.below, covered)
-            if not prefix:
+            if prefix:
+                await self._move(prefix)
+                moved += len(prefix)
+            if not prefix or len(prefix) < len(entries):
                 return moved
-            await self._move(prefix)
-            moved += len(prefix)
 
     async def finish(self) -> None:
         """Archives and trims all that is left: the run is over, nobody reads the log any more."""
-        while entries := await self._log.read("0-0", _MOST_ENTRIES):
+        while entries := await self._oldest():
             await self._move(entries)
 
     async def entries(self) -> AsyncIterator[LogEntry]:
@@ -48,6 +52,18 @@ class Archive:
             segment = LogSegment.FromString(unseal(await self._objects.get(path), path))
             for entry in segment.entries:
                 yield LogEntry.FromString(unseal(entry.record, f"{path}, entry {entry.stream_id}"))
+
+    async def _oldest(self) -> list[StoredEntry]:
+        """Where the log begins: what makes a segment."""
+        entries: list[StoredEntry] = []
+        size = 0
+        while len(entries) < _MOST_ENTRIES and size < _MOST_BYTES:
+            page = await self._log.read(entries[-1].stream_id if entries else "0-0", _PAGE)
+            if not page:
+                break
+            entries += page
+            size += sum(len(entry.record) for entry in page)
+        return entries
 
     async def _move(self, entries: list[StoredEntry]) -> None:
         archived = _order(await self._archived())

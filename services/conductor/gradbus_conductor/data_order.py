@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import lru_cache
+
+_EPOCHS = 2  # at the seam of two both are asked for, and a large dataset takes long to shuffle
 
 
 class DataOrder:
@@ -13,15 +16,15 @@ class DataOrder:
         self._digest = dataset_digest
         self._rows = rows
         self._seed = seed
-        self._epoch = -1
-        self._permutation: list[int] = []
+        self._permutation = lru_cache(_EPOCHS)(self._shuffled)
 
     def row(self, index: int) -> int:
         """The row that group `index` samples."""
         epoch, place = divmod(index, self._rows)
-        if epoch != self._epoch:
-            key = hashlib.sha256(f"{self._digest}:{self._seed}:{epoch}".encode()).digest()
-            self._permutation = list(range(self._rows))
-            random.Random(key).shuffle(self._permutation)
-            self._epoch = epoch
-        return self._permutation[place]
+        return self._permutation(epoch)[place]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        key = hashlib.sha256(f"{self._digest}:{self._seed}:{epoch}".encode()).digest()
+        permutation = list(range(self._rows))
+        random.Random(key).shuffle(permutation)
+        return permutation

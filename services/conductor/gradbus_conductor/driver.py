@@ -103,6 +103,7 @@ class Driver:
             if desired == "cancelled":
                 return False
             if desired == "paused":
+                await self._workforce.release(run_id)  # what an earlier conductor took, for others may wait
                 await self._wait("paused", "")
             elif not self._ahead() and await self._workforce.keep_trainer(run_id):
                 return True

@@ -36,11 +36,12 @@ class EvaluationResult:
         }
 
 
-def due_versions(spec: RunSpec) -> list[int]:
-    """Before the first step, every N steps, and the final version."""
-    if spec.data.eval is None:
-        return []
-    return sorted({*range(0, spec.schedule.steps, spec.evaluation.every), spec.schedule.steps})
+def next_due(spec: RunSpec, after: int) -> int | None:
+    """The first version above `after` to be evaluated: before the first step, every N steps, and the final one."""
+    if spec.data.eval is None or after >= spec.schedule.steps:
+        return None
+    every = spec.evaluation.every
+    return min((after // every + 1) * every, spec.schedule.steps)
 
 
 def summarise(version: int, entries: Iterable[LogEntry], metric: str) -> EvaluationResult:
@@ -52,14 +53,14 @@ def summarise(version: int, entries: Iterable[LogEntry], metric: str) -> Evaluat
     return EvaluationResult(version, len(rewards), mean, components, components.get(metric, mean))
 
 
-def encode_results(results: Mapping[int, EvaluationResult]) -> bytes:
-    """All results of a run, for its key in the bucket `runs`."""
-    return json.dumps([results[version].to_json() for version in sorted(results)]).encode()
+def encode_result(newest: EvaluationResult) -> bytes:
+    """A run's newest result, for its key in the bucket `runs`: a list of one. The run's history has them all."""
+    return json.dumps([newest.to_json()]).encode()
 
 
-def decode_results(value: bytes | None) -> dict[int, EvaluationResult]:
-    """The reverse of `encode_results`; nothing stored is no results."""
-    return {item["version"]: EvaluationResult(**item) for item in json.loads(value or b"[]")}
+def decode_result(value: bytes | None) -> EvaluationResult | None:
+    """The newest result stored; None if there is none."""
+    return max((EvaluationResult(**item) for item in json.loads(value or b"[]")), key=lambda result: result.version, default=None)
 
 
 def _mean(values: Sequence[float]) -> float:

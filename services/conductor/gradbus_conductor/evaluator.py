@@ -14,7 +14,7 @@ from gradbus.bus import Bucket, EventLog, Level, OwnedKey, TaskQueue
 from gradbus.runs import RunRecord, WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
-from gradbus_conductor.evaluation import EvaluationResult, decode_results, due_versions, encode_results, summarise
+from gradbus_conductor.evaluation import EvaluationResult, decode_result, encode_result, next_due, summarise
 from gradbus_conductor.preparation import Dataset
 from gradbus_conductor.sampling import Sampling, SamplingWork
 from gradbus_conductor.wires import Wires
@@ -34,7 +34,7 @@ class EvaluationWork:
 
 
 class Evaluator:
-    """One result a (run, version), kept in the bucket `runs` so that a restart repeats none."""
+    """One result a (run, version), in order; the newest is kept in the bucket `runs` so that a restart repeats none."""
 
     def __init__(self, wires: Wires, work: EvaluationWork, queue: TaskQueue, wake: asyncio.Event) -> None:
         self._wires = wires
@@ -42,14 +42,10 @@ class Evaluator:
         self._stored = OwnedKey(work.runs, f"{work.record.run_id}.evaluations")
         self._queue = queue
         self._wake = wake
-        self._results: dict[int, EvaluationResult] = {}
-        self._skipped: set[int] = set()
-        self._active: tuple[int, Sampling] | None = None
-
-    @property
-    def newest(self) -> EvaluationResult | None:
+        self._skipped = -1
+        self.newest: EvaluationResult | None = None
         """The result of the highest version evaluated."""
-        return self._results[max(self._results)] if self._results else None
+        self._active: tuple[int, Sampling] | None = None
 
     @property
     def running(self) -> int | None:
@@ -57,20 +53,17 @@ class Evaluator:
         return self._active[0] if self._active else None
 
     async def recover(self) -> None:
-        """Reads the results of earlier conductors."""
-        self._results = decode_results(await self._stored.read())
+        """Reads the newest result of earlier conductors."""
+        self.newest = decode_result(await self._stored.read())
 
     def failing(self, seconds: float) -> str:
         """Why judging fails, if some row has waited longer than `seconds` for it; else empty."""
         return self._active[1].failing(seconds) if self._active else ""
 
-    def pending(self) -> list[int]:
-        """Versions still to be evaluated."""
-        if self._work.dataset is None:
-            return []
-        return [
-            version for version in due_versions(self._work.record.spec) if version not in self._results and version not in self._skipped
-        ]
+    def due(self) -> int | None:
+        """The next version to be evaluated; None once all are."""
+        done = max(self.newest.version if self.newest else -1, self._skipped)
+        return next_due(self._work.record.spec, done) if self._work.dataset is not None else None
 
     def signalled(self, version: int, rows: Sequence[int]) -> None:
         """A worker says that these completions of `version` lie in the buffer."""
@@ -95,7 +88,7 @@ class Evaluator:
             _log.warning("evaluation_skipped", run_id=self._work.record.run_id, version=version)
             text = f"version {version} was deleted before it could be evaluated"
             self._work.events.emit("evaluation", text, {"version": version}, "warning")
-            self._skipped.add(version)
+            self._skipped = version
             sampling.traces.abandon("the version was deleted")
             await self.close()
 
@@ -111,11 +104,10 @@ class Evaluator:
             self._active = None
 
     async def _start_next(self, head: int, workers: Sequence[WorkerPresence]) -> None:
-        pending = self.pending()
+        version = self.due()
         # One version ahead: its tasks then stand in the queue before the training tasks of the same version.
-        if self._work.dataset is None or not pending or pending[0] > head + 1:
+        if self._work.dataset is None or version is None or version > head + 1:
             return
-        version = pending[0]
         work = SamplingWork(self._work.record, self._work.dataset.items, lambda index: index, evaluated=version)
         self._active = version, Sampling(self._wires, work, self._queue, self._wake)
         await self._active[1].dispatch(dict.fromkeys(range(len(self._work.dataset.items)), version), len(workers))
@@ -130,9 +122,8 @@ class Evaluator:
         self._work.events.emit("evaluation", f"version {version}: {score}", data, level, key=f"evaluation:{version}")
         # The history first: once the result is stored, nobody evaluates again.
         await self._work.events.flush()
-        results = {**self._results, version: result}
-        await self._stored.write(encode_results(results))
-        self._results = results
+        await self._stored.write(encode_result(result))
+        self.newest = result
         await GroupStore(self._wires.buffer, self._work.record.run_id).discard_evaluation(version, sampling.judged)
         await self.close()
 

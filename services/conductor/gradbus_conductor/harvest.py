@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from gradbus.runs import RunState
 from gradbus.spec import RunSpec
-from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_conductor.archive import Archive
 
 _BARREN_STEPS = 8
 _BARREN_GROUPS = 1024
+_HASTE = "raise schedule.group_deadline_seconds, or see why rollouts or the scorer take so long"
 _ADVICE = "see to the scorer, or choose rows that the policy solves sometimes"
 
 
@@ -30,14 +31,16 @@ class Harvest:
         self._size = spec.schedule.groups_per_step
         self._bound = max(_BARREN_GROUPS, _BARREN_STEPS * self._size) if spec.schedule.mode == "free" else 0
         self._lean = 0
+        self._late = 0
         self._why = ""
 
     def clear(self) -> None:
         """Before the log is read again."""
-        self._lean = 0
+        self._lean = self._late = 0
 
     def add(self, entry: LogEntry) -> None:
         """One more entry of the log."""
+        self._late = self._late + 1 if entry.verdict == VERDICT_DROPPED and entry.reason == "deadline" else 0
         if entry.verdict == VERDICT_TRAIN:
             self._lean = 0
         elif entry.verdict == VERDICT_FILTERED:
@@ -47,6 +50,8 @@ class Harvest:
     @property
     def concern(self) -> str:
         """What the user should know while the run goes on: empty if some group of the last step's worth could be trained."""
+        if self._late >= self._size:
+            return f"none of the last {self._late} groups was ready in time; {_HASTE}"
         return f"none of the last {self._lean} groups could be trained: {self._why}; {_ADVICE}" if self._lean >= self._size else ""
 
     @property

@@ -123,7 +123,9 @@ class Report:
         if changed:
             level: Level = "error" if state == "failed" else "warning" if state == "waiting_for_reward" else "info"
             text = reason or waiting_for
-            self.events.emit("state", f"{state}: {text}" if text else state, {"state": state, "reason": text}, level)
+            # A conductor may die between the history's last line and the status: the next one says it again, under the same key.
+            key = f"state:{state}" if finished else ""
+            self.events.emit("state", f"{state}: {text}" if text else state, {"state": state, "reason": text}, level, key)
         if finished:
             # The history ends before the status says so: who waits for the end finds all of it.
             await self.events.flush()

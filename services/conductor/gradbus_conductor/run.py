@@ -23,8 +23,8 @@ from gradbus.runs import DesiredState, RunRecord, RunState, WorkerPresence
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
-from gradbus.v1.weight_store_service_pb2 import GetCheckpointRequest
-from gradbus.v1.weights_pb2 import CheckpointManifest, TrainerProgress
+from gradbus.v1.weight_store_service_pb2 import GetCheckpointRequest, GetCheckpointResponse
+from gradbus.v1.weights_pb2 import TrainerProgress
 from gradbus_conductor.archive import Archive
 from gradbus_conductor.evaluator import EvaluationWork, Evaluator
 from gradbus_conductor.harvest import Ending, Harvest, ending_of
@@ -150,8 +150,9 @@ class RunLoop:
         async def missing(payload: bytes) -> None:
             # The trainer's word outranks our memory: the buffer may have lost what we appended.
             progress = TrainerProgress.FromString(payload)
-            # One that stands before the newest checkpoint was replaced and does not know it.
-            if progress.step >= max(self._heads.checkpoint, self._archived_step):
+            # One that stands before the newest checkpoint was replaced and does not know it. For what is still being made
+            # there is nothing to look for: the log is read from its beginning, and a trainer that waits says so again and again.
+            if progress.step >= max(self._heads.checkpoint, self._archived_step) and not self._schedule.owes(progress.step):
                 self._lacking = progress
                 self._wake.set()
 
@@ -267,21 +268,25 @@ class RunLoop:
         everybody = [worker for role in ("trainer", "rollout", "reference") for worker in self._frame.workforce.present(role)]
         return next((worker.trouble for worker in everybody if worker.run_id == self._record.run_id and worker.fatal), "")
 
-    async def _checkpoint(self) -> CheckpointManifest:
+    async def _checkpoint(self) -> GetCheckpointResponse:
         if self._heads.checkpoint < 0:
-            return CheckpointManifest()
+            return GetCheckpointResponse()
         request = GetCheckpointRequest(run_id=self._record.run_id)
-        response = await self._wires.weight_store.GetCheckpoint(request, timeout=10.0)
-        return response.manifest
+        return await self._wires.weight_store.GetCheckpoint(request, timeout=10.0)
 
     async def _trained(self) -> TrainerProgress:
-        checkpoint = await self._checkpoint()
+        checkpoint = (await self._checkpoint()).manifest
         return TrainerProgress(run_id=self._record.run_id, step=checkpoint.step, frontier=checkpoint.frontier)
 
     async def _archive_checkpoint(self) -> None:
         if self._heads.checkpoint > self._archived_step:
-            checkpoint = await self._checkpoint()
+            newest = await self._checkpoint()
+            checkpoint = newest.manifest
             await self._archive.advance(checkpoint.frontier)
+            if checkpoint.step >= self._spec.schedule.steps:
+                # The trainer tells it too, under the same key; one that died after its last commit never comes back to it.
+                data = {"step": checkpoint.step, "digest": newest.digest}
+                self._events.emit("checkpoint", f"checkpoint {checkpoint.step}", data, key=f"checkpoint:{checkpoint.step}")
             self._archived_step = checkpoint.step
             # AdamW has no state before its first step.
             self._learned = bool(checkpoint.optimizer)
@@ -313,7 +318,7 @@ class RunLoop:
     def _is_complete(self) -> bool:
         return (
             self._heads.checkpoint >= self._spec.schedule.steps
-            and not self._evaluator.pending()
+            and self._evaluator.due() is None
             and self._archived_step >= self._spec.schedule.steps
         )
 

@@ -65,6 +65,10 @@ class Schedule(Protocol):
         """The log holds `index`."""
         ...
 
+    def owes(self, step: int) -> bool:
+        """Whether the log cannot hold yet all that `step` trains."""
+        ...
+
 
 class FixedLag:
     """Step s trains groups [s*B, (s+1)*B), each sampled wholly by version max(0, s - k)."""
@@ -101,6 +105,10 @@ class FixedLag:
 
     def appended(self, index: int, trainable: bool) -> None:  # noqa: ARG002, D102
         self._outstanding.pop(index, None)
+
+    def owes(self, step: int) -> bool:  # noqa: D102
+        end = (step + 1) * self._size
+        return self._next < end or any(index in self._outstanding for index in range(step * self._size, end))
 
 
 class Free:
@@ -171,6 +179,9 @@ class Free:
         if self._outstanding.pop(index, None) is not None:
             self._place += trainable
             self._settled += not trainable
+
+    def owes(self, step: int) -> bool:  # noqa: D102
+        return self._place < (step + 1) * self._size
 
     def _places(self, version: int) -> int:
         """Places that a group of `version` may take: all below this one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from grpc.aio import AioRpcError
 
@@ -71,6 +72,7 @@ class Scoring:
         self._wanted: set[int] = set()
         self._waiting: dict[int, _Pending] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._portion = _GROUPS_A_CALL
         self.state = ScoringState()
 
     def submit(self, groups: Iterable[tuple[Group, str]]) -> None:
@@ -96,7 +98,7 @@ class Scoring:
     def _start(self) -> None:
         # Every waiting group goes into one call, up to a bound; a slow scorer gets several calls side by side.
         while self._waiting and len(self._tasks) < _CALLS:
-            batch = [self._waiting.pop(index) for index in list(self._waiting)[:_GROUPS_A_CALL]]
+            batch = [self._waiting.pop(index) for index in list(islice(self._waiting, self._portion))]
             task = asyncio.create_task(self._process(batch), name="score")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
@@ -112,12 +114,14 @@ class Scoring:
         except Exception as error:  # noqa: BLE001 - the boundary of one call: logged whole, its groups are asked for again
             _log.exception("scoring_failed", run_id=self._run_id, groups=len(batch))
             self._note(batch, f"a fault in scoring: {type(error).__name__}: {error}; see the conductor's log")
+        judged = {pending.group.index: pending.entry for pending in batch if pending.entry is not None and self._is_complete(pending.entry)}
+        self._portion = _portion(self._portion, len(batch), is_of_use=bool(judged))
         for pending in batch:
             if pending.group.index not in self._wanted:
                 continue
-            if pending.entry is not None and self._is_complete(pending.entry):
+            if (entry := judged.get(pending.group.index)) is not None:
                 self.forget([pending.group.index])
-                self._done(pending.entry)
+                self._done(entry)
             else:
                 self._retry_later(pending)
 
@@ -223,6 +227,13 @@ class Scoring:
                 pending.entry.reference_logprobs.extend(values)
             else:
                 self._note([pending], "the reference service left log-probabilities out", call)
+
+
+def _portion(now: int, asked: int, *, is_of_use: bool) -> int:
+    """Groups in the next call: one that judged none may have been too much for a message or a deadline, and would be for ever."""
+    if is_of_use:
+        return min(_GROUPS_A_CALL, now + 1) if asked >= now else now
+    return max(1, min(now, asked // 2)) if asked > 1 else now
 
 
 def _question(pending: _Pending, sample: Sample, traceparent: str) -> ScoreSample:

@@ -77,8 +77,9 @@ class Scorers:
 
     async def _close_surplus(self) -> None:
         idle = [key for key, kept in self._kept.items() if kept.users == 0]
-        for key in idle[: max(0, len(self._kept) - self._settings.scorers)]:
-            await self._kept.pop(key).scorer.close()
+        # All are taken out before the first is closed: meanwhile others come for a scorer.
+        for kept in [self._kept.pop(key) for key in idle[: max(0, len(self._kept) - self._settings.scorers)]]:
+            await kept.scorer.close()
             _log.info("scorer_closed", reason="unused for longest")
 
 

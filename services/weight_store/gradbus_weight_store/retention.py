@@ -72,6 +72,8 @@ class Retention:
     def __init__(self, manifests: Manifests, runs: Bucket, gate: Gate) -> None:
         self._manifests = manifests
         self._runs = runs
+        self._specs = runs.snapshot("*.spec")
+        self._named: dict[str, tuple[bytes, frozenset[str]]] = {}
         self._gate = gate
         self._due: dict[str, Ledger] = {}
         self._task: asyncio.Task[None] | None = None
@@ -139,12 +141,19 @@ class Retention:
                 paths = set(await self._manifests.paths(run_id)) - without
                 return {digest for path in paths for digest in await self._manifests.blobs(path)}
 
-        needed = set[str]().union(*await asyncio.gather(*map(named, await self._manifests.objects.folders("runs"))))
-        # Nor is NATS waited for: the sweep is put off.
-        async with asyncio.timeout(_SPECS_SECONDS), self._runs.view("*.spec") as specs:
-            for value in specs.entries.values():
-                needed.update(_DIGEST.findall(value.decode(errors="replace")))
-        return needed
+        found = await asyncio.gather(*map(named, await self._manifests.objects.folders("runs")))
+        return set[str]().union(*found, *(await self._named_by_specs()))
+
+    async def _named_by_specs(self) -> Iterable[frozenset[str]]:
+        """Digests in the spec of each run: thousands may wait, and each is looked through once."""
+        # Publishing stands still meanwhile, so NATS is not waited for: the sweep is put off.
+        async with asyncio.timeout(_SPECS_SECONDS):
+            await self._specs.read()
+        specs, known = self._specs.entries, self._named
+        fresh = {key: value for key, value in specs.items() if key not in known or known[key][0] != value}
+        kept = {key: known[key] for key in specs.keys() - fresh.keys()}
+        self._named = kept | {key: (value, frozenset(_DIGEST.findall(value.decode(errors="replace")))) for key, value in fresh.items()}
+        return (digests for _, digests in self._named.values())
 
     async def _delete(self, blobs: set[str]) -> None:
         turns = asyncio.Semaphore(_PARALLEL)

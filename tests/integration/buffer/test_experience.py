@@ -5,6 +5,7 @@ import asyncio
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from redis.exceptions import OutOfMemoryError
 
 from gradbus.buffer import BufferSettings, ExperienceLog, StoredEntry, keys, load_functions, open_buffer
 from gradbus.errors import CorruptRecordError, FencedError, SettingsError
@@ -167,3 +168,22 @@ async def test_a_buffer_without_the_functions_says_what_to_do(client, run_id):
 async def test_loading_the_functions_again_replaces_them(client, log):
     await load_functions(client)
     assert await log.append(1, {0: LogEntry(index=0)}) == [0]
+
+
+async def test_a_full_buffer_still_lets_a_run_go_on(client, log, store, entries, group):
+    """What lies in it must reach the trainer, and be trimmed: nothing else gives room."""
+    await log.append(1, entries(0))
+    await store.put([group(1)])
+    memory = (await client.config_get("maxmemory"))["maxmemory"]
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            await store.put([group(2)])
+        await log.open_term(2)
+        assert await log.append(2, entries(1)) == [1]
+        assert await log.reopen(2, 0, {0}) == [1]
+        await log.forget(2, (await log.read())[1:])
+        await log.trim((await log.read())[0].stream_id)
+    finally:
+        await client.config_set("maxmemory", memory)
+    assert await log.read() == []

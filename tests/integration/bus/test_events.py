@@ -1,6 +1,7 @@
 """A run's history on a real NATS."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -101,3 +102,15 @@ async def test_a_follower_and_a_writer_go_on_after_the_server_was_killed(own_nat
     history.emit("metrics", "2")
     await asyncio.wait_for(following, 60)
     assert seen == ["0", "1", "2"]
+
+
+async def test_reading_ends_though_a_full_stream_drops_events_meanwhile(own_bus):
+    history = EventLog(own_bus, "run")
+    for n in range(3000):
+        history.emit("metrics", str(n), {"text": "x" * 4096})
+    await history.flush()
+    async with asyncio.timeout(60), aclosing(history.follow(until_current=True)) as reader:
+        await anext(reader)
+        await own_bus.jetstream.purge_stream(subjects.EVENTS_STREAM)
+        rest = [event async for event in reader]
+    assert len(rest) < 2999

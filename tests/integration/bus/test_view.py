@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from nats.aio.client import Client
 
-from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.bus import Buckets, Bus, BusSettings, connection
 from gradbus.bus import view as view_module
 from gradbus.bus.view import RESYNC_SECONDS
 
@@ -78,6 +78,60 @@ async def test_a_bucket_that_takes_longer_to_read_than_a_view_lasts_is_read_all_
     monkeypatch.setattr(view_module, "RESYNC_SECONDS", 1e-6)
     async with asyncio.timeout(60), bucket.view() as view:
         assert len(view.entries) == 200
+
+
+@pytest.fixture
+def delivered(monkeypatch):
+    """Subjects of the keys that the server sent."""
+    process, found = Client._process_msg, []
+
+    async def processed(client, sid, subject, *rest):
+        if subject.startswith(b"$KV."):
+            found.append(subject)
+        await process(client, sid, subject, *rest)
+
+    monkeypatch.setattr(Client, "_process_msg", processed)
+    return found
+
+
+async def test_of_a_large_bucket_what_has_changed_is_read_again_and_no_more(own_bus, delivered):
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(100)))
+    view = bucket.snapshot()
+    await view.read()
+    await view.read()  # from here on it is known to be the same bucket
+    delivered.clear()
+    await view.read()
+    assert delivered == []
+    await bucket.delete("run-7.spec")
+    await bucket.put("run-8.spec", b"2")
+    await bucket.put("run-100.spec", b"1")
+    await view.read()
+    assert sorted(delivered) == [b"$KV.runs.run-100.spec", b"$KV.runs.run-7.spec", b"$KV.runs.run-8.spec"]
+    assert dict(view.entries) == {f"run-{n}.spec": b"2" if n == 8 else b"1" for n in range(101) if n != 7}
+
+
+async def test_a_large_bucket_that_is_made_anew_is_read_whole(own_bus, own_nats, monkeypatch):
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(100)))
+    async with bucket.view() as view:
+        await own_bus.jetstream.delete_key_value(Buckets.RUNS)
+        other = await Bus.connect(BusSettings(own_nats.url), "writer")
+        again = await other.bucket(Buckets.RUNS)
+        for _ in range(150):  # so that its sequences are beyond those that are known
+            await again.put("run-new.spec", b"2")
+        await until(view, lambda: dict(view.entries) == {"run-new.spec": b"2"})
+        await other.close()
+
+
+async def test_keys_that_run_out_leave_a_large_view_too(own_bus, monkeypatch):
+    monkeypatch.setitem(connection._TTL_SECONDS, Buckets.WORKERS, 1.0)
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    bucket = await own_bus.bucket(Buckets.WORKERS)
+    await asyncio.gather(*(bucket.put(f"worker-{n}", b"1") for n in range(100)))
+    async with bucket.view() as view:
+        await until(view, lambda: not view.entries)
 
 
 async def test_a_view_outlives_whatever_breaks_its_watch(bucket, unique, monkeypatch):

@@ -35,12 +35,18 @@ class Scorer(RewardServiceServicer):
 
     answer: Callable = lambda sample, _: ok(sample, float(sample.sample_id.endswith(".0")))
     down: int = 0
+    most: int = 1 << 20
+    """Samples in a call; one that brings more is refused."""
+    refused: int = 0
     asked: dict[str, int] = field(default_factory=dict)
 
     async def Score(self, request, context):  # noqa: N802
         if self.down:
             self.down -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the scorer's machine is on fire")
+        if len(request.samples) > self.most:
+            self.refused += 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the scorer takes no message of that size")
         results = []
         for sample in request.samples:
             self.asked[sample.sample_id] = self.asked.get(sample.sample_id, 0) + 1

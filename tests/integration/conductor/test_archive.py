@@ -6,6 +6,7 @@ from gradbus.buffer import ExperienceLog
 from gradbus.records import unseal
 from gradbus.v1.group_pb2 import LogEntry, LogSegment
 from gradbus.v1.weights_pb2 import Frontier
+from gradbus_conductor import archive as archive_module
 from gradbus_conductor.archive import Archive
 
 
@@ -87,4 +88,15 @@ async def test_a_long_log_becomes_several_segments(wires, log, archive, archived
     assert await archive.advance(Frontier(below=2500)) == 2500
     assert await archived() == list(range(2500))
     assert len(await wires.objects.list(f"runs/{run_id}/log")) == 2
+    assert await left(log) == []
+
+
+async def test_a_log_of_large_groups_becomes_small_segments(wires, log, archive, archived, run_id, monkeypatch):
+    monkeypatch.setattr(archive_module, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(archive_module, "_PAGE", 2)
+    await log.append(1, {index: LogEntry(index=index, group=bytes(300_000)) for index in range(16)})
+    assert await archive.advance(Frontier(below=14)) == 14
+    assert len(await wires.objects.list(f"runs/{run_id}/log")) == 4
+    await archive.finish()
+    assert await archived() == list(range(16))
     assert await left(log) == []

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from gradbus.background import cancelled
 from gradbus.buffer import ExperienceLog, GroupStore
-from gradbus.bus import Bucket, Buckets, Lease, TaskQueue, View
+from gradbus.bus import Bucket, Buckets, EventLog, Lease, TaskQueue, View
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
@@ -338,3 +338,32 @@ async def test_a_run_paused_before_it_began_takes_no_trainer_until_it_is_resumed
     await stage.wish("running")
     await asyncio.wait_for(driving, 60)
     assert (await stage.status()).state == "succeeded"
+
+
+async def test_a_run_that_is_paused_when_its_conductor_dies_keeps_no_trainer_from_the_others(stage, monkeypatch):
+    monkeypatch.setattr(driver, "_LOOK_SECONDS", 0.02)
+    await stage.trainer()
+    await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", json.dumps(stage.run_id).encode())
+    await stage.wish("paused")
+    await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"' and stage.workforce.run_of("trainer"))
+    driving = asyncio.create_task(stage.drive("second"))
+    async with asyncio.timeout(60):
+        while await stage.assigned() is not None:  # noqa: ASYNC110 - a bucket has no condition of its own
+            await asyncio.sleep(0.02)
+    await waits(stage, "paused")
+    await stage.wish("cancelled")
+    await asyncio.wait_for(driving, 60)
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_died_after_it(stage, told):
+    await stage.trained()
+    history = EventLog(stage.wires.bus, stage.run_id)
+    if told:
+        history.emit("checkpoint", f"checkpoint {STEPS}", key=f"checkpoint:{STEPS}")
+        await history.flush()
+    await stage.trainer()
+    await stage.drive()
+    types = [event.type for event in await history.read()]
+    assert types.count("checkpoint") == 1
+    assert types[-1] == "state"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradbus.bus import Buckets, EventLog
+from gradbus.bus import Buckets, EventLog, OwnedKey
 from gradbus.errors import FencedError
 from gradbus.runs import RunStatus
 from gradbus.v1.group_pb2 import LogEntry, Verdict
@@ -111,3 +111,19 @@ async def test_a_run_without_a_wish_runs(runs, report, run_id):
             while report.desired(view) != "cancelled":
                 await view.changed.wait()
                 view.changed.clear()
+
+
+async def test_a_conductor_that_dies_before_the_final_word_leaves_one_last_line(runs, report, heads, history, run_id, monkeypatch):
+    await report.write("running", heads)
+
+    async def die(_self, _value):
+        raise ConnectionError("the conductor dies here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnedKey, "write", die)
+        with pytest.raises(ConnectionError):
+            await report.transition("succeeded")
+    second = Report(runs, EventLog(history._bus, run_id), run_id, size=2)
+    assert (await second.recover()).state == "running"
+    await second.transition("succeeded")
+    assert [event.data["state"] for event in await history.read()] == ["running", "succeeded"]

@@ -48,6 +48,7 @@ async def fetched(queue, groups):
 
 async def test_a_trainer_that_was_replaced_is_not_believed(loop, wires, run_id):
     loop._heads.checkpoint = 2
+    loop._schedule.recover([(index, True) for index in range(8)], 0, [], 0)
     async with loop._listening():
         for step in (1, 3):
             progress = TrainerProgress(run_id=run_id, step=step, frontier=Frontier(below=2 * step))
@@ -59,6 +60,24 @@ async def test_a_trainer_that_was_replaced_is_not_believed(loop, wires, run_id):
         await wires.bus.publish(subjects.missing(run_id), TrainerProgress(run_id=run_id, step=1).SerializeToString())
         await wires.bus.client.flush()
         assert loop._lacking.step == 3, "older than the checkpoint: the frontier it names was trimmed long ago"
+
+
+async def test_a_trainer_that_waits_for_what_is_still_being_made_has_nobody_read_the_log_again(loop, wires, run_id):
+    loop._schedule.recover([(0, True)], 0, [], 0)
+    loop._schedule.dispatchable(0)
+    told = asyncio.Event()
+
+    async def noted(_payload):
+        told.set()
+
+    progress = TrainerProgress(run_id=run_id, step=0).SerializeToString()
+    async with loop._listening(), wires.bus.subscribed(subjects.missing(run_id), noted):
+        for owed in (True, False):
+            await wires.bus.publish(subjects.missing(run_id), progress)
+            await asyncio.wait_for(told.wait(), 60)
+            assert (loop._lacking is None) is owed
+            told.clear()
+            loop._schedule.appended(1, True)
 
 
 async def test_what_an_earlier_conductor_sent_and_is_claimed_or_sampled_is_not_sent_again(loop, wires, run_id, group, monkeypatch):

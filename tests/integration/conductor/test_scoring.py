@@ -12,6 +12,7 @@ from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
 from gradbus.v1.sample_pb2 import FinishReason
+from gradbus_conductor import scoring as scoring_module
 from gradbus_conductor.group_traces import GroupTraces
 from gradbus_conductor.scoring import Scoring
 
@@ -201,3 +202,19 @@ async def test_what_nobody_wants_any_more_is_not_asked_for_again(wires, run_id, 
     await asyncio.sleep(1.0)
     assert scorer.asked == asked
     await scoring.close()
+
+
+async def test_a_service_that_takes_small_calls_alone_gets_small_ones(judged, scorer, group):
+    scorer.most = 16
+    await judged(*(group(index) for index in range(300)))
+    assert scorer.refused < 40, "as many as are asked at once, halved until they fit, and one more now and then to see"
+
+
+def test_a_call_is_halved_by_failure_and_grows_by_success_alone():
+    assert scoring_module._portion(128, 40, is_of_use=False) == 20
+    assert scoring_module._portion(4, 40, is_of_use=False) == 4, "another call has found that out already"
+    assert scoring_module._portion(1, 2, is_of_use=False) == 1
+    assert scoring_module._portion(128, 1, is_of_use=False) == 128, "no smaller call can be made of one group"
+    assert scoring_module._portion(4, 4, is_of_use=True) == 5
+    assert scoring_module._portion(4, 3, is_of_use=True) == 4, "that it takes less was known"
+    assert scoring_module._portion(128, 128, is_of_use=True) == 128

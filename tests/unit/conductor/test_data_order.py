@@ -1,3 +1,5 @@
+import random
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -30,3 +32,13 @@ def test_epoch_seed_and_dataset_each_change_the_order():
 
 def test_the_order_is_the_same_in_every_release():
     assert epoch(DataOrder(DIGEST, 8, 0), 8) == [6, 2, 1, 7, 4, 0, 3, 5]
+
+
+def test_where_two_epochs_meet_each_is_shuffled_once(monkeypatch):
+    shuffled, shuffle = [], random.Random.shuffle
+    monkeypatch.setattr(random.Random, "shuffle", lambda self, rows: shuffled.append(1) or shuffle(self, rows))
+    order = DataOrder(DIGEST, 8, 0)
+    for _ in range(20):
+        order.row(7)
+        order.row(8)
+    assert len(shuffled) == 2

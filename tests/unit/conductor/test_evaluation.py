@@ -1,8 +1,10 @@
+import json
+
 import pytest
 
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.evaluation import EvaluationResult, decode_results, due_versions, encode_results, summarise
+from gradbus_conductor.evaluation import EvaluationResult, decode_result, encode_result, next_due, summarise
 
 OK, INVALID = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID
 
@@ -14,11 +16,14 @@ def entry(reward, status=OK, **components):
 @pytest.mark.parametrize(("steps", "every", "due"), [(4, 2, [0, 2, 4]), (5, 2, [0, 2, 4, 5]), (3, 50, [0, 3]), (1, 1, [0, 1])])
 def test_before_the_first_step_every_so_often_and_at_the_end(make_spec, steps, every, due):
     spec = make_spec(data={"train": "t", "eval": "e"}, schedule={"steps": steps}, evaluation={"every": every})
-    assert due_versions(spec) == due
+    found = [-1]
+    while (version := next_due(spec, found[-1])) is not None:
+        found.append(version)
+    assert found[1:] == due
 
 
 def test_without_held_out_rows_nothing_is_due(make_spec):
-    assert due_versions(make_spec()) == []
+    assert next_due(make_spec(), -1) is None
 
 
 def test_means_are_over_the_rows_that_could_be_judged():
@@ -38,7 +43,7 @@ def test_a_part_that_some_rows_lack_is_the_mean_of_those_that_have_it():
 def test_where_no_row_could_be_judged_there_is_no_reward_of_zero(entries):
     result = summarise(0, entries, "reward")
     assert result == EvaluationResult(0, 0, None, {}, None)
-    assert decode_results(encode_results({0: result})) == {0: result}
+    assert decode_result(encode_result(result)) == result
 
 
 def test_a_mean_does_not_depend_on_the_order_of_rows():
@@ -46,7 +51,8 @@ def test_a_mean_does_not_depend_on_the_order_of_rows():
     assert summarise(0, entries, "exact") == summarise(0, entries[::-1], "exact")
 
 
-def test_results_survive_their_key_in_the_bucket():
-    results = {version: summarise(version, [entry(0.5, exact=1.0)], "exact") for version in (10, 0)}
-    assert decode_results(encode_results(results)) == results
-    assert decode_results(None) == {}
+def test_a_result_survives_its_key_in_the_bucket():
+    results = [summarise(version, [entry(0.5, exact=1.0)], "exact") for version in (0, 10)]
+    assert decode_result(encode_result(results[1])) == results[1]
+    assert decode_result(json.dumps([result.to_json() for result in results]).encode()) == results[1], "an earlier release kept all"
+    assert decode_result(None) is None

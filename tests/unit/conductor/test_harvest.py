@@ -42,7 +42,18 @@ def test_why_the_scorer_could_not_judge_comes_first(harvest):
 def test_late_groups_say_nothing_about_the_data(harvest):
     found = harvest(size=2)
     for verdict in (FILTERED, DROPPED, DROPPED):
-        found.add(entry(verdict))
+        found.add(entry(verdict, "end of run"))
+    assert found.concern == ""
+
+
+def test_a_run_that_finds_every_group_too_late_says_so(harvest):
+    found = harvest("free", size=2)
+    found.add(entry(DROPPED, "deadline"))
+    assert found.concern == ""
+    found.add(entry(DROPPED, "deadline"))
+    assert found.concern.startswith("none of the last 2 groups was ready in time; raise schedule.group_deadline_seconds")
+    assert not found.is_barren, "it may be a scorer that is away"
+    found.add(entry(TRAIN))
     assert found.concern == ""
 
 

@@ -107,8 +107,10 @@ class SimulatedRun:
             assert self.place >= self.spec.total_groups
 
     def train(self):
-        if self.head < self.spec.schedule.steps and self.consumed(self.head + 1) is not None:
-            self.head += 1
+        if self.head < self.spec.schedule.steps:
+            is_there = self.consumed(self.head + 1) is not None
+            assert self.schedule.owes(self.head) is not is_there
+            self.head += is_there
 
     def consumed(self, steps):
         """Log entries that the first `steps` steps consume; None while some are missing."""
