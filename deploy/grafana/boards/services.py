@@ -31,7 +31,7 @@ SERVICES = Board(
                     "Ready",
                     "1 while the process can do its work. One that is missing has ended or cannot reach the collector; one at 0 says why"
                     " in its log.",
-                    [Query(f"max by (job, instance) (gradbus_process_ready{{{OF_SERVICES}}})", "{{instance}}")],
+                    [Query(f"max by (job, instance) (gradbus_process_ready{{{OF_SERVICES}}})", "{{instance}}", now=True)],
                     kind="stat",
                     unit="none",
                     width=16,
@@ -48,7 +48,7 @@ SERVICES = Board(
                 Panel(
                     "Alerts that fire",
                     "What each means and what to do: docs/observability.md.",
-                    [Query('ALERTS{alertstate="firing"}', "{{alertname}} {{gradbus_run_id}}{{instance}}")],
+                    [Query('ALERTS{alertstate="firing"}', "{{alertname}} {{gradbus_run_id}}{{instance}}", now=True)],
                     kind="stat",
                     unit="none",
                     width=8,
@@ -59,7 +59,7 @@ SERVICES = Board(
                 Panel(
                     "Restarts",
                     "In the time shown. A supervisor or Docker starts a process again; the run goes on. Repeated: its log's last line.",
-                    [Query(f"sum by (instance) (resets(process_uptime_seconds{{{OF_SERVICES}}}[$__range]))", "{{instance}}")],
+                    [Query(f"sum by (instance) (resets(process_uptime_seconds{{{OF_SERVICES}}}[$__range]))", "{{instance}}", now=True)],
                     kind="bargauge",
                     unit="none",
                     width=8,

@@ -154,6 +154,22 @@ def test_a_panel_says_how_to_read_it(name, panel):
         assert all("_bucket" in target["expr"] for target in panel["targets"]), "exemplars lie on buckets"
 
 
+@pytest.mark.parametrize(
+    ("title", "target"),
+    [(panel["title"], target) for _, panel in PANELS if panel["type"] in {"stat", "bargauge"} for target in panel["targets"]],
+)
+def test_a_figure_with_a_series_for_each_answer_is_asked_now_for_a_range_has_the_answers_of_an_hour_ago(title, target):
+    assert target["range"] is not target["instant"]
+    assert target["instant"] or "{{" not in target["legendFormat"]
+
+
+def test_a_start_is_marked_though_a_process_exports_its_first_numbers_late():
+    interval = int(re.search(r'OTEL_METRIC_EXPORT_INTERVAL: "(\d+)"', (ROOT / "docker-compose.yml").read_text())[1]) / 1000
+    for board in BOARDS.values():
+        (starts,) = [one for one in board["annotations"]["list"] if one["name"] == "Restarts"]
+        assert int(re.fullmatch(r"process_uptime_seconds < (\d+)", starts["expr"])[1]) >= 3 * interval
+
+
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_variable_that_is_used_is_there(name):
     board = BOARDS[name]
