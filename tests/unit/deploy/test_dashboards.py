@@ -20,7 +20,9 @@ PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["pa
 RULES = [rule for group in yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"] for rule in group["rules"]]
 SOURCES = yaml.safe_load((GRAFANA / "provisioning/datasources/gradbus.yml").read_text())["datasources"]
 KINDS = {"timeseries", "stat", "heatmap", "bargauge"}
-NOT_OURS = {"ALERTS", "otel_sdk_processor_span_processed_total"}
+NOT_OURS = {"ALERTS", "up"} | {
+    f"otel_sdk_{place}_total" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")
+}
 """Prometheus's own, and the SDK's about itself."""
 WORDS = {
     "sum",
