@@ -50,8 +50,8 @@ RUN = Board(
             [
                 Panel(
                     "State",
-                    "What the run is doing at the end of the time shown. `waiting_for_reward`: see the dashboard Rewards. `queued`: no trainer"
-                    " is free.",
+                    "What the run is doing at the end of the time shown. `waiting_for_reward`: see the dashboard Rewards. `queued`: no"
+                    " trainer is free.",
                     [Query(f"max by (gradbus_state) (gradbus_run_state{{{OF_RUN}}}) > 0", "{{gradbus_state}}", now=True)],
                     kind="stat",
                     width=4,

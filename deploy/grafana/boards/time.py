@@ -45,8 +45,8 @@ TIME = Board(
             [
                 Panel(
                     "What limits the run",
-                    "Whatever has the least idle time, at the end of the time shown. Generation, scoring and training go on side by side, so"
-                    " the busiest sets the pace.",
+                    "Whatever has the least idle time, at the end of the time shown. Generation, scoring and training go on side by side,"
+                    " so the busiest sets the pace.",
                     [Query(f"topk(1, {_PHASES} > 0)", "{{gradbus_phase}}", now=True)],
                     kind="stat",
                     unit="percentunit",
