@@ -42,7 +42,7 @@ WORDS = {
     "or",
     "bool",
 }
-WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance"}
+WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance", "group", "unless", "last_over_time"}
 
 
 def queries():
@@ -62,7 +62,7 @@ def named_in(expr):
     """(series, labels) that a query names; text in quotes and windows in brackets are values."""
     bare = re.sub(r"\[[^\]]*\]", "", re.sub(r'"[^"]*"', '""', expr))
     labels = {name for inside in re.findall(r"\{([^}]*)\}", bare) for name in re.findall(r"(\w+)\s*(?==|!)", inside)}
-    labels |= {name.strip() for inside in re.findall(r"(?:by|on|ignoring) \(([^)]*)\)", bare) for name in inside.split(",")}
+    labels |= {name.strip() for inside in re.findall(r"(?:by|on|ignoring) \(([^)]+)\)", bare) for name in inside.split(",")}
     if found := re.search(r"label_values\(.*, (\w+)\)", bare):
         labels.add(found[1])
     words = set(re.findall(r"(?<![\w$])[a-zA-Z_]\w*", re.sub(r"\{[^}]*\}", "", bare)))
@@ -195,6 +195,13 @@ def test_alerts_fire_for_what_they_say_and_for_nothing_else(tmp_path):
     test.write_text(written.replace("ALERTS", str(ROOT / "deploy/prometheus/alerts.yml")))
     done = subprocess.run(["promtool", "test", "rules", str(test)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [rule["alert"] for rule in RULES])
+def test_each_alert_is_seen_to_fire_and_to_stay_quiet(name):
+    tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yml").read_text())["tests"]
+    asked = [bool(one["exp_alerts"]) for test in tests for one in test["alert_rule_test"] if one["alertname"] == name]
+    assert set(asked) == {True, False}
 
 
 def test_from_a_point_to_its_trace_from_a_trace_to_its_logs_and_back():

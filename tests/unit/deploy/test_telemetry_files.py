@@ -78,6 +78,11 @@ def test_what_is_kept_is_kept_on_the_servers_own_volume(name):
         assert all(folder.startswith("/var/lib/gradbus") for folder in folders)
 
 
+def test_a_series_that_is_not_pushed_any_more_is_forgotten_within_four_exports():
+    (lookback,) = [word.partition("=")[2] for word in SERVICES["prometheus"]["command"] if word.startswith("--query.lookback-delta")]
+    assert lookback == f"{4 * int(SERVICES['trainer']['environment']['OTEL_METRIC_EXPORT_INTERVAL']) // 60_000}m"
+
+
 def test_services_reach_the_collector_and_nothing_behind_it():
     assert "wires" in networks("collector")
     assert not any("wires" in networks(name) for name in ("prometheus", "tempo", "loki", "grafana"))
