@@ -24,7 +24,7 @@ def networks(name):
 
 
 def test_each_signal_has_a_pipeline_of_parts_that_are_configured_and_every_part_is_used():
-    assert set(PIPELINES) == {"traces", "metrics", "logs"}
+    assert set(PIPELINES) == {"traces", "traces/errors", "metrics", "logs"}
     for kind in ("receivers", "processors", "exporters"):
         assert {part for pipeline in PIPELINES.values() for part in pipeline[kind]} == set(COLLECTOR[kind])
 
@@ -43,6 +43,18 @@ def test_traces_with_an_error_stay_and_the_share_of_the_rest_is_a_setting():
     assert policies["errors"]["status_code"] == {"status_codes": ["ERROR"]}
     assert policies["rest"]["probabilistic"]["sampling_percentage"] == "${env:TRACES_PERCENT}"
     assert SERVICES["collector"]["environment"]["TRACES_PERCENT"] == "${TRACES_PERCENT:-100}"
+
+
+def test_an_error_stays_however_late_it_comes_for_it_passes_by_the_decision_about_its_trace():
+    beside = PIPELINES["traces/errors"]
+    assert "tail_sampling" not in beside["processors"]
+    assert COLLECTOR["processors"]["filter/errors"]["traces"]["span"] == ["status.code != STATUS_CODE_ERROR"], "what is true is dropped"
+    assert beside["exporters"] == PIPELINES["traces"]["exporters"]
+
+
+def test_tempo_takes_what_the_collector_takes():
+    ours, tempos = COLLECTOR["receivers"]["otlp"], parsed("otel/tempo.yml")["distributor"]["receivers"]["otlp"]
+    assert tempos["protocols"]["grpc"]["max_recv_msg_size_mib"] >= ours["protocols"]["grpc"]["max_recv_msg_size_mib"]
 
 
 def test_what_leaves_the_collector_goes_to_containers_that_it_reaches():
