@@ -24,8 +24,8 @@ SERVERS = {"nats", "buffer", "objects"}
 EXAMPLES = {"example-reward", "example-reward-http"}
 GPU = {"trainer-gpu", "rollout-gpu"}
 OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
-ALONE = {"collector", "tempo", "loki"}
-"""Their images hold one program: nothing in them can ask it how it is."""
+ALONE = {"collector"}
+"""Its image holds one program: nothing in it can ask it how it is."""
 OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
 DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {

@@ -75,6 +75,12 @@ def test_grafana_asks_containers_at_the_ports_they_listen_on():
         assert url.port == ports.get(url.hostname, 9090)
 
 
+@pytest.mark.parametrize("name", ["tempo", "loki"])
+def test_whoever_waits_for_the_stack_waits_until_traces_and_lines_are_taken(name):
+    port = parsed(f"otel/{name}.yml")["server"]["http_listen_port"]
+    assert SERVICES[name]["healthcheck"]["test"][-1] == f"http://127.0.0.1:{port}/ready"
+
+
 def test_dashboards_are_mounted_where_grafana_looks_for_them():
     path = parsed("grafana/provisioning/dashboards/gradbus.yml")["providers"][0]["options"]["path"]
     assert f"./deploy/grafana/dashboards:{path}:ro" in SERVICES["grafana"]["volumes"]
