@@ -82,7 +82,7 @@ def seaweed_server(tmp_path_factory, free_port):
     (folder / "data").mkdir()
     write_secrets(folder)
     port = free_port()
-    wanted = {"dir": folder / "data", "ip": "127.0.0.1", "s3.port": port, "s3.config": folder / "secrets/objects/s3.json"}
+    wanted = {"dir": folder / "data", "s3.port": port, "s3.ip.bind": "127.0.0.1", "s3.config": folder / "secrets/objects/s3.json"}
     # Of a container's own network no port can be taken; here each is one that is free.
     wanted |= {f"{part}.port": free_port() for part in ("master", "volume", "filer")}
     wanted |= {f"{part}.port.grpc": free_port() for part in ("master", "volume", "filer", "s3")}

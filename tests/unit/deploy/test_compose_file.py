@@ -119,9 +119,20 @@ def test_only_the_gateway_and_grafana_publish_a_port_and_that_on_loopback():
 
 def test_what_holds_state_has_no_way_out():
     assert COMPOSE["networks"]["wires"] == {"internal": True}
+    assert COMPOSE["networks"]["storage"] == {"internal": True}
     assert COMPOSE["networks"]["telemetry"] == {"internal": True}
-    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires", "telemetry"}}
+    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires", "storage", "telemetry"}}
     assert outside == {"gateway", "reward", "grafana"} | EXAMPLES
+
+
+def test_object_storage_is_reached_by_those_who_have_its_key_and_by_its_s3_alone():
+    from gradbus.deploy.secrets import OBJECT_USERS
+
+    reaches = {name for name, service in SERVICES.items() if set(service.get("networks", [])) & set(SERVICES["objects"]["networks"])}
+    assert reaches - {"objects"} == {name for name, service in SERVICES.items() if "GRADBUS_OBJECTS_URL" in service.get("environment", {})}
+    roles = {{"stores": "supervisor"}.get(name, name.removesuffix("-gpu").replace("-", "_")) for name in reaches - {"objects"}}
+    assert roles == set(OBJECT_USERS)
+    assert {"-ip.bind=127.0.0.1", "-s3.ip.bind=0.0.0.0"} <= set(SERVICES["objects"]["command"])
 
 
 def test_telemetry_is_off_unless_an_address_is_given_and_its_servers_wait_for_the_profile():
