@@ -50,6 +50,9 @@ def test_an_error_stays_however_late_it_comes_for_it_passes_by_the_decision_abou
     assert "tail_sampling" not in beside["processors"]
     assert COLLECTOR["processors"]["filter/errors"]["traces"]["span"] == ["status.code != STATUS_CODE_ERROR"], "what is true is dropped"
     assert beside["exporters"] == PIPELINES["traces"]["exporters"]
+    whole = PIPELINES["traces"]["processors"]
+    assert whole.index("tail_sampling") < whole.index("filter/others"), "the decision sees the errors, and each leaves once"
+    assert COLLECTOR["processors"]["filter/others"]["traces"]["span"] == ["status.code == STATUS_CODE_ERROR"]
 
 
 def test_tempo_takes_what_the_collector_takes():
