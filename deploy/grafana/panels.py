@@ -13,16 +13,19 @@ _SCHEMA = 41  # Grafana 12; later ones migrate it as they load it
 
 @dataclass(frozen=True)
 class Query:
-    """PromQL, and what the legend calls its series. `exemplars`: points on it lead to traces."""
+    """PromQL, and what the legend calls its series. `exemplars`: points on it lead to traces. `now`: asked at the end of the time shown
+    alone, for whatever has a series for each answer: of a range a panel would show every answer that was true at some time in it."""
 
     expr: str
     legend: str = ""
     exemplars: bool = False
     heat: bool = False
+    now: bool = False
 
     def target(self, ref: str) -> dict[str, Any]:
         """As a panel holds it."""
-        target = {"refId": ref, "datasource": PROMETHEUS, "expr": self.expr, "legendFormat": self.legend or "__auto", "range": True}
+        target = {"refId": ref, "datasource": PROMETHEUS, "expr": self.expr, "legendFormat": self.legend or "__auto"}
+        target |= {"range": not self.now, "instant": self.now}
         return target | ({"exemplar": True} if self.exemplars else {}) | ({"format": "heatmap"} if self.heat else {})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import sglang_lab
-from s3_servers import moto_server, rclone_server  # noqa: F401 - fixtures
+from s3_servers import moto_server, rclone_server, seaweed_server  # noqa: F401 - fixtures
 from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixtures, and what the tests import from here
 
 from gradbus_load.calibration import EngineTiming

@@ -1,4 +1,4 @@
-"""What every object store promises, asked of a folder and of two S3 servers."""
+"""What every object store promises, asked of a folder and of three S3 servers."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ from gradbus.objects.paths import blob_path
 ABSENT = digest_of(b"never stored")
 
 
-@pytest.fixture(params=["folder", "moto", "rclone"])
+@pytest.fixture(params=["folder", "moto", "rclone", "seaweed"])
 def store(request, tmp_path, monkeypatch):
     if request.param == "folder":
         return ObjectStore.open(f"file://{tmp_path}/objects")
@@ -67,7 +67,7 @@ async def test_a_server_that_answers_ranges_wrongly_gives_no_part(rclone_server,
         await store.get_blob_part(digest, 2, 5)
 
 
-@pytest.mark.parametrize("store", ["folder", "moto"], indirect=True)
+@pytest.mark.parametrize("store", ["folder", "moto", "seaweed"], indirect=True)
 async def test_a_blob_is_read_in_parts(store):
     digest = await store.put_blob(b"weights")
     assert await store.get_blob_part(digest, 2, 5) == b"igh"

@@ -39,7 +39,7 @@ REWARDS = Board(
                 Panel(
                     "Runs that wait for a reward",
                     "In the state `waiting_for_reward`. The run's status says which scorer, and what it answered.",
-                    [Query('count(gradbus_run_state{gradbus_state="waiting_for_reward"}) or vector(0)', "runs")],
+                    [Query('sum(gradbus_run_state{gradbus_state="waiting_for_reward"}) or vector(0)', "runs")],
                     kind="stat",
                     unit="none",
                     width=6,
@@ -52,11 +52,12 @@ REWARDS = Board(
                 Panel(
                     "Calls in flight",
                     "In the scorer, or waiting for a turn: `GRADBUS_CALLS_PER_SCORER` bounds the first.",
-                    [Query(f"sum by (gradbus_scorer) (gradbus_reward_calls{{{_SCORER}}})", "{{gradbus_scorer}}")],
+                    [Query(f"sum by (gradbus_scorer) (gradbus_reward_calls{{{_SCORER}}})", "{{gradbus_scorer}}", now=True)],
                     kind="stat",
                     unit="none",
                     width=6,
                     height=5,
+                    options={"graphMode": "none"},
                 ),
                 Panel(
                     "Samples judged a second",

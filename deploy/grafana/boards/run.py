@@ -50,12 +50,14 @@ RUN = Board(
             [
                 Panel(
                     "State",
-                    "What the run is doing. `waiting_for_reward`: see the dashboard Rewards. `queued`: no trainer is free.",
-                    [Query(f"max by (gradbus_state) (gradbus_run_state{{{OF_RUN}}}) > 0", "{{gradbus_state}}")],
+                    "What the run is doing at the end of the time shown. `waiting_for_reward`: see the dashboard Rewards. `queued`: no"
+                    " trainer is free.",
+                    [Query(f"max by (gradbus_state) (gradbus_run_state{{{OF_RUN}}}) > 0", "{{gradbus_state}}", now=True)],
                     kind="stat",
                     width=4,
                     height=4,
                     options={"textMode": "name", "graphMode": "none", "colorMode": "none"},
+                    defaults={"noValue": "over, or no conductor has it"},
                 ),
                 Panel(
                     "Progress",

@@ -5,6 +5,8 @@ from panels import Board, Panel, Query, Row
 from boards.variables import OF_SERVICES, SERVICE, STARTS, WORKER
 
 _WINDOW = "[$__rate_interval]"
+# No room in the queue, and not taken by the collector.
+_DROPS = [f"otel_sdk_{place}" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")]
 
 
 def _slow(metric: str, by: str, exemplars: bool = True) -> list[Query]:
@@ -31,7 +33,7 @@ SERVICES = Board(
                     "Ready",
                     "1 while the process can do its work. One that is missing has ended or cannot reach the collector; one at 0 says why"
                     " in its log.",
-                    [Query(f"max by (job, instance) (gradbus_process_ready{{{OF_SERVICES}}})", "{{instance}}")],
+                    [Query(f"max by (job, instance) (gradbus_process_ready{{{OF_SERVICES}}})", "{{instance}}", now=True)],
                     kind="stat",
                     unit="none",
                     width=16,
@@ -48,7 +50,7 @@ SERVICES = Board(
                 Panel(
                     "Alerts that fire",
                     "What each means and what to do: docs/observability.md.",
-                    [Query('ALERTS{alertstate="firing"}', "{{alertname}} {{gradbus_run_id}}{{instance}}")],
+                    [Query('ALERTS{alertstate="firing"}', "{{alertname}} {{gradbus_run_id}}{{instance}}", now=True)],
                     kind="stat",
                     unit="none",
                     width=8,
@@ -59,7 +61,7 @@ SERVICES = Board(
                 Panel(
                     "Restarts",
                     "In the time shown. A supervisor or Docker starts a process again; the run goes on. Repeated: its log's last line.",
-                    [Query(f"sum by (instance) (resets(process_uptime_seconds{{{OF_SERVICES}}}[$__range]))", "{{instance}}")],
+                    [Query(f"sum by (instance) (resets(process_uptime_seconds{{{OF_SERVICES}}}[$__range]))", "{{instance}}", now=True)],
                     kind="bargauge",
                     unit="none",
                     width=8,
@@ -159,10 +161,16 @@ SERVICES = Board(
                     width=6,
                 ),
                 Panel(
-                    "Spans dropped",
-                    "A second. The collector is away or slow: the services drop what they cannot send and go on. Metrics and logs are"
-                    " bounded in the same way.",
-                    [Query(f'sum by (instance) (rate(otel_sdk_processor_span_processed_total{{{OF_SERVICES}, error_type!=""}}{_WINDOW}))')],
+                    "Spans and log lines dropped",
+                    "A second. The collector is away, slow or refuses: the services drop what they cannot send and go on. Metrics are sent"
+                    " again with the next ones.",
+                    [
+                        Query(
+                            "sum by (instance) ("
+                            + " or ".join(f'rate({name}_total{{{OF_SERVICES}, error_type!=""}}{_WINDOW})' for name in _DROPS)
+                            + ")"
+                        )
+                    ],
                     width=6,
                 ),
                 Panel(

@@ -45,19 +45,21 @@ TIME = Board(
             [
                 Panel(
                     "What limits the run",
-                    "Whatever has the least idle time. Generation, scoring and training go on side by side, so the busiest sets the pace.",
-                    [Query(f"topk(1, {_PHASES})", "{{gradbus_phase}}")],
+                    "Whatever has the least idle time, at the end of the time shown. Generation, scoring and training go on side by side,"
+                    " so the busiest sets the pace.",
+                    [Query(f"topk(1, {_PHASES} > 0)", "{{gradbus_phase}}", now=True)],
                     kind="stat",
                     unit="percentunit",
                     width=12,
                     height=5,
                     options={"textMode": "value_and_name", "graphMode": "none", "colorMode": "background", "justifyMode": "center"},
+                    defaults={"noValue": "nothing goes on then: choose a time in which the run worked"},
                     overrides=_LIMITS,
                 ),
                 Panel(
                     "Rollout workers now",
                     "That serve this run.",
-                    [Query(_WORKERS, "workers")],
+                    [Query(_WORKERS, "workers", now=True)],
                     kind="stat",
                     unit="none",
                     width=3,
@@ -80,7 +82,7 @@ TIME = Board(
                     "Standing still for",
                     "Since the run last made a step. After 10 s the run's status names what it waits for and who owes it; after 5 minutes"
                     " there is an alert.",
-                    [Query(f"max(gradbus_run_still_seconds{{{OF_RUN}}})", "still")],
+                    [Query(f"max(gradbus_run_still_seconds{{{OF_RUN}}})", "still", now=True)],
                     kind="stat",
                     unit="s",
                     width=4,

@@ -16,7 +16,8 @@ STARTS = {
     "name": "Restarts",
     "datasource": {"type": "prometheus", "uid": "prometheus"},
     "enable": True,
-    "expr": "process_uptime_seconds < 15",
+    # A process exports its first numbers when it is a quarter of a minute old, and its imports.
+    "expr": "process_uptime_seconds < 60",
     "iconColor": "orange",
     "step": "15s",
     "titleFormat": "{{instance}} started",

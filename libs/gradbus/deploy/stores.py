@@ -28,7 +28,7 @@ async def prepare_stores(settings: ProcessSettings) -> None:
     """
     await _prepare_buffer(settings)
     if urlsplit(settings.objects_url).scheme == "s3":
-        await _make_bucket(settings)
+        await make_bucket(settings)
 
 
 async def _prepare_buffer(settings: ProcessSettings) -> None:
@@ -41,7 +41,8 @@ async def _prepare_buffer(settings: ProcessSettings) -> None:
         await client.aclose()
 
 
-async def _make_bucket(settings: ProcessSettings) -> None:
+async def make_bucket(settings: ProcessSettings) -> None:
+    """Makes the bucket of GRADBUS_OBJECTS_URL unless it is there. Raises SettingsError when the server does not answer or refuses."""
     bucket = urlsplit(settings.objects_url).netloc
     pair: Any = {name: secret.get_secret_value() for name, secret in settings.objects_credentials.items()}
     # No client library of ours makes buckets; a signed PUT of the bucket itself is all that S3 asks for.

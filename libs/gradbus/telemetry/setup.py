@@ -21,7 +21,8 @@ _FLUSH_SECONDS = 3.0
 _DEFAULTS = {
     # As long as spans wait: to send costs a process milliseconds, however little there is.
     "OTEL_BLRP_SCHEDULE_DELAY": "5000",
-    # What is dropped is counted: otel.sdk.processor.span.processed, with error.type.
+    # What is dropped is counted with an error.type: otel.sdk.processor.span.processed what found no room, otel.sdk.exporter.span.exported
+    # what the collector did not take; the same of log lines.
     "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true",
 }
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -58,6 +59,9 @@ def _end(providers: Sequence[Any]) -> None:
 
 def _exporters(signal: str, variable: str) -> list[Any]:
     wanted = os.environ.get(variable, "otlp" if os.environ.get(_ENDPOINT) else "none")
+    if wanted != "none":
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)  # exporters read it as they are made
     found = []
     for name in [part.strip() for part in wanted.split(",") if part.strip() not in {"", "none"}]:
         package = _PACKAGES.get(os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), name) if name == "otlp" else name
@@ -71,8 +75,6 @@ def _exporters(signal: str, variable: str) -> list[Any]:
 
 def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any], lines: list[Any]) -> tuple[Any, ...]:
     # Loaded only where it is used: the SDK takes longer to import than the rest of a small service.
-    for variable, value in _DEFAULTS.items():
-        os.environ.setdefault(variable, value)
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415

@@ -139,9 +139,12 @@ class Report:
         self._measured = (now, self.scoring_seconds, self.tokens)
 
     def _show(self, state: RunState, progress: RunProgress) -> None:
+        if state != self._moved[0]:
+            # Numbers are pushed: a series that is left out keeps its last value for a while.
+            self.numbers.show("gradbus.run.state", 0, {"gradbus.state": self._moved[0]})
+        self.numbers.show("gradbus.run.state", 1, {"gradbus.state": state})
         if (state, progress.step) != self._moved[:2]:
             self._moved = (state, progress.step, time.monotonic())
-        self.numbers.replace("gradbus.run.state", "gradbus.state", {state: 1})
         self.numbers.show("gradbus.run.step", progress.step)
         if progress.accuracy is not None:
             self.numbers.show("gradbus.run.accuracy", progress.accuracy)

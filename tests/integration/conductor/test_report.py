@@ -54,6 +54,13 @@ async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, report
     ]
 
 
+async def test_a_state_that_is_over_is_told_as_0(report, heads):
+    for state in ("running", "waiting_for_reward", "running", "running"):
+        await report.write(state, heads)
+    told = {one.attributes["gradbus.state"]: one.value for one in report.numbers.read("gradbus.run.state")}
+    assert told == {"queued": 0, "running": 1, "waiting_for_reward": 0}
+
+
 async def test_progress_counts_what_entered_the_log(runs, report, heads, run_id):
     heads.version, heads.checkpoint = 3, 2
     train, filtered, dropped = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED

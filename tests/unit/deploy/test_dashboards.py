@@ -23,7 +23,9 @@ PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["pa
 RULES = [rule for group in yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"] for rule in group["rules"]]
 SOURCES = yaml.safe_load((GRAFANA / "provisioning/datasources/gradbus.yml").read_text())["datasources"]
 KINDS = {"timeseries", "stat", "heatmap", "bargauge"}
-NOT_OURS = {"ALERTS", "otel_sdk_processor_span_processed_total"}
+NOT_OURS = {"ALERTS", "up"} | {
+    f"otel_sdk_{place}_total" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")
+}
 """Prometheus's own, and the SDK's about itself."""
 WORDS = {
     "sum",
@@ -43,7 +45,7 @@ WORDS = {
     "or",
     "bool",
 }
-WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance"}
+WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance", "group", "unless", "last_over_time"}
 
 
 def queries():
@@ -63,7 +65,7 @@ def named_in(expr):
     """(series, labels) that a query names; text in quotes and windows in brackets are values."""
     bare = re.sub(r"\[[^\]]*\]", "", re.sub(r'"[^"]*"', '""', expr))
     labels = {name for inside in re.findall(r"\{([^}]*)\}", bare) for name in re.findall(r"(\w+)\s*(?==|!)", inside)}
-    labels |= {name.strip() for inside in re.findall(r"(?:by|on|ignoring) \(([^)]*)\)", bare) for name in inside.split(",")}
+    labels |= {name.strip() for inside in re.findall(r"(?:by|on|ignoring) \(([^)]+)\)", bare) for name in inside.split(",")}
     if found := re.search(r"label_values\(.*, (\w+)\)", bare):
         labels.add(found[1])
     words = set(re.findall(r"(?<![\w$])[a-zA-Z_]\w*", re.sub(r"\{[^}]*\}", "", bare)))
@@ -152,6 +154,22 @@ def test_a_panel_says_how_to_read_it(name, panel):
         assert all("_bucket" in target["expr"] for target in panel["targets"]), "exemplars lie on buckets"
 
 
+@pytest.mark.parametrize(
+    ("title", "target"),
+    [(panel["title"], target) for _, panel in PANELS if panel["type"] in {"stat", "bargauge"} for target in panel["targets"]],
+)
+def test_a_figure_with_a_series_for_each_answer_is_asked_now_for_a_range_has_the_answers_of_an_hour_ago(title, target):
+    assert target["range"] is not target["instant"]
+    assert target["instant"] or "{{" not in target["legendFormat"]
+
+
+def test_a_start_is_marked_though_a_process_exports_its_first_numbers_late():
+    interval = int(re.search(r'OTEL_METRIC_EXPORT_INTERVAL: "(\d+)"', (ROOT / "docker-compose.yml").read_text())[1]) / 1000
+    for board in BOARDS.values():
+        (starts,) = [one for one in board["annotations"]["list"] if one["name"] == "Restarts"]
+        assert int(re.fullmatch(r"process_uptime_seconds < (\d+)", starts["expr"])[1]) >= 3 * interval
+
+
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_variable_that_is_used_is_there(name):
     board = BOARDS[name]
@@ -175,6 +193,13 @@ def test_alerts_fire_for_what_they_say_and_for_nothing_else(tmp_path):
     test.write_text(written.replace("ALERTS", str(ROOT / "deploy/prometheus/alerts.yml")))
     done = subprocess.run(["promtool", "test", "rules", str(test)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [rule["alert"] for rule in RULES])
+def test_each_alert_is_seen_to_fire_and_to_stay_quiet(name):
+    tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yml").read_text())["tests"]
+    asked = [bool(one["exp_alerts"]) for test in tests for one in test["alert_rule_test"] if one["alertname"] == name]
+    assert set(asked) == {True, False}
 
 
 def test_from_a_point_to_its_trace_from_a_trace_to_its_logs_and_back():

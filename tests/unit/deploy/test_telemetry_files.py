@@ -24,7 +24,7 @@ def networks(name):
 
 
 def test_each_signal_has_a_pipeline_of_parts_that_are_configured_and_every_part_is_used():
-    assert set(PIPELINES) == {"traces", "metrics", "logs"}
+    assert set(PIPELINES) == {"traces", "traces/errors", "metrics", "logs"}
     for kind in ("receivers", "processors", "exporters"):
         assert {part for pipeline in PIPELINES.values() for part in pipeline[kind]} == set(COLLECTOR[kind])
 
@@ -45,6 +45,21 @@ def test_traces_with_an_error_stay_and_the_share_of_the_rest_is_a_setting():
     assert SERVICES["collector"]["environment"]["TRACES_PERCENT"] == "${TRACES_PERCENT:-100}"
 
 
+def test_an_error_stays_however_late_it_comes_for_it_passes_by_the_decision_about_its_trace():
+    beside = PIPELINES["traces/errors"]
+    assert "tail_sampling" not in beside["processors"]
+    assert COLLECTOR["processors"]["filter/errors"]["traces"]["span"] == ["status.code != STATUS_CODE_ERROR"], "what is true is dropped"
+    assert beside["exporters"] == PIPELINES["traces"]["exporters"]
+    whole = PIPELINES["traces"]["processors"]
+    assert whole.index("tail_sampling") < whole.index("filter/others"), "the decision sees the errors, and each leaves once"
+    assert COLLECTOR["processors"]["filter/others"]["traces"]["span"] == ["status.code == STATUS_CODE_ERROR"]
+
+
+def test_tempo_takes_what_the_collector_takes():
+    ours, tempos = COLLECTOR["receivers"]["otlp"], parsed("otel/tempo.yml")["distributor"]["receivers"]["otlp"]
+    assert tempos["protocols"]["grpc"]["max_recv_msg_size_mib"] >= ours["protocols"]["grpc"]["max_recv_msg_size_mib"]
+
+
 def test_what_leaves_the_collector_goes_to_containers_that_it_reaches():
     for exporter in COLLECTOR["exporters"].values():
         host = urlsplit(exporter["endpoint"] if "//" in exporter["endpoint"] else f"//{exporter['endpoint']}").hostname
@@ -63,6 +78,12 @@ def test_grafana_asks_containers_at_the_ports_they_listen_on():
         assert url.port == ports.get(url.hostname, 9090)
 
 
+@pytest.mark.parametrize("name", ["tempo", "loki"])
+def test_whoever_waits_for_the_stack_waits_until_traces_and_lines_are_taken(name):
+    port = parsed(f"otel/{name}.yml")["server"]["http_listen_port"]
+    assert SERVICES[name]["healthcheck"]["test"][-1] == f"http://127.0.0.1:{port}/ready"
+
+
 def test_dashboards_are_mounted_where_grafana_looks_for_them():
     path = parsed("grafana/provisioning/dashboards/gradbus.yml")["providers"][0]["options"]["path"]
     assert f"./deploy/grafana/dashboards:{path}:ro" in SERVICES["grafana"]["volumes"]
@@ -76,6 +97,11 @@ def test_what_is_kept_is_kept_on_the_servers_own_volume(name):
         folders = re.findall(r"(?<=: )/var/[\w/-]+", (ROOT / f"deploy/otel/{name}.yml").read_text())
         assert folders
         assert all(folder.startswith("/var/lib/gradbus") for folder in folders)
+
+
+def test_a_series_that_is_not_pushed_any_more_is_forgotten_within_four_exports():
+    (lookback,) = [word.partition("=")[2] for word in SERVICES["prometheus"]["command"] if word.startswith("--query.lookback-delta")]
+    assert lookback == f"{4 * int(SERVICES['trainer']['environment']['OTEL_METRIC_EXPORT_INTERVAL']) // 60_000}m"
 
 
 def test_services_reach_the_collector_and_nothing_behind_it():

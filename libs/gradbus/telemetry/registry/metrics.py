@@ -232,7 +232,9 @@ _TRAINING: Final = (
 )
 
 _SCHEDULING: Final = (
-    Metric("gradbus.run.state", "gauge", "{run}", ("conductor",), "1 for the state a run is in.", (_RUN, "gradbus.state")),
+    Metric(
+        "gradbus.run.state", "gauge", "{run}", ("conductor",), "1 for the state a run is in, 0 for earlier ones.", (_RUN, "gradbus.state")
+    ),
     Metric("gradbus.run.step", "gauge", "{step}", ("conductor",), "Steps published of each run that a conductor drives.", (_RUN,)),
     Metric("gradbus.run.steps", "gauge", "{step}", ("conductor",), "Steps that the run is to make.", (_RUN,)),
     Metric("gradbus.run.still", "gauge", "s", ("conductor",), "Time since the run last made a step; 0 unless it should.", (_RUN,)),
