@@ -32,6 +32,11 @@ CONTRAST = """names => {
     return [text, paper, (high + 0.05) / (low + 0.05)];
   });
 }"""
+ONE_FIGURE = """() => {
+  const figure = selector => document.querySelector(selector).textContent.match(/busy (\\d+ %)|^(\\d+ %)/)?.slice(1).join("");
+  const found = [".loop.wide .at-rollout .fact", ".time .verdict + p", ".workers td:nth-child(3)"].map(figure);
+  return found[0] !== undefined && new Set(found).size === 1;
+}"""
 PAIRS = [
     [text, paper] for text in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad") for paper in ("--paper", "--raised", "--faint")
 ]
@@ -152,6 +157,7 @@ def test_a_run_is_watched_live(page, lab, run_id):
     page.sees(".told li", re.compile(r"version \d+: reward"))
     page.sees(".verdict", re.compile("-bound|In balance"))
     page.sees(".loop.wide", re.compile(r"samples/s"))
+    page.tab.wait_for_function(ONE_FIGURE)
     page.sees(".loop.wide", re.compile(r"workers hold version \d+"))
     lab.client.pause(run_id)  # what follows looks at what is there
 
