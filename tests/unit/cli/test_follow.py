@@ -46,6 +46,13 @@ def test_in_a_pipe_a_line_is_not_said_again_until_it_changes(capsys):
     assert lines[0].endswith("waits for a free trainer")
 
 
+def test_what_is_wrong_while_a_run_goes_on_is_said_once(capsys):
+    barren = {"reason": "none of the last 32 groups could be trained"}
+    assert follow.follow_run(Runs({}, *[barren] * 9, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
+    shown = capsys.readouterr().out
+    assert (shown.count(barren["reason"]), shown.count("nothing was learned")) == (1, 1)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_on_a_terminal_the_figures_are_cut_and_what_is_awaited_is_whole(capsys, monkeypatch, width):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
