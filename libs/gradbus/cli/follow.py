@@ -60,7 +60,9 @@ def _lines(client: Client, run_id: str) -> Json:
     line, printed = "", 0.0
     for run in _snapshots(client, run_id, _POLL_SECONDS):
         notable = (run["state"], run["progress"]["accuracy"], bool(_ailment(run)))
-        newest = "  ".join(filter(None, (progress_line(run), _ailment(run))))
+        # A wait is said in every line, for it counts seconds; what else is wrong when it begins.
+        ailment = _ailment(run) if run["waiting_for"] or notable != shown else ""
+        newest = "  ".join(filter(None, (progress_line(run), ailment)))
         if notable != shown or (newest != line and time.monotonic() - printed >= _LINE_SECONDS):
             print(newest, flush=True)
             shown, line, printed = notable, newest, time.monotonic()

@@ -45,12 +45,12 @@ def show(
         _print_json(run)
         return
     typer.echo(f"{run['id']}  {run['name']}")
-    typer.echo(f"state      {run['state']} (wanted: {run['desired']})")
+    typer.echo(f"state       {run['state']} (wanted: {run['desired']})")
     for label in ("reason", "waiting_for"):
         if run[label]:
             typer.echo(f"{label.replace('_', ' '):<12}{run[label]}")
-    typer.echo(f"progress   {figures(run)}")
-    typer.echo(f"created    {run['created_at']}   finished {run['finished_at'] or '-'}")
+    typer.echo(f"progress    {figures(run)}")
+    typer.echo(f"created     {run['created_at']}   finished {run['finished_at'] or '-'}")
     typer.echo("spec")
     typer.echo(json.dumps(run["spec"], indent=2, ensure_ascii=False))
 

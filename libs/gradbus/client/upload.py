@@ -75,7 +75,9 @@ def _model_stored(model: object, base_dir: Path, upload: Upload) -> Iterator[Fau
 
 def _data_stored(data: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
     """Puts digests in the place of datasets."""
-    for field in _FILES["data"] if isinstance(data, dict) else ():
+    if not isinstance(data, dict):
+        return
+    for field in _FILES["data"]:
         try:
             if path := _local(base_dir, data.get(field)):
                 data[field] = _stored(path, upload)

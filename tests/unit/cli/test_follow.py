@@ -47,10 +47,12 @@ def test_in_a_pipe_a_line_is_not_said_again_until_it_changes(capsys):
 
 
 def test_what_is_wrong_while_a_run_goes_on_is_said_once(capsys):
-    barren = {"reason": "none of the last 32 groups could be trained"}
-    assert follow.follow_run(Runs({}, *[barren] * 9, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
+    barren = [
+        {"reason": f"none of the last {32 * step} groups could be trained", "progress": PROGRESS | {"step": step}} for step in range(1, 9)
+    ]
+    assert follow.follow_run(Runs({}, *barren, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
     shown = capsys.readouterr().out
-    assert (shown.count(barren["reason"]), shown.count("nothing was learned")) == (1, 1)
+    assert (shown.count("none of the last"), shown.count("nothing was learned"), shown.count("step 7/9")) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("width", [80, 120])
