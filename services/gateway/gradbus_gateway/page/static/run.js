@@ -35,7 +35,7 @@ export async function showRun(context, runId) {
     const shares = sharesOf(run, history, live);
     loop.set(picture(run, history, live, shares));
     time.set(shares);
-    workers.set(live, run.progress.version);
+    workers.set(live, run.progress.version, shares);
     told.set(history, isOver());
   };
   const update = (answer) => {
