@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer with the loss fused into the LM head: no logits, and no second pass over the head for the gradient.
 
-    pip install "gradbus[kernels]" trl
+    pip install '.[kernels]' trl
     python examples/trl_drop_in.py                    # a few steps of a tiny model with random weights
 
 Where you write `GRPOTrainer(...)`, write `FusedGRPOTrainer(...)`. It is for one process a model (no DDP, FSDP or ZeRO: they want the

@@ -42,9 +42,11 @@ def numbered(data: bytes) -> Iterator[tuple[int, Row]]:
             continue
         found = True
         try:
-            row = json.loads(line)
+            row = json.loads(line.rstrip())
         except (ValueError, RecursionError) as error:
-            raise DatasetError(f"line {number} is not JSON ({error}); write one JSON object a line") from None
+            # The parser counts lines too, and knows of one alone.
+            where = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            raise DatasetError(f"line {number} is not JSON ({where}); write one JSON object a line") from None
         if not isinstance(row, dict):
             raise DatasetError(f"line {number} is {_kind(row)}; write one JSON object a line, with a column for the prompt")
         yield number, row

@@ -32,6 +32,26 @@ CONTRAST = """names => {
     return [text, paper, (high + 0.05) / (low + 0.05)];
   });
 }"""
+ONE_FIGURE = """() => {
+  const figure = selector => document.querySelector(selector).textContent.match(/busy (\\d+ %)|^(\\d+ %)/)?.slice(1).join("");
+  const rollouts = [".loop.wide .at-rollout .fact", ".time .verdict + p", ".workers tbody tr:nth-child(1) td:nth-child(3)"].map(figure);
+  const trainer = [".time .key li:nth-child(2)", ".workers tbody tr:nth-child(2) td:nth-child(3)"].map(figure);
+  return [rollouts, trainer].every(found => found[0] !== undefined && new Set(found).size === 1);
+}"""
+BUSY = """async () => {
+  const { Busy, sharesOf } = await import("/page/any/busy.js");
+  const busy = new Busy();
+  const mean = (share, time) => busy.mean([{ worker: "rollout-0", role: "rollout", busy: share }], time);
+  const [, live, later] = [mean(0, 0), mean(1, 5000), mean(1, 12000)];
+  const told = { progress: { shares: { generate: 0.9, score: 0.1, wait: 0.7 } } };
+  return [live[0].busy, later[0].busy, sharesOf(told, { shares: () => ({ wait: 0.2, train: 0.8 }) }, live)];
+}"""
+BARS = """async rewards => {
+  const { card, rewardRange } = await import("/page/any/card.js");
+  const samples = rewards.map(reward => ({ reward, id: "0.1", text: "", components: {}, verdict: "filtered", finish_reason: "stop" }));
+  const shown = { colour: "", pieces: null, range: rewardRange(samples) };
+  return samples.map(sample => card({ id: "run-1" }, sample, shown).querySelector("meter").value);
+}"""
 PAIRS = [
     [text, paper] for text in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad") for paper in ("--paper", "--raised", "--faint")
 ]
@@ -152,6 +172,7 @@ def test_a_run_is_watched_live(page, lab, run_id):
     page.sees(".told li", re.compile(r"version \d+: reward"))
     page.sees(".verdict", re.compile("-bound|In balance"))
     page.sees(".loop.wide", re.compile(r"samples/s"))
+    page.tab.wait_for_function(ONE_FIGURE)
     page.sees(".loop.wide", re.compile(r"workers hold version \d+"))
     lab.client.pause(run_id)  # what follows looks at what is there
 
@@ -175,6 +196,17 @@ def test_samples_stand_side_by_side_and_each_has_a_life(page, run_id):
     for stage in ("Dispatched", "Generated", "Scored", "Admitted", "Trained", "Trace"):
         page.sees(".life b", stage)
     page.sees(".life", "after it was admitted")
+
+
+def test_a_rewards_bar_is_as_long_as_it_is_worth(page, run_id):
+    page.opens("/", run_id)
+    for rewards, bars in (([0, 0], [0, 0]), ([0, 2], [0, 1]), ([-1, 0], [0, 1]), ([1, 0.5], [1, 0.5])):
+        assert page.tab.evaluate(BARS, rewards) == bars
+
+
+def test_how_busy_workers_are_is_a_mean_over_ten_seconds_and_the_trainers_time_that_of_its_steps(page, run_id):
+    page.opens("/", run_id)
+    assert page.tab.evaluate(BUSY) == [0.5, 1, {"generate": 0.5, "score": 0.1, "wait": 0.2, "train": 0.8}]
 
 
 def test_a_prompt_is_found_each_time_it_came(page, run_id):

@@ -47,9 +47,9 @@ def _live(client: Client, run_id: str) -> Json:
     run: Json = {}
     with Live(console=console, auto_refresh=False) as live:
         for run in _snapshots(client, run_id, _LIVE_SECONDS):
-            # The numbers are cut to the width; what the run waits for is read by a person, and so is shown whole.
+            # The numbers are cut to the width; what ails the run is read by a person, and so is shown whole.
             shown = [Text(progress_line(run), no_wrap=True, overflow="ellipsis")]
-            shown += [Text(f"waits for {run['waiting_for']}", style="yellow")] if run["waiting_for"] else []
+            shown += [Text(_ailment(run), style="yellow")] if _ailment(run) else []
             live.update(Group(*shown), refresh=True)
     return run
 
@@ -59,12 +59,21 @@ def _lines(client: Client, run_id: str) -> Json:
     shown: tuple[Any, ...] = ()
     line, printed = "", 0.0
     for run in _snapshots(client, run_id, _POLL_SECONDS):
-        notable = (run["state"], run["progress"]["accuracy"], bool(run["waiting_for"]))
-        newest = progress_line(run) + (f"  waits for {run['waiting_for']}" if run["waiting_for"] else "")
+        notable = (run["state"], run["progress"]["accuracy"], bool(_ailment(run)))
+        # A wait is said in every line, for it counts seconds; what else is wrong when it begins.
+        ailment = _ailment(run) if run["waiting_for"] or notable != shown else ""
+        newest = "  ".join(filter(None, (progress_line(run), ailment)))
         if notable != shown or (newest != line and time.monotonic() - printed >= _LINE_SECONDS):
             print(newest, flush=True)
             shown, line, printed = notable, newest, time.monotonic()
     return run
+
+
+def _ailment(run: Json) -> str:
+    """What a run waits for, or what is wrong while it goes on; the reason of one that is over is told after it."""
+    if run["waiting_for"]:
+        return f"waits for {run['waiting_for']}"
+    return "" if run["state"] in _EXIT else str(run["reason"])
 
 
 def _snapshots(client: Client, run_id: str, seconds: float) -> Iterator[Json]:

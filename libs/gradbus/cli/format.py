@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 _SHARES = {"generate": "gen", "score": "score", "wait": "wait", "train": "train"}
@@ -15,6 +16,14 @@ def number(value: float | None) -> str:
 def progress_line(run: dict[str, Any]) -> str:
     """`figures`, with the state in front when it is not `running`."""
     return figures(run) if run["state"] == "running" else f"{run['state']}  {figures(run)}"
+
+
+def run_line(run: dict[str, Any]) -> str:
+    """A run in the list of them: id, when it was submitted (local time), name, state, how far and how well."""
+    created = "-" if run["created_at"] is None else datetime.fromisoformat(run["created_at"]).astimezone().strftime("%Y-%m-%d %H:%M")
+    progress = run["progress"]
+    scores = f"reward {number(progress['reward'])}  held-out {number(progress['accuracy'])}"
+    return f"{run['id']}  {created:<16}  {run['name']:<24}  {run['state']:<18}  step {progress['step']}/{run['steps']}  {scores}"
 
 
 def figures(run: dict[str, Any]) -> str:

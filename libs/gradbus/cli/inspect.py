@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradbus.cli.format import figures, number
+from gradbus.cli.format import figures, number, run_line
 from gradbus.cli.options import RunId, State, connect, find_run
 
 _CHARTED = ("reward", "loss", "entropy", "grad_norm")
@@ -22,9 +22,7 @@ def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJ
         _print_json(page)
         return
     for run in page["data"]:
-        progress = run["progress"]
-        scores = f"reward {number(progress['reward'])}  held-out {number(progress['accuracy'])}"
-        typer.echo(f"{run['id']}  {run['name']:<24}  {run['state']:<18}  step {progress['step']}/{run['steps']}  {scores}")
+        typer.echo(run_line(run))
     if not page["data"]:
         typer.echo("no runs yet; submit one with `gradbus run SPEC.toml`")
     _say_more(page, "a larger --limit shows older ones")
@@ -47,12 +45,12 @@ def show(
         _print_json(run)
         return
     typer.echo(f"{run['id']}  {run['name']}")
-    typer.echo(f"state      {run['state']} (wanted: {run['desired']})")
+    typer.echo(f"state       {run['state']} (wanted: {run['desired']})")
     for label in ("reason", "waiting_for"):
         if run[label]:
             typer.echo(f"{label.replace('_', ' '):<12}{run[label]}")
-    typer.echo(f"progress   {figures(run)}")
-    typer.echo(f"created    {run['created_at']}   finished {run['finished_at'] or '-'}")
+    typer.echo(f"progress    {figures(run)}")
+    typer.echo(f"created     {run['created_at']}   finished {run['finished_at'] or '-'}")
     typer.echo("spec")
     typer.echo(json.dumps(run["spec"], indent=2, ensure_ascii=False))
 
@@ -96,6 +94,8 @@ def events(
         page = {} if follow else client.events(found, after, limit)
         for event in client.follow_events(found, after) if follow else page["data"]:
             typer.echo(json.dumps(event) if as_json else _event_line(event))
+    if not follow and not page["data"]:
+        typer.echo("no events there yet", err=True)
     _say_more(page, f"`gradbus events {found} --after {page.get('next_after')}` goes on")
 
 

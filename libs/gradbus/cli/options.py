@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradbus.errors import StackError
+from gradbus.errors import ApiError, StackError
 
 if TYPE_CHECKING:
     from gradbus.client import Client
@@ -17,6 +19,7 @@ _STATE_HELP = "State folder of the embedded stack; .gradbus, or $GRADBUS_STATE."
 State = Annotated[Path | None, typer.Option("--state", help=_STATE_HELP, show_default=False)]
 RunId = Annotated[str, typer.Argument(metavar="ID", help="A run's id or the start of one, its name, or `last`.")]
 _SEARCHED = 1000
+_RUN_ID = re.compile(r"run-[0-9a-f]{12}-[0-9a-f]{6}")
 
 
 def connect(state: Path | None) -> Client:
@@ -31,15 +34,30 @@ def find_run(client: Client, given: str) -> dict[str, Any]:
 
     Raises StackError when none does, or more than one.
     """
-    known: list[dict[str, Any]] = client.runs(limit=_SEARCHED)["data"]
-    if given == "last" and known:
+    page = client.runs(limit=_SEARCHED)
+    known: list[dict[str, Any]] = page["data"]
+    if not known:
+        raise StackError("there are no runs yet; submit one with `gradbus run SPEC.toml`")
+    if given == "last":
         return known[0]
     exact = [run for run in known if run["id"] == given] or [run for run in known if run["name"] == given]
     if exact:
         return exact[0]
-    found = [run for run in known if run["id"].startswith(given)]
+    found = [run for run in known if given and run["id"].startswith(given)]
     if len(found) == 1:
         return found[0]
     if found:
         raise StackError(f"{given!r} is the start of {len(found)} runs: {', '.join(run['id'] for run in found[:5])}; give more of it")
-    raise StackError(f"no run is called {given!r}; `gradbus runs` lists them")
+    return _older(client, given, page["has_more"])
+
+
+def _older(client: Client, given: str, has_more: bool) -> dict[str, Any]:
+    """A run that is not among the newest: by its whole id alone."""
+    if has_more and _RUN_ID.fullmatch(given):
+        try:
+            return client.run(given)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+    where = f" among the newest {_SEARCHED:,}; an older one goes by its whole id" if has_more else ""
+    raise StackError(f"no run is called {given!r}{where}; `gradbus runs` lists them")

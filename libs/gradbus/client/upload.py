@@ -21,22 +21,10 @@ _FILES = {"model": ("path",), "data": ("train", "eval")}
 def with_uploads(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
     """A copy of `spec` whose local files are stored, and what is wrong with those that cannot be.
 
-    What is not on this machine stays as it is: the server may have it. Raises OSError for a file that cannot be read.
+    What is not on this machine stays as it is: the server may have it.
     """
     body: Json = copy.deepcopy(dict(spec))
-    faults: list[Fault] = []
-    model = body.get("model")
-    if isinstance(model, dict) and "files" not in model and (folder := _local(base_dir, model.get("path"))) and folder.is_dir():
-        try:
-            model["files"] = {name: _stored(folder / name, upload) for name in check_model_folder(folder).files}
-        except ModelError as error:
-            model["files"] = {}
-            faults.append(Fault("model", str(error), model["path"]))
-    data = body.get("data")
-    if isinstance(data, dict):
-        for field in _FILES["data"]:
-            if (path := _local(base_dir, data.get(field))) and path.is_file():
-                data[field] = _stored(path, upload)
+    faults = [*_model_stored(body.get("model"), base_dir, upload), *_data_stored(body.get("data"), base_dir, upload)]
     reward = body.get("reward")
     if isinstance(reward, dict):
         faults.extend(_inlined(reward.get("grader"), base_dir, "reward.grader"))
@@ -69,6 +57,32 @@ def digest_of_file(path: Path) -> str:
     """`sha256:<hex>` of a file of any size. Raises OSError."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _model_stored(model: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
+    """Puts digests in the place of a model folder."""
+    if not isinstance(model, dict) or "files" in model:
+        return
+    try:
+        if folder := _local(base_dir, model.get("path")):
+            model["files"] = {name: _stored(folder / name, upload) for name in check_model_folder(folder).files}
+    except ModelError as error:
+        model["files"] = {}
+        yield Fault("model", str(error), model["path"])
+    except OSError as error:
+        yield Fault("model", f"cannot be read: {error}", model["path"])
+
+
+def _data_stored(data: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
+    """Puts digests in the place of datasets."""
+    if not isinstance(data, dict):
+        return
+    for field in _FILES["data"]:
+        try:
+            if path := _local(base_dir, data.get(field)):
+                data[field] = _stored(path, upload)
+        except OSError as error:
+            yield Fault(f"data.{field}", f"cannot be read: {error.strerror}", data[field], "a JSON Lines file")
 
 
 def _stored(path: Path, upload: Upload) -> str:

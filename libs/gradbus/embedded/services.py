@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,12 +17,34 @@ from gradbus.embedded.state import StateFolder
 from gradbus.embedded.supervised import Program
 
 REFERENCE: Final = "reference"
-_PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+_PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS")
 _PREFIXES_PASSED_ON: Final = ("GRADBUS_FAULT_", "GRADBUS_TRACE_", "GRADBUS_TRANSFER_", "OTEL_")
 # Only the gateway fetches from the hub.
-_PASSED_ON_TO_GATEWAY: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
-# Where its sampling server is, or how to launch one on these GPUs.
-_PASSED_ON_TO_ROLLOUT: Final = ("GRADBUS_SGLANG_", "CUDA_")
+_HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+_DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_")
+# How variables begin that an operator may set for one role. What the stack decides itself outranks them.
+_PASSED_ON_TO: Final[Mapping[str, tuple[str, ...]]] = {
+    "gateway": (
+        *_HUB,
+        "GRADBUS_ALLOWED_HOSTS",
+        "GRADBUS_MAX_",
+        "GRADBUS_MODEL_ROOTS",
+        "GRADBUS_REWARD_SERVICE",
+        "GRADBUS_SERVED_HOSTS",
+    ),
+    "reward": (
+        "GRADBUS_ALLOWED_HOSTS",
+        "GRADBUS_ALLOW_UNISOLATED_NETWORK",
+        "GRADBUS_CALLS_PER_SCORER",
+        "GRADBUS_GRADER_PROCESSES",
+        "GRADBUS_REWARD_SERVICE",
+        "GRADBUS_SCORERS",
+    ),
+    "reference": (*_DEVICE, "GRADBUS_MICRO_BATCH_TOKENS", "GRADBUS_MODELS", "GRADBUS_THREADS", "GRADBUS_WAITING_CALLS"),
+    "rollout": (*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_SGLANG_"),
+    "trainer": (*_DEVICE, "GRADBUS_CHECKPOINT_BYTES", "GRADBUS_COLLECTIVE_SECONDS"),
+    "weight_store": ("GRADBUS_STRAGGLER_",),
+}
 _MOST_CORES_TO_PIN: Final = 4
 _LISTENERS: Final = ("weight_store", "reward", "reference", "gateway")
 
@@ -96,7 +118,7 @@ class Blueprint:
 
     def _own(self, name: str) -> dict[str, str]:
         role = role_of(name)
-        own = {
+        own = _told(role) | {
             "GRADBUS_WORKER_ID": name,
             "GRADBUS_HEALTH": f"127.0.0.1:{self.ports[f'{name}.health']}",
             "GRADBUS_SECRETS_DIR": str(self.credentials.folder(role)),
@@ -108,15 +130,12 @@ class Blueprint:
         if role in BUFFER_USERS:
             own["GRADBUS_BUFFER_USER"] = role
         # On loopback the user is the operator: scorers on this machine and Python graders are theirs to use.
-        if role == "reward":
+        if role in {"reward", "gateway"}:
             own |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
-        if role == "rollout":
-            own |= {key: value for key, value in os.environ.items() if key.startswith(_PASSED_ON_TO_ROLLOUT)}
         if role == "gateway":
-            own |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
-            own |= {key: os.environ[key] for key in _PASSED_ON_TO_GATEWAY if key in os.environ}
             own["GRADBUS_API_KEYS_FILE"] = str(self.credentials.api_keys_file)
-            own["GRADBUS_MODEL_ROOTS"] = json.dumps([str(root.absolute()) for root in self.config.model_roots])
+            if self.config.model_roots:
+                own["GRADBUS_MODEL_ROOTS"] = json.dumps([str(root.absolute()) for root in self.config.model_roots])
         return own
 
 
@@ -136,3 +155,7 @@ def cores_of(role: str) -> frozenset[int]:
 
 def _inherited() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key in _PASSED_ON or key.startswith(_PREFIXES_PASSED_ON)}
+
+
+def _told(role: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key.startswith(_PASSED_ON_TO.get(role, ()))}

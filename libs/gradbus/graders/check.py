@@ -37,7 +37,7 @@ def _template_faults(text: str, item_columns: Collection[str], path: str) -> Ite
         return
     for name in template.names:
         if name[0] == "item" and name[1] not in item_columns:
-            yield _unknown(path, "the data has no such column", name[1], item_columns)
+            yield _unknown(path, "not a column that every row has", name[1], item_columns)
 
 
 def _formula_faults(grader: MultiGrader, path: str) -> Iterator[Fault]:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as NotJsonError
 
 from gradbus.buffer import BufferSettings
 from gradbus.bus import BusSettings
+from gradbus.errors import SettingsError
 from gradbus.objects import ObjectStore
 from gradbus.rpc import RpcSettings
 
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)]
+
 
 class ProcessSettings(BaseSettings):
-    """Who this process is, and where the wires are."""
+    """Who this process is, and where the wires are. Raises SettingsError, which names each variable that cannot be used."""
 
     model_config = SettingsConfigDict(env_prefix="GRADBUS_", extra="ignore")
 
     worker_id: str = Field(default_factory=socket.gethostname, description="Name that stays the same over restarts.")
     listen: str = Field("127.0.0.1:0", description="Address of this process's gRPC or REST server.")
     health: str = Field("127.0.0.1:0", description="Address of /healthz and /readyz.")
-    log_level: str = "INFO"
+    log_level: LogLevel = "INFO"
     nats_url: str = "nats://127.0.0.1:4222"
     nats_user: str = ""
     nats_password: SecretStr = SecretStr("")
@@ -35,6 +41,17 @@ class ProcessSettings(BaseSettings):
     rpc_token: SecretStr = Field(SecretStr(""), description="What this process shows to gRPC servers.")
     rpc_callers: dict[str, str] = Field(default_factory=dict, description="Of a gRPC server: role to the SHA-256 of its token.")
     cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models taken from object storage, and files on their way there.")  # noqa: S108
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            faults = [f"{_variable(str(fault['loc'][0]))}: {fault['msg']}" for fault in error.errors(include_input=False)]
+            raise SettingsError(f"{'; '.join(faults)}; set it to something else, or leave it out") from None
+        except NotJsonError as error:
+            named = re.search(r'field "(\w+)"', str(error))
+            variable = _variable(named[1]) if named else str(error)
+            raise SettingsError(f'{variable} is not JSON; write a list as ["a", "b"] and an object as {{"a": "b"}}') from None
 
     @property
     def bus(self) -> BusSettings:
@@ -68,3 +85,7 @@ class ProcessSettings(BaseSettings):
         secrets = os.environ.get("GRADBUS_SECRETS_DIR")
         files = (SecretsSettingsSource(settings_cls, secrets_dir=secrets),) if secrets else ()
         return (init_settings, env_settings, *files)
+
+
+def _variable(field: str) -> str:
+    return f"GRADBUS_{field.upper()}"

@@ -55,4 +55,4 @@ class Stall:
             self._seen, self._since = (version, outstanding), now
         if now - self._since < STALL_SECONDS:
             return ""
-        return f"nothing moved for {now - self._since:.0f} s: {debt}"
+        return f"something to move, for {now - self._since:.0f} s now: {debt}"

@@ -105,8 +105,8 @@ async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
     if reward := spec.reward if spec else _sound(RewardSpec, sections.get("reward")):
         faults.extend(_reward_faults(reward, data, gateway.settings))
     faults.extend(_fit_faults(model, data, spec.rollout if spec else _sound(RolloutSpec, sections.get("rollout", {}))))
-    if spec:
-        faults.extend(_evaluation_faults(spec))
+    if evaluation := spec.evaluation if spec else _sound(EvaluationSpec, sections.get("evaluation", {})):
+        faults.extend(_evaluation_faults(evaluation, source, reward))
     if faults or spec is None or model is None or data is None:
         raise SpecError(faults)
     return spec.model_copy(update={"model": model.spec, "data": data.spec})
@@ -153,10 +153,11 @@ def _fit_faults(model: TakenModel | None, data: TakenData | None, rollout: Rollo
             yield Fault("rollout.max_new_tokens", "prompt and response do not fit the model", given, f"{model.info.context_length} in all")
 
 
-def _evaluation_faults(spec: RunSpec) -> Iterator[Fault]:
-    if spec.evaluation != EvaluationSpec() and spec.data.eval is None:
+def _evaluation_faults(evaluation: EvaluationSpec, data: DataSpec | None, reward: RewardSpec | None) -> Iterator[Fault]:
+    if data and data.eval is None and evaluation != EvaluationSpec():
         yield Fault("data.eval", "an evaluation needs held-out rows", "no `eval`", "a JSON Lines file, or a spec without [evaluation]")
-    yield from _metric_faults(spec.reward.grader, spec.evaluation.metric)
+    if reward:
+        yield from _metric_faults(reward.grader, evaluation.metric)
 
 
 def _metric_faults(grader: Grader | None, metric: str) -> Iterator[Fault]:

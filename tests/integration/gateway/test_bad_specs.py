@@ -58,6 +58,12 @@ def test_a_fault_names_its_place_and_what_to_do(http, client, spec, tmp_path, lo
     assert words in str(fault)
 
 
+def test_what_joins_sections_is_said_beside_a_fault_of_another(client, spec, tmp_path):
+    with pytest.raises(SpecError) as refused:
+        client.submit(spec | {"name": "No Name", "data": {"train": "train.jsonl"}, "evaluation": {"metric": "exact"}}, tmp_path)
+    assert {fault.path for fault in refused.value.faults} == {"name", "data.eval", "evaluation.metric"}
+
+
 def test_a_fault_of_a_file_is_told_by_the_name_that_its_user_gave(client, spec, tmp_path, local_files):
     with pytest.raises(SpecError) as refused:
         client.submit(spec | {"data": {"train": "empty.jsonl", "eval": "gone.jsonl"}}, tmp_path)

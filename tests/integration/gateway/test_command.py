@@ -128,9 +128,9 @@ async def test_a_run_that_goes_on_can_be_followed_again(gradbus, run_id, set_sta
 
 def test_what_is_not_there_yet_is_said(gradbus, run_id, tmp_path):
     assert gradbus("samples", run_id)[1] == "no samples there yet\n"
-    assert gradbus("events", run_id) == (0, "", "")
+    assert gradbus("events", run_id) == (0, "", "no events there yet\n")
     status, _, errors = gradbus("export", run_id, str(tmp_path / "out"))
-    assert (status, "none yet" in errors) == (2, True)
+    assert (status, "no version yet" in errors) == (2, True)
 
 
 def test_a_new_key_opens_the_gateway_at_once_and_a_revoked_one_no_more(gradbus, stack, tmp_path_factory):

@@ -46,6 +46,15 @@ def test_in_a_pipe_a_line_is_not_said_again_until_it_changes(capsys):
     assert lines[0].endswith("waits for a free trainer")
 
 
+def test_what_is_wrong_while_a_run_goes_on_is_said_once(capsys):
+    barren = [
+        {"reason": f"none of the last {32 * step} groups could be trained", "progress": PROGRESS | {"step": step}} for step in range(1, 9)
+    ]
+    assert follow.follow_run(Runs({}, *barren, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
+    shown = capsys.readouterr().out
+    assert (shown.count("none of the last"), shown.count("nothing was learned"), shown.count("step 7/9")) == (1, 1, 1)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_on_a_terminal_the_figures_are_cut_and_what_is_awaited_is_whole(capsys, monkeypatch, width):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")

@@ -1,6 +1,8 @@
 """The line that follows a run."""
 
-from gradbus.cli.format import progress_line
+from datetime import UTC, datetime
+
+from gradbus.cli.format import progress_line, run_line
 
 PROGRESS = {
     "step": 3,
@@ -33,3 +35,10 @@ def test_one_worker_is_one():
 def test_a_run_that_has_not_begun_shows_dashes():
     empty = PROGRESS | {"version": -1, "reward": None, "staleness": None, "tokens_per_second": None, "shares": {}}
     assert line(progress=empty) == "step 3/9  v-  reward -  held-out -  stale -  - tok/s  2 workers"
+
+
+def test_a_list_says_when_each_run_was_submitted():
+    here = datetime(2026, 1, 2, 23, 4, tzinfo=UTC).astimezone()
+    run = {"id": "run-1", "name": "sums", "state": "running", "steps": 9, "progress": PROGRESS, "created_at": "2026-01-02T23:04:05Z"}
+    assert run_line(run).split() == f"run-1 {here:%Y-%m-%d %H:%M} sums running step 3/9 reward 0.250 held-out -".split()
+    assert run_line(run | {"created_at": None, "state": "unreadable"}).startswith("run-1  - ")

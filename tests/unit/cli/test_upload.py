@@ -55,6 +55,14 @@ def test_local_faults_are_gathered(folder):
     assert [fault.path for fault in faults] == ["model", "reward.grader.file"]
 
 
+def test_what_is_there_and_cannot_be_read_is_a_fault_of_its_field(folder):
+    (folder / "notes.txt").write_text("no folder")
+    _, faults = with_uploads({"model": {"path": "notes.txt"}, "data": {"train": "model", "eval": "x" * 999}}, folder, pytest.fail)
+    assert [fault.path for fault in faults] == ["model", "data.train", "data.eval"]
+    assert "Hugging Face layout" in faults[0].message
+    assert faults[1].message == "cannot be read: Is a directory"
+
+
 @pytest.mark.parametrize(
     "spec", [{}, {"model": "x", "data": 3, "reward": []}, {"model": {"path": 7}, "data": {"train": None}, "reward": {"grader": 1}}]
 )

@@ -34,7 +34,7 @@ async def test_movement_is_no_stall_and_standing_still_becomes_one(monkeypatch):
     watch, debt = Stall(), Debt([TRAINER], [], [1])
     assert watch.reason(1, 4, debt) == ""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
-    assert watch.reason(1, 4, debt).startswith("nothing moved for")
+    assert watch.reason(1, 4, debt).startswith("something to move, for")
     monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
     assert watch.reason(2, 4, debt) == "", "a new version is movement"
     assert watch.reason(2, 3, debt) == "", "a group less is movement"

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import sys
@@ -9,6 +10,27 @@ from gradbus.embedded.credentials import Credentials
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.services import Blueprint, cores_of, service_names
 from gradbus.errors import StackError
+from gradbus.process import ProcessSettings
+from gradbus_conductor.settings import Settings as ConductorSettings
+from gradbus_gateway.settings import GatewaySettings
+from gradbus_reference.settings import ReferenceSettings
+from gradbus_reward.settings import RewardSettings
+from gradbus_rollout.settings import Settings as RolloutSettings
+from gradbus_trainer.settings import Settings as TrainerSettings
+from gradbus_weight_store.settings import WeightStoreSettings
+
+SETTINGS = {
+    "conductor": ConductorSettings,
+    "gateway": GatewaySettings,
+    "reference": ReferenceSettings,
+    "reward": RewardSettings,
+    "rollout-0": RolloutSettings,
+    "trainer-0": TrainerSettings,
+    "weight_store": WeightStoreSettings,
+}
+# Addresses, names and secrets are the stack's own; on loopback the user is the operator.
+DECIDED = ProcessSettings.model_fields.keys() - {"log_level"} | {"weight_store", "reward", "reference"}
+DECIDED |= {"api_keys_file", "allow_loopback", "python_graders"}
 
 
 @pytest.fixture
@@ -49,6 +71,18 @@ def test_each_service_has_a_name_a_health_page_and_its_own_secrets(blueprint):
     assert "GRADBUS_BUFFER_USER" not in programs["reward"]
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_service_is_told_what_its_operator_sets_and_the_stack_does_not_decide(blueprint, monkeypatch, tmp_path, name):
+    blueprint = dataclasses.replace(blueprint, config=StackConfig(tmp_path, 0))
+    fields = {"GRADBUS_KERNELS", *(f"GRADBUS_{field.upper()}" for field in SETTINGS[name].model_fields)}
+    decided = {f"GRADBUS_{field.upper()}" for field in DECIDED}
+    for variable in fields | decided:
+        monkeypatch.setenv(variable, "asked for")
+    environment = blueprint.service(name).environment
+    told = {variable for variable, value in environment.items() if value == "asked for"}
+    assert told == fields - decided
+
+
 def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(blueprint, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "token")
     gateway, trainer = blueprint.service("gateway").environment, blueprint.service("trainer-0").environment
@@ -57,12 +91,13 @@ def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(blueprint,
     assert not {"GRADBUS_MODEL_ROOTS", "GRADBUS_API_KEYS_FILE", "HF_TOKEN"} & trainer.keys()
 
 
-def test_the_rollouts_alone_learn_of_a_sampling_server_and_the_gpus(blueprint, monkeypatch):
-    told = {"GRADBUS_SGLANG_PYTHON": "/opt/sglang/bin/python", "CUDA_VISIBLE_DEVICES": "1"}
-    for name, value in told.items():
+def test_what_computes_learns_of_the_gpus_and_rollouts_alone_of_a_sampling_server(blueprint, monkeypatch):
+    gpus, server = {"CUDA_VISIBLE_DEVICES": "1"}, {"GRADBUS_SGLANG_PYTHON": "/opt/sglang/bin/python"}
+    for name, value in (gpus | server).items():
         monkeypatch.setenv(name, value)
-    assert blueprint.service("rollout-0").environment.items() >= told.items()
-    assert not told.keys() & blueprint.service("reward").environment.keys()
+    told = {name: blueprint.service(name).environment for name in ("rollout-0", "trainer-0", "reference", "reward")}
+    assert [name for name, environment in told.items() if environment.items() >= gpus.items()] == ["rollout-0", "trainer-0", "reference"]
+    assert [name for name, environment in told.items() if environment.items() >= server.items()] == ["rollout-0"]
 
 
 def test_little_is_inherited(blueprint, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradbus.errors import SettingsError
 from gradbus.process import ProcessSettings
 
 
@@ -29,3 +30,23 @@ def test_without_a_folder_the_defaults_hold(monkeypatch):
 
 def test_a_secret_is_not_shown(secrets):
     assert "of-the-file" not in repr(ProcessSettings())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("GRADBUS_LOG_LEVEL", "loud", "GRADBUS_LOG_LEVEL: Input should be 'DEBUG', 'INFO'"),
+        ("GRADBUS_RPC_CALLERS", "trainer", "GRADBUS_RPC_CALLERS is not JSON"),
+        ("GRADBUS_RPC_CALLERS", '["trainer"]', "GRADBUS_RPC_CALLERS: Input should be a valid dictionary"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_by_its_variable_and_not_shown(monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=words) as refused:
+        ProcessSettings()
+    assert value not in str(refused.value)
+
+
+def test_a_log_level_may_be_written_small(monkeypatch):
+    monkeypatch.setenv("GRADBUS_LOG_LEVEL", "warning")
+    assert ProcessSettings().log_level == "WARNING"

@@ -46,8 +46,9 @@ async def export_run(
     manifests = [manifest for manifest in listed if _is_whole(manifest)]
     chosen = [manifest for manifest in manifests if version is None or manifest.step == version]
     if not chosen:
-        kept = ", ".join(str(manifest.step) for manifest in manifests) or "none yet"
-        raise ProblemError(409, "no-such-version", f"run {run_id} keeps these versions whole: {kept}; export one of them")
+        kept = ", ".join(str(manifest.step) for manifest in manifests)
+        detail = f"keeps these versions whole: {kept}; export one of them" if kept else "has no version yet; export it once it trains"
+        raise ProblemError(409, "no-such-version", f"run {run_id} {detail}")
     manifest = chosen[-1]
     files, merge = await _files(gateway, run, manifest, adapters)
     return ExportResource(

@@ -24,7 +24,7 @@ export function card(run, sample, { colour, pieces, range }) {
 
 function worth(sample, [low, high]) {
   if (sample.reward === null) return make("p", { class: "worth warn" }, sample.reward_status === "none" ? "not judged" : sample.reward_status);
-  const share = high > low ? (sample.reward - low) / (high - low) : 1;
+  const share = high > low ? (sample.reward - low) / (high - low) : 0;
   return make("p", { class: "worth num" }, number(sample.reward), make("meter", { min: 0, max: 1, value: share, "aria-label": "reward among those shown" }));
 }
 

@@ -2,13 +2,12 @@
 import { number, percent, FINAL } from "./words.js";
 
 /** The state that `Loop.set` takes. */
-export function picture(run, history, workers) {
+export function picture(run, history, workers, shares) {
   const { schedule, rollout, algorithm, trainer } = run.spec;
   const isOver = FINAL.has(run.state);
   const rates = history.rates(isOver);
   const rollouts = workers.filter((worker) => worker.role === "rollout");
   const trainers = workers.filter((worker) => worker.role === "trainer");
-  const { shares } = run.progress;
   // What workers say is newer than the run's status.
   const version = Math.max(run.progress.version, ...workers.map((worker) => worker.version));
   const groups = rates && rates.steps * schedule.groups_per_step;

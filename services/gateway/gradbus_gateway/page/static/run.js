@@ -1,5 +1,6 @@
 // One run, live.
 import { ask, poll } from "./api.js";
+import { Busy, sharesOf } from "./busy.js";
 import { chartGrid } from "./charts.js";
 import { Curves } from "./curves.js";
 import { make, prose, setText } from "./elements.js";
@@ -16,6 +17,7 @@ export async function showRun(context, runId) {
   const { root, signal, fail } = context;
   let run = await ask(`/v1/runs/${runId}`, { signal });
   let live = [];
+  const busy = new Busy();
   document.title = `${run.name || run.id} · Gradbus`;
   const history = historyOf(runId);
   const head = new Head(context, run, (answer) => update(answer));
@@ -30,9 +32,10 @@ export async function showRun(context, runId) {
   const isOver = () => FINAL.has(run.state);
   const refresh = () => {
     head.set(run, history);
-    loop.set(picture(run, history, live));
-    time.set(history, run.progress);
-    workers.set(live, run.progress.version);
+    const shares = sharesOf(run, history, live);
+    loop.set(picture(run, history, live, shares));
+    time.set(shares);
+    workers.set(live, run.progress.version, shares);
     told.set(history, isOver());
   };
   const update = (answer) => {
@@ -47,7 +50,7 @@ export async function showRun(context, runId) {
   }, isOver);
   const lost = (error) => (error.status === 401 ? fail(error, root) : head.lost(error));
   poll("/v1/workers?limit=1000", 1, signal, (page) => {
-    live = page.data.filter((worker) => worker.run_id === runId);
+    live = busy.mean(page.data.filter((worker) => worker.run_id === runId));
     refresh();
     return !isOver();
   }, () => {});

@@ -25,7 +25,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
     make("section", { class: "text" },
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
       make("h2", {}, "Response"), make("pre", { class: "response" }, ...shaded(sample, pieces)),
-      make("p", { class: "soft small" }, pieces ? "The darker a token, the less probable it was when it was sampled; point at one to see." : "The model's tokenizer.json cannot be read here, so tokens are not shown apart.")),
+      make("p", { class: "soft small" }, pieces ? "The stronger a token's colour, the less probable it was when it was sampled; point at one to see." : "The model's tokenizer.json cannot be read here, so tokens are not shown apart.")),
     make("div", { class: "panels" },
       make("section", { class: "panel" }, make("h2", {}, "Its life"), timeline(run, told, sample)),
       make("section", { class: "panel" }, make("h2", {}, `Its group of ${page.data.length}`), make("ol", { class: "cards" }, ...page.data.map((one) => card(run, one, { colour: "advantage", pieces: null, range })))),

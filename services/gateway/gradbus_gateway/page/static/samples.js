@@ -139,5 +139,5 @@ function drawn(run, { title, samples, mixed, more }, { colour, pieces, range, an
 
 function said(run, wish, found) {
   if (wish.row !== null) return found.length > 1 ? "" : "Of this prompt no other group is in the log yet; it comes back with the next pass over the data.";
-  return wish.colour === "probability" ? "The darker a token, the less probable it was when it was sampled." : wish.colour === "advantage" ? "Green was better than its group, red worse; deeper is further." : "";
+  return wish.colour === "probability" ? "The stronger a token's colour, the less probable it was when it was sampled." : wish.colour === "advantage" ? "Green was better than its group, red worse; deeper is further." : "";
 }

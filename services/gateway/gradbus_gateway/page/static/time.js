@@ -7,9 +7,9 @@ const MUCH = 0.4;
 const LITTLE = 0.15;
 
 /** [name, sentence, advice] of what limits a run; null while nothing is known. */
-export function verdict(shares, progress) {
-  if (!shares) return null;
-  const { generate = 0, score = 0 } = progress.shares;
+export function verdict(shares) {
+  if (shares.wait === undefined) return null;
+  const { generate = 0, score = 0 } = shares;
   const waited = percent(shares.wait);
   if (shares.wait >= MUCH && score > generate && score > 0.5)
     return ["Reward-bound", `The trainer waits ${waited} of its time, and the scorer is busy ${percent(score)}.`, "A faster scorer, or several of it, would help most."];
@@ -36,9 +36,8 @@ export class TimeShares {
     );
   }
 
-  set(history, progress) {
-    const shares = history.shares();
-    const found = verdict(shares, progress);
+  set(shares) {
+    const found = verdict(shares);
     if (!found) return;
     const [name, sentence, advice] = found;
     setText(this.headline, name);

@@ -14,18 +14,17 @@ export class Workers {
     this.element = make("section", { class: "panel" }, make("h2", {}, "Workers"), this.table, this.empty);
   }
 
-  set(workers, newest) {
+  set(workers, newest, shares) {
     this.table.classList.toggle("hidden", workers.length === 0);
     this.empty.classList.toggle("hidden", workers.length > 0);
-    this.body.replaceChildren(...workers.map((worker) => row(worker, newest)));
+    this.body.replaceChildren(...workers.map((worker) => row(worker, newest, worker.role === "trainer" ? shares.train : worker.busy)));
   }
 }
 
-function row(worker, newest) {
+function row(worker, newest, busy) {
   const behind = newest - worker.version;
   const version = worker.version < 0 ? "–" : `${worker.version}`;
   const lag = worker.role === "rollout" && worker.version >= 0 && behind > 0 ? make("span", { class: "soft small" }, ` −${behind}`) : "";
-  const busy = worker.role === "trainer" ? worker.shares.train : worker.busy;
   return make(
     "tr", {},
     make("td", {}, worker.worker, make("div", { class: "soft small" }, [worker.role, worker.engine].filter(Boolean).join(", "))),

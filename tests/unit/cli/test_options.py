@@ -1,0 +1,58 @@
+"""What a run may be called on the command line."""
+
+import pytest
+
+from gradbus.cli.options import find_run
+from gradbus.errors import ApiError, StackError
+
+OLD = "run-000000000001-aaaaaa"
+
+
+class Gateway:
+    """Lists `newest`; knows the run `OLD` besides, and cannot read a run whose id ends in `f`."""
+
+    def __init__(self, *newest):
+        self._newest = [{"id": run_id, "name": name} for run_id, name in newest]
+
+    def runs(self, limit):
+        return {"data": self._newest, "has_more": bool(self._newest)}
+
+    def run(self, run_id):
+        if run_id == OLD:
+            return {"id": run_id}
+        raise ApiError(500 if run_id.endswith("f") else 404, {"title": "Refused"})
+
+
+FULL = Gateway(("run-000000000009-cccccc", "sums"), ("run-000000000008-bbbbbb", "sums"))
+
+
+@pytest.mark.parametrize("given", ["last", "sums", "run-000000000009", "run-000000000009-cccccc"])
+def test_a_run_goes_by_last_by_its_name_and_by_the_start_of_its_id(given):
+    assert find_run(FULL, given)["id"] == "run-000000000009-cccccc"
+
+
+def test_a_run_that_is_too_old_for_the_list_goes_by_its_whole_id():
+    assert find_run(FULL, OLD)["id"] == OLD
+    with pytest.raises(StackError, match="an older one goes by its whole id"):
+        find_run(FULL, OLD[:-1])
+
+
+@pytest.mark.parametrize(("given", "words"), [("run-0", "the start of 2 runs"), ("", "no run is called ''"), ("products", "gradbus runs")])
+def test_what_names_no_run_or_several_is_said(given, words):
+    with pytest.raises(StackError, match=words):
+        find_run(FULL, given)
+
+
+def test_an_empty_name_is_not_the_start_of_the_only_run():
+    with pytest.raises(StackError, match="no run is called ''"):
+        find_run(Gateway(("run-000000000009-cccccc", "sums")), "")
+
+
+def test_any_refusal_but_an_unknown_id_is_passed_on():
+    with pytest.raises(ApiError, match="500"):
+        find_run(FULL, "run-000000000001-ffffff")
+
+
+def test_without_any_run_it_says_how_to_submit_one():
+    with pytest.raises(StackError, match="gradbus run SPEC"):
+        find_run(Gateway(), "last")
