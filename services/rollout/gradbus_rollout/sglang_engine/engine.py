@@ -31,6 +31,8 @@ from gradbus_rollout.sglang_engine.tensors import check_fit, digest
 _log = get_logger(__name__)
 _REPAIRS: Final = 3
 """Repairs in a row, with no sample completed between them, before the failure is the worker's trouble."""
+_FAILURES: Final = 6
+"""Of one sample, whatever others do meanwhile: a prompt that the server dies of must not hold its group for good."""
 _LABELS: Final = 64
 _BASE: Final = -1
 _SHARED_PREFIX_TOKENS: Final = 64
@@ -186,13 +188,16 @@ class SGLangEngine:
         return began, time.time_ns()
 
     async def _sample(self, group: PromptGroup, seed: int) -> Completion:
-        draft, began = Draft(group, seed, self._config), 0
+        draft, began, failures = Draft(group, seed, self._config), 0, 0
         while True:
             try:
                 async with self._slots.taken():
                     seen, began = self._installs, began or time.time_ns()
                     completion = await self._request(draft)
             except EngineError as error:
+                failures += 1
+                if failures > _FAILURES:
+                    raise self.server.diagnosed(error) from error
                 await self._repair(error, seen)
                 continue
             except ModelError as error:

@@ -1,0 +1,204 @@
+"""What is sent to a scorer over HTTP and where to, and that no answer however odd becomes a reward (R6)."""
+
+import asyncio
+import ipaddress
+import json
+
+import pytest
+from scorer_lab import (
+    ERROR,
+    IDS,
+    OK,
+    SERVICES,
+    echo,
+    http_service,
+    raw_http_service,
+    result,
+    scored,
+    write_json,
+)
+
+from gradbus_reward.addresses import AddressPolicy, Endpoint
+from gradbus_reward.answers import answer_bytes
+
+
+async def test_the_http_request_is_as_promised():
+    seen = {}
+
+    async def respond(head, body, writer):
+        seen.update(head=head.decode().lower(), body=json.loads(body))
+        await write_json(writer, {"results": [result(name) for name in IDS]})
+
+    async with raw_http_service(respond) as url:
+        await scored({"service": url}, seconds=7.5)
+    sample = {"sample_id": "0.0", "group_id": "0", "prompt": "7+5=", "response": "12", "item": {"answer": 12}}
+    sample |= {"finish_reason": "stop", "weight_version": 4}
+    assert seen["body"]["samples"][0] == sample
+    assert (seen["body"]["run_id"], seen["body"]["deadline_ms"]) == ("run-1", 7500)
+    assert seen["head"].startswith("post /score http/1.1")
+    assert f"host: {url.split('/')[2]}" in seen["head"]
+
+
+@pytest.mark.parametrize("kind", SERVICES)
+async def test_an_address_that_refuses_gives_way_to_the_next(kind, monkeypatch):
+    async def two_addresses(_policy, url):
+        port = int(url.split(":")[2].split("/")[0])
+        return Endpoint("scorer", port, (ipaddress.ip_address("127.0.0.9"), ipaddress.ip_address("127.0.0.1")))
+
+    monkeypatch.setattr(AddressPolicy, "resolve", two_addresses)
+    async with SERVICES[kind](echo()) as url:
+        assert {answer.status for answer in await scored({"service": url})} == {OK}
+
+
+@pytest.mark.parametrize(("bind", "host"), [("127.0.0.1", "localhost"), ("::1", "[::1]")])
+async def test_the_name_is_sent_though_the_checked_address_is_called(bind, host):
+    heads = []
+
+    async def respond(head, _body, writer):
+        heads.append(head.decode().lower())
+        await write_json(writer, {"results": [result(name) for name in IDS]})
+
+    async with raw_http_service(respond, bind) as url:
+        named = url.replace("127.0.0.1", host)
+        assert {answer.status for answer in await scored({"service": named})} == {OK}
+    assert f"host: {named.split('/')[2]}\r\n" in heads[0]
+
+
+async def test_the_trace_goes_with_the_request():
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    heads = []
+
+    async def respond(head, _body, writer):
+        heads.append(head.decode().lower())
+        await write_json(writer, {"results": []})
+
+    with trace.use_span(TracerProvider().get_tracer("test").start_span("score")) as span:
+        async with raw_http_service(respond) as url:
+            await scored({"service": url})
+    assert f"traceparent: 00-{span.get_span_context().trace_id:032x}" in heads[0]
+
+
+ODD_DOCUMENTS = [[], "text", None, 3, {}, {"results": None}, {"results": {"0.0": 1}}, {"results": [None, 3, "x", {}, {"sample_id": 5}]}]
+
+
+@pytest.mark.parametrize("document", ODD_DOCUMENTS)
+async def test_json_of_another_shape_is_an_error(document):
+    async def respond(_head, _body, writer):
+        await write_json(writer, document)
+
+    async with raw_http_service(respond) as url:
+        assert {answer.status for answer in await scored({"service": url})} == {ERROR}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"reward": "1.0"},
+        {"reward": None},
+        {"reward": True},
+        {"reward": 10**400},
+        {"components": [1]},
+        {"components": {"x": "y"}},
+        {"status": None},
+    ],
+)
+async def test_a_result_of_other_types_spoils_its_sample_alone(odd):
+    async with http_service(lambda _asked: [result("0.0"), result("0.1") | odd, result("1.0")]) as url:
+        assert [answer.status for answer in await scored({"service": url})] == [OK, ERROR, OK]
+
+
+@pytest.mark.parametrize(
+    "status", ["500 Internal Server Error", "404 Not Found", "204 No Content", "201 Created", "302 Found", "307 Temporary Redirect"]
+)
+async def test_any_status_but_200_is_an_error_and_redirects_are_not_followed(status):
+    async with http_service(echo()) as elsewhere:
+
+        async def respond(_head, _body, writer):
+            writer.write(f"HTTP/1.1 {status}\r\nlocation: {elsewhere}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+
+        async with raw_http_service(respond) as url:
+            answers = await scored({"service": url})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert status[:3] in answers[0].reason
+
+
+async def flood(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    for _ in range(2 * answer_bytes(3) >> 20):
+        writer.write(chunk)
+        await writer.drain()
+
+
+async def trickle(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"1\r\n \r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def cut_short(writer):
+    writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"results": [')
+
+
+async def no_json(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n<html")
+
+
+async def no_http(writer):
+    writer.write(b"SSH-2.0-OpenSSH\r\n")
+
+
+async def deep(writer):
+    body = b"[" * 100_000
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"), [(flood, 30.0), (trickle, 0.5), (cut_short, 10.0), (no_json, 10.0), (no_http, 10.0), (deep, 10.0)]
+)
+async def test_a_body_that_is_endless_huge_short_or_nonsense_is_an_error(answer, seconds):
+    async def respond(_head, _body, writer):
+        await answer(writer)
+
+    async with raw_http_service(respond) as url:
+        assert {answer.status for answer in await scored({"service": url}, seconds)} == {ERROR}
+
+
+async def test_a_small_body_that_would_fill_the_memory_is_not_parsed():
+    """Three megabytes of empty objects would be a hundred in Python; three samples need less."""
+
+    async def respond(_head, _body, writer):
+        body = b'{"results": [' + b"{}," * 1_200_000 + b"{}]}"
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async with raw_http_service(respond) as url:
+        answers = await scored({"service": url})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert "more than" in answers[0].reason
+
+
+@pytest.mark.parametrize(
+    "url", ["http://b\u00fccher.example:9/x", "http://127.0.0.1:9/\u00fc\ud800", "http://x\u0000y:9/", "http://a\nb:9/"]
+)
+async def test_an_odd_url_is_an_error_too(url):
+    assert {answer.status for answer in await scored({"service": url})} == {ERROR}
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("host", ["169.254.169.254", "0.0.0.0", "10.0.0.1", "no-such-host.invalid"])
+async def test_a_refused_address_is_an_error(scheme, host):
+    answers = await scored({"service": f"{scheme}://{host}:9"}, seconds=5.0)
+    assert {answer.status for answer in answers} == {ERROR}
+    assert host in answers[0].reason
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [{}, {"grader": {"type": "nothing"}}, {"service": "ftp://x"}, {"grader": {"type": "string_check", "input": "{{", "reference": ""}}],
+)
+async def test_a_section_that_makes_no_scorer_is_an_error_for_all(reward):
+    assert {answer.status for answer in await scored(reward)} == {ERROR}
