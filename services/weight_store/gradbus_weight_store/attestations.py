@@ -27,7 +27,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """A worker is left behind when it is `versions` behind the head and has not moved for `seconds`."""
+    """A worker is left behind when it is `versions` behind the head, has work, and has not moved for `seconds`."""
 
     versions: int
     seconds: float
@@ -81,6 +81,8 @@ class Attestations:
             seen = self._seen.get(name)
             if seen is None or (seen.version, seen.run_id) != (worker.version, worker.run_id):
                 seen = self._seen[name] = _Seen(worker.version, worker.run_id, now)
+            elif not (worker.claims or worker.evaluation_claims):
+                seen.since = now  # nobody asks it for a newer one
             behind = head_step(worker.run_id) - worker.version
             if not seen.reported and behind >= self.patience.versions and now - seen.since >= self.patience.seconds:
                 seen.reported = True

@@ -19,9 +19,11 @@ def started(store_process):
 
 @pytest.fixture
 def beat(bus, run_id):
-    async def write(version, digest):
-        presence = WorkerPresence(worker=f"w-{run_id}", role="rollout", incarnation="1", run_id=run_id, version=version, digest=digest)
-        await (await bus.bucket(Buckets.WORKERS)).put(f"w-{run_id}", presence.to_bytes())
+    async def write(version, digest, worker="w", claims=()):
+        name = f"{worker}-{run_id}"
+        facts = {"run_id": run_id, "version": version, "digest": digest, "claims": list(claims)}
+        presence = WorkerPresence(worker=name, role="rollout", incarnation="1", **facts)
+        await (await bus.bucket(Buckets.WORKERS)).put(name, presence.to_bytes())
 
     return write
 
@@ -70,10 +72,13 @@ async def test_attestations_of_live_workers_outlive_the_service(trainer, run_id,
     await seen()
 
 
-async def test_a_worker_that_stays_behind_is_reported_once(trainer, bus, run_id, beat):
+async def test_a_worker_with_work_that_stays_behind_is_reported_once_and_an_idle_one_never(trainer, bus, run_id, beat):
     for step in range(6):
         await trainer.publish(step)
-        await beat(0, (await trainer.manifest(0)).digest)
+        digest = (await trainer.manifest(0)).digest
+        await beat(0, digest, "idle")
+        await beat(0, digest, claims=[7])
     (alarm,) = await alarms(bus, run_id)
+    assert alarm.data["worker"] == f"w-{run_id}"
     assert alarm.data["version"] == 0
     assert 3 <= alarm.data["behind"] <= 5, "as far as it had come when the store looked"
