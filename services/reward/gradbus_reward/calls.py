@@ -34,6 +34,9 @@ class Calls:
 
     def __init__(self, scorer: str) -> None:
         self._scorer = {"gradbus.scorer": scorer}
+        for name in STATUS:
+            # So that a first error is seen as one, and a scorer that only fails as one that judges 0 samples.
+            PROCESS.count("gradbus.reward.samples", 0, {**self._scorer, "gradbus.reward.status": name})
 
     def waiting(self, change: int) -> None:
         """A call came or went."""

@@ -32,8 +32,10 @@ def test_a_scorer_is_named_by_its_host_and_never_by_what_is_secret(section, name
 
 def test_samples_are_counted_by_the_answer(read):
     results = [SampleReward(status=status) for status in (REWARD_STATUS_OK, REWARD_STATUS_OK, REWARD_STATUS_INVALID)]
-    calls.Calls("mine").answered(results)
-    assert read("gradbus.reward.samples") == {("mine", "ok"): 2, ("mine", "invalid"): 1}
+    mine = calls.Calls("mine")
+    assert read("gradbus.reward.samples") == {("mine", "ok"): 0, ("mine", "invalid"): 0, ("mine", "error"): 0}
+    mine.answered(results)
+    assert read("gradbus.reward.samples") == {("mine", "ok"): 2, ("mine", "invalid"): 1, ("mine", "error"): 0}
 
 
 def test_a_call_is_in_flight_until_it_goes(read):
