@@ -67,10 +67,23 @@ class Archive:
 
     async def _move(self, entries: list[StoredEntry]) -> None:
         archived = _order(await self._archived())
-        fresh = [entry for entry in entries if _order(entry.stream_id) > archived]
+        older = [entry for entry in entries if _order(entry.stream_id) <= archived]
+        known = await self._sealed_among(older) if older else set()
+        fresh = [entry for entry in entries if entry.record not in known]
         if fresh:
             await self._seal(fresh)
         await self._log.trim(entries[-1].stream_id)
+
+    async def _sealed_among(self, entries: list[StoredEntry]) -> set[bytes]:
+        """Records that a crash left in the log though they are archived. A log made anew by an earlier clock has others under such ids."""
+        known: set[bytes] = set()
+        oldest, newest = _order(entries[0].stream_id), _order(entries[-1].stream_id)
+        for path in await self._objects.list(f"runs/{self._run_id}/log"):
+            first, _, last = path.rpartition("/")[2].partition("_")
+            if _order(first) <= newest and _order(last) >= oldest:
+                segment = LogSegment.FromString(unseal(await self._objects.get(path), path))
+                known.update(entry.record for entry in segment.entries)
+        return known
 
     async def _archived(self) -> str:
         """Stream id of the newest archived entry: after a restart some of the log may be archived and not yet trimmed."""
@@ -88,7 +101,7 @@ class Archive:
             entries=[SegmentEntry(stream_id=entry.stream_id, record=entry.record) for entry in entries],
         )
         await self._objects.put(f"runs/{self._run_id}/log/{first}_{last}", seal(segment.SerializeToString()), durable=True)
-        self._last = last
+        self._last = max(last, await self._archived(), key=_order)
         _log.debug("log_archived", run_id=self._run_id, entries=len(entries), last=last)
 
 

@@ -96,6 +96,7 @@ class RunLoop:
             try:
                 await self._recover()
                 await self._queue.purge()  # nobody has fetched these, and all that is lacking is sent by this conductor
+                await self._dispatch(0)  # sends nothing yet: what workers tell of meanwhile was asked for by an earlier conductor
                 while True:
                     if (ending := await self._pass()) is not None:
                         if ending.state in {"cancelled", "failed"}:

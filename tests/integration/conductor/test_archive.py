@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradbus.buffer import ExperienceLog
-from gradbus.records import unseal
+from gradbus.buffer import ExperienceLog, keys
+from gradbus.records import seal, unseal
 from gradbus.v1.group_pb2 import LogEntry, LogSegment
 from gradbus.v1.weights_pb2 import Frontier
 from gradbus_conductor import archive as archive_module
@@ -81,6 +81,19 @@ async def test_a_crash_between_sealing_and_trimming_changes_nothing(wires, log, 
     assert await Archive(wires.objects, log, run_id).advance(Frontier(below=3)) == 3
     assert await archived() == [0, 1, 2]
     assert await left(log) == [3]
+
+
+async def test_a_log_made_anew_by_an_earlier_clock_is_archived_too(wires, log, archive, archived, run_id):
+    await fill(log, range(4))
+    await archive.advance(Frontier(below=4))
+    await wires.buffer.delete(keys.experience(run_id), keys.admitted(run_id))
+    for number, index in enumerate((3, 4, 5)):
+        record = seal(LogEntry(index=index, reason="made again").SerializeToString())
+        await wires.buffer.xadd(keys.experience(run_id), {"i": index, "r": record}, id=f"{number + 1}-1")
+    for frontier in (Frontier(below=5), Frontier(below=6)):
+        await Archive(wires.objects, log, run_id).advance(frontier)
+    assert sorted(await archived()) == [0, 1, 2, 3, 3, 4, 5]
+    assert await left(log) == []
 
 
 async def test_a_long_log_becomes_several_segments(wires, log, archive, archived, run_id):

@@ -5,10 +5,13 @@ import json
 
 import pytest
 
+from gradbus.background import cancelled
 from gradbus.buffer import ExperienceLog, GroupStore, keys
 from gradbus.bus import Buckets, EventLog, Lease, TaskQueue, subjects
+from gradbus.heads import VersionHead
 from gradbus.runs import WorkerPresence
 from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus.v1.task_pb2 import GroupsSampled, TaskKind
 from gradbus.v1.weights_pb2 import Frontier, TrainerProgress
 from gradbus_conductor import dispatch
 from gradbus_conductor.data_order import DataOrder
@@ -95,6 +98,28 @@ async def test_what_an_earlier_conductor_sent_and_is_claimed_or_sampled_is_not_s
     assert await fetched(queue, 2) == [6, 7], "what nobody can have sent goes out at once"
     await loop._sampling.close()
     await queue.remove()
+
+
+async def test_a_group_that_is_done_while_its_conductor_is_replaced_is_not_sampled_again(loop, wires, run_id, group, scorer, monkeypatch):
+    sampled = group(0)
+    sampled.row = loop._frame.prepared.order.row(0)
+    await GroupStore(wires.buffer, run_id).put([sampled])
+    heads = await wires.bus.bucket(Buckets.HEADS)
+    await heads.put(f"{run_id}.version", VersionHead(term=1, step=0, digest="sha256:" + "0" * 64, shards=[]).to_bytes())
+
+    async def told_meanwhile(_queue):
+        sampled = GroupsSampled(run_id=run_id, kind=TaskKind.TASK_KIND_TRAIN, indexes=[0])
+        await wires.bus.publish(subjects.groups(run_id), sampled.SerializeToString())
+        async with asyncio.timeout(60):
+            while not loop._sampling._signalled:  # noqa: ASYNC110 - it does not signal
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(TaskQueue, "purge", told_meanwhile)
+    driving = asyncio.create_task(loop.drive())
+    async with asyncio.timeout(60):
+        while "0.0" not in scorer.asked:  # noqa: ASYNC110 - the scorer counts, it does not signal
+            await asyncio.sleep(0.01)
+    await cancelled(driving)
 
 
 async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
