@@ -32,7 +32,7 @@ export async function showRuns({ root, signal, fail }) {
 }
 
 function table(runs) {
-  const heads = [["Run"], ["State"], ["Steps"], ["Reward", "right"], ["Held-out", "right"], ["Started", "right"]];
+  const heads = [["Run"], ["State"], ["Steps"], ["Reward", "right"], ["Held-out", "right"], ["Submitted", "right"]];
   return make(
     "table", { class: "runs" },
     make("thead", {}, make("tr", {}, ...heads.map(([text, style]) => make("th", { class: style, scope: "col" }, text)))),
