@@ -11,4 +11,4 @@ class WeightStoreSettings(ProcessSettings):
     """Where it listens (GRADBUS_LISTEN), and when a worker counts as left behind."""
 
     straggler_versions: int = Field(8, ge=1, description="A worker this many versions behind ...")
-    straggler_seconds: float = Field(10.0, gt=0.0, description="... that has work, and has not changed its version for so long, is an alarm.")
+    straggler_seconds: float = Field(10.0, gt=0.0, description="... that has work and stays so for so long is an alarm.")
