@@ -68,6 +68,9 @@ def main() -> int:
     except GradbusError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        console.print("\nstopped; the run is cancelled")
+        return 130
     if run["state"] != "succeeded":
         console.print(f"the run is {run['state']} {run['reason']}; the services' logs are in {STATE / 'logs'}")
         return 1
@@ -138,7 +141,7 @@ def train(client: Client, task: Task) -> tuple[dict[str, Any], list[dict[str, An
             client.cancel(left["id"])
     submitted = client.submit(task.body(), task.spec.parent)
     try:
-        follow_run(client, submitted["id"])
+        follow_run(client, submitted["id"], None)
     except BaseException:
         client.cancel(submitted["id"])
         raise

@@ -22,19 +22,24 @@ _SILENCE_SECONDS = 60.0
 Json = dict[str, Any]
 
 
-def follow_run(client: Client, run_id: str) -> int:
-    """Shows a run until it is over; the exit status it stands for. Ctrl-C leaves the run alone."""
+def follow_run(client: Client, run_id: str, option: str | None = "") -> int:
+    """Shows a run until it is over; the exit status it stands for. Ctrl-C leaves the run alone.
+
+    `option` is what the commands that it advises need besides; with None it advises none, and Ctrl-C is its caller's.
+    """
     from gradbus.client import Patience
 
     client.patience = Patience(_SILENCE_SECONDS, lambda text: print(text, flush=True))
     try:
         last = _live(client, run_id) if sys.stdout.isatty() else _lines(client, run_id)
     except KeyboardInterrupt:
-        print(f"\nthe run goes on; `gradbus show {run_id} --follow` watches it, `gradbus cancel {run_id}` ends it")
+        if option is None:
+            raise
+        print(f"\nthe run goes on; `gradbus show {run_id} --follow{option}` watches it, `gradbus cancel {run_id}{option}` ends it")
         return 130
     print(f"run {run_id} {last['state']}" + (f": {last['reason']}" if last["reason"] else ""))
-    if last["state"] == "succeeded":
-        print(f"take the model: gradbus export {run_id} DIR")
+    if last["state"] == "succeeded" and option is not None:
+        print(f"take the model: gradbus export {run_id} DIR{option}")
     return _EXIT[last["state"]]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gradbus.cli.format import figures, number, run_line
-from gradbus.cli.options import RunId, State, connect, find_run
+from gradbus.cli.options import RunId, State, connect, find_run, state_option
 
 _CHARTED = ("reward", "loss", "entropy", "grad_norm")
 AsJson = Annotated[bool, typer.Option("--json", help="The gateway's answer as JSON.")]
@@ -40,7 +40,7 @@ def show(
         if follow:
             from gradbus.cli.follow import follow_run
 
-            raise typer.Exit(follow_run(client, run["id"]))
+            raise typer.Exit(follow_run(client, run["id"], state_option(state)))
     if as_json:
         _print_json(run)
         return
@@ -96,7 +96,7 @@ def events(
             typer.echo(json.dumps(event) if as_json else _event_line(event))
     if not follow and not page["data"]:
         typer.echo("no events there yet", err=True)
-    _say_more(page, f"`gradbus events {found} --after {page.get('next_after')}` goes on")
+    _say_more(page, f"`gradbus events {found} --after {page.get('next_after')}{state_option(state)}` goes on")
 
 
 def _event_line(event: dict[str, Any]) -> str:

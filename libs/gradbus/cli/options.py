@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +21,11 @@ State = Annotated[Path | None, typer.Option("--state", help=_STATE_HELP, show_de
 RunId = Annotated[str, typer.Argument(metavar="ID", help="A run's id or the start of one, its name, or `last`.")]
 _SEARCHED = 1000
 _RUN_ID = re.compile(r"run-[0-9a-f]{12}-[0-9a-f]{6}")
+
+
+def state_option(state: Path | None) -> str:
+    """What a command needs besides to reach the stack that this one reached."""
+    return "" if state is None else f" --state {shlex.quote(str(state))}"
 
 
 def connect(state: Path | None) -> Client:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradbus.cli.options import RunId, State, connect, find_run
+from gradbus.cli.options import RunId, State, connect, find_run, state_option
 
 
 def run(
@@ -24,11 +24,11 @@ def run(
         submitted = client.submit(body, spec.parent)
         typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
         if not follow:
-            typer.echo(f"watch it: gradbus show {submitted['id']} --follow")
+            typer.echo(f"watch it: gradbus show {submitted['id']} --follow{state_option(state)}")
             return
         from gradbus.cli.follow import follow_run
 
-        raise typer.Exit(follow_run(client, submitted["id"]))
+        raise typer.Exit(follow_run(client, submitted["id"], state_option(state)))
 
 
 def pause(run_id: RunId, state: State = None) -> None:

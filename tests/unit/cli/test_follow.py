@@ -55,6 +55,27 @@ def test_what_is_wrong_while_a_run_goes_on_is_said_once(capsys):
     assert (shown.count("none of the last"), shown.count("nothing was learned"), shown.count("step 7/9")) == (1, 1, 1)
 
 
+def test_what_it_advises_reaches_the_same_stack(capsys):
+    assert follow.follow_run(Runs({"state": "succeeded"}), "run-1", " --state there") == 0
+    assert "gradbus export run-1 DIR --state there\n" in capsys.readouterr().out
+    assert follow.follow_run(Runs({"state": "succeeded"}), "run-1", None) == 0
+    assert "gradbus" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["", " --state there", None])
+def test_ctrl_c_leaves_the_run_alone_or_is_the_callers(capsys, monkeypatch, option):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(follow.time, "sleep", stop)
+    if option is None:
+        with pytest.raises(KeyboardInterrupt):
+            follow.follow_run(Runs({}), "run-1", option)
+    else:
+        assert follow.follow_run(Runs({}), "run-1", option) == 130
+        assert f"`gradbus show run-1 --follow{option}`" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_on_a_terminal_the_figures_are_cut_and_what_is_awaited_is_whole(capsys, monkeypatch, width):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
