@@ -143,6 +143,7 @@ async def test_a_finished_run_takes_no_wishes(http, submitted, set_state, verb):
         ("DELETE", "/v1/runs", 405),
         ("GET", "/v1/runs?limit=0", 422),
         ("GET", "/v1/runs/run-unknown/samples?after=x", 422),
+        ("GET", "/v1/runs?state=running", 422),
     ],
 )
 def test_refusals_are_problem_documents(http, method, path, status):
@@ -154,6 +155,22 @@ def test_refusals_are_problem_documents(http, method, path, status):
     assert problem["title"]
     assert problem["detail"]
     assert problem["instance"].startswith("/v1/")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/v1/runs?limit=5&afte=x", "there is no such parameter; do you mean `after`?"),
+        ("GET", "/v1/runs/run-1/samples?stepp=3", "there is no such parameter; do you mean `step`?"),
+        ("GET", "/v1/workers?zone=a", "there is no such parameter; there are after, limit"),
+        ("POST", "/v1/runs?name=x", "this takes no parameters"),
+    ],
+)
+def test_a_parameter_that_is_not_known_is_refused_instead_of_ignored(http, method, path, said):
+    answer = http.request(method, path)
+    assert answer.status_code == 422
+    (fault,) = answer.json()["errors"]
+    assert (fault["path"], fault["message"]) == (f"query.{path.rpartition('&')[2].rpartition('?')[2].partition('=')[0]}", said)
 
 
 def test_a_body_that_is_no_json_is_named_so(http):

@@ -12,11 +12,12 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from gradbus.bus import Event, EventLog
 from gradbus_gateway.auth import READ
+from gradbus_gateway.known_parameters import KnownParameters
 from gradbus_gateway.resources import EventResource, Page
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here
 
-router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ])
+router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
 _IDLE_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0
 _BATCH = 500

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from gradbus.api_keys import ApiKeyRecord
 from gradbus.spec import RunSpec
 from gradbus_gateway.auth import READ, WRITE
+from gradbus_gateway.known_parameters import KnownParameters
 from gradbus_gateway.resources import Page, RunResource, RunSummary
 from gradbus_gateway.state import Here
 from gradbus_gateway.submission import Request as Submission
 from gradbus_gateway.submission import parse_body, submit
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=KnownParameters)
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {"schema": RunSpec.model_json_schema()}}}}
 

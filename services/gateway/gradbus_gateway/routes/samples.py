@@ -13,12 +13,13 @@ from gradbus.spec import RunSpec, ScheduleSpec
 from gradbus_gateway.auth import READ
 from gradbus_gateway.experience import read_experience
 from gradbus_gateway.judged import JudgedGroup
+from gradbus_gateway.known_parameters import KnownParameters
 from gradbus_gateway.problems import ProblemError
 from gradbus_gateway.resources import Page, SampleResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here
 
-router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependencies=[READ])
+router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
 Found = tuple[str, SampleResource]
 Step = Annotated[int | None, Query(ge=0, description="Only what this step trains (`fixed_lag`).")]
 Index = Annotated[int | None, Query(ge=0, description="Only this group.")]

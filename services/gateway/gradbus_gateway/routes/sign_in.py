@@ -10,12 +10,13 @@ from pydantic import BaseModel, Field
 
 from gradbus.api_keys import ApiKeyRecord
 from gradbus_gateway.auth import ANY_KEY, BY_KEY, check_same_origin, cookie_name
+from gradbus_gateway.known_parameters import KnownParameters
 from gradbus_gateway.problems import ProblemError
 from gradbus_gateway.resources import CallerResource, SignInResource
 from gradbus_gateway.sessions import CODE_SECONDS, SESSION_SECONDS
 from gradbus_gateway.state import Here
 
-router = APIRouter(prefix="/v1", tags=["page"])
+router = APIRouter(prefix="/v1", tags=["page"], route_class=KnownParameters)
 page_router = APIRouter(include_in_schema=False)
 
 

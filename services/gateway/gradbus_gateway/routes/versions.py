@@ -11,13 +11,14 @@ from gradbus.adapters import ADAPTER_FILE, CONFIG_FILE, adapter_config
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_gateway.auth import READ
+from gradbus_gateway.known_parameters import KnownParameters
 from gradbus_gateway.problems import ProblemError
 from gradbus_gateway.resources import ExportFile, ExportMerge, ExportResource, Page, VersionResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.run_store import Run
 from gradbus_gateway.state import Gateway, Here
 
-router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ])
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
 _SECONDS = 5.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from gradbus_gateway.auth import READ
+from gradbus_gateway.known_parameters import KnownParameters
 from gradbus_gateway.resources import Page, WorkerResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Here
 
-router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ])
+router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ], route_class=KnownParameters)
 
 
 @router.get("", summary="Live workers")
