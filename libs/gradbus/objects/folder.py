@@ -9,8 +9,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gradbus.cache_disk import written_below
@@ -39,34 +39,39 @@ async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path
     target = folder / key
     if await asyncio.to_thread(target.is_dir):
         return target
-    with written_below(folder, "a model"), _draft(folder) as draft:
-        for name, digest in files.items():
-            data = await store.get_blob(digest)
-            await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
-        await asyncio.to_thread(sync_files, draft, files)
-        await asyncio.to_thread(_move, draft, target)
+    with written_below(folder, "a model"):
+        async with _draft(folder) as draft:
+            for name, digest in files.items():
+                data = await store.get_blob(digest)
+                await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
+            await asyncio.to_thread(sync_files, draft, files)
+            await asyncio.to_thread(_move, draft, target)
     return target
 
 
-@contextmanager
-def _draft(folder: Path) -> Iterator[Path]:
+@asynccontextmanager
+async def _draft(folder: Path) -> AsyncIterator[Path]:
     """A folder that is removed after the block, if it is still there. Whoever is alone removes what killed processes left."""
-    folder.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # others are at work, or the file system knows no locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in folder.glob(f"{_DRAFT}*"):
-                shutil.rmtree(left, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder))
+        draft = await asyncio.to_thread(_begun, folder, lock)
         try:
             yield draft
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _begun(folder: Path, lock: int) -> Path:
+    with contextlib.suppress(OSError):  # others are at work, or the file system knows no locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for left in folder.glob(f"{_DRAFT}*"):
+            shutil.rmtree(left, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder))
 
 
 def _move(draft: Path, target: Path) -> None:
