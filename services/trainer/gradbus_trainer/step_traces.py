@@ -11,7 +11,7 @@ train_step                   from the wait for its groups to the hand-over of it
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -42,11 +42,12 @@ class StepSampler:
 
     share: float = 1.0
     seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
     _last: float = float("-inf")
 
     def wants(self, root: str, trains_traced: bool) -> bool:
         """Whether the step with this traceparent is traced, now that its groups are known."""
-        now = time.monotonic()
+        now = self.clock()
         is_due = trains_traced or now - self._last >= self.seconds
         if not (is_due and is_tracing() and is_sampled(root, self.share)):
             return False

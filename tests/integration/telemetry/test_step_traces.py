@@ -1,7 +1,5 @@
 """A step's trace: links to its groups, replays, failures."""
 
-import time
-
 import pytest
 
 from gradbus.telemetry import current_traceparent, group_trace, is_sampled, span, step_trace
@@ -112,11 +110,10 @@ def test_of_short_steps_one_is_traced_and_each_that_trains_a_traced_group(told):
 
 
 def test_a_step_is_traced_once_its_time_has_come(told):
-    traces = StepTraces("run", 1, StepSampler(seconds=0.2))
-    trained(traces, [], 0)
-    trained(traces, [], 1)
-    time.sleep(0.25)
-    trained(traces, [], 2)
+    times = iter((5.0, 5.19, 5.2))
+    traces = StepTraces("run", 1, StepSampler(seconds=0.2, clock=lambda: next(times)))
+    for step in range(3):
+        trained(traces, [], step)
     assert [one.attributes["gradbus.step"] for one in told() if one.name == "train_step"] == [0, 2]
 
 
