@@ -3,7 +3,8 @@
 from gradbus.rpc.callers import token_hash
 from gradbus.rpc.client import open_channel
 from gradbus.rpc.operation import rpc_attributes
+from gradbus.rpc.patience import AWAY, until_answered
 from gradbus.rpc.refusal import in_words
 from gradbus.rpc.server import RpcServer, RpcSettings
 
-__all__ = ["RpcServer", "RpcSettings", "in_words", "open_channel", "rpc_attributes", "token_hash"]
+__all__ = ["AWAY", "RpcServer", "RpcSettings", "in_words", "open_channel", "rpc_attributes", "token_hash", "until_answered"]

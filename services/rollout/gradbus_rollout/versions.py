@@ -19,6 +19,7 @@ from gradbus.bus import Buckets, Bus, View, subjects
 from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.heads import VersionHead
 from gradbus.objects import ObjectStore
+from gradbus.rpc import until_answered
 from gradbus.telemetry import Attributes, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _KEPT_MANIFESTS = 64
 _CALL_SECONDS = 10.0
-_RETRY_SECONDS = 0.2
 _AWAY_SECONDS = 30.0
-_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
 
 class Versions:
@@ -116,17 +115,16 @@ class Versions:
 
     async def _asked(self, step: int) -> WeightManifest:
         """The weight store's word. One that is away is asked again: giving up would cost the engine and all it samples."""
-        request, deadline = GetVersionRequest(run_id=self._run_id, step=step), time.monotonic() + _AWAY_SECONDS
-        while True:
-            try:
-                return (await self._store.GetVersion(request, timeout=_CALL_SECONDS)).manifest
-            except AioRpcError as error:
-                if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
-                    raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
-                if error.code() not in _AWAY or time.monotonic() > deadline:
-                    raise
-                _log.info("weight_store_away", run_id=self._run_id, code=error.code().name, detail=error.details())
-            await asyncio.sleep(_RETRY_SECONDS)
+        request = GetVersionRequest(run_id=self._run_id, step=step)
+        try:
+            asked = await until_answered(
+                lambda: self._store.GetVersion(request, timeout=_CALL_SECONDS), self._run_id, seconds=_AWAY_SECONDS
+            )
+        except AioRpcError as error:
+            if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
+                raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
+            raise
+        return asked.manifest
 
     async def _watch(self, view: View) -> None:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +10,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from gradbus.errors import FencedError, ObjectMissingError
-from gradbus.telemetry import get_logger
+from gradbus.rpc import AWAY, until_answered
 from gradbus.v1.weight_store_service_pb2 import (
     CommitCheckpointRequest,
     GetCheckpointRequest,
@@ -24,11 +23,9 @@ from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
 
-_log = get_logger(__name__)
 _Answer = TypeVar("_Answer")
 _CALL_SECONDS = 30.0
-_RETRY_SECONDS = 0.2
-_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL}
+_AWAY = AWAY | {grpc.StatusCode.INTERNAL}
 
 
 class StoreClient:
@@ -66,16 +63,12 @@ class StoreClient:
             raise
 
     async def _until_answered(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        while True:
-            try:
-                return await call()
-            except AioRpcError as error:
-                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                    raise FencedError(f"the weight store refused: {error.details()}; another trainer has the run") from None
-                if error.code() not in _AWAY:
-                    raise
-                _log.info("weight_store_away", run_id=self._run_id, code=error.code().name, detail=error.details())
-            await asyncio.sleep(_RETRY_SECONDS)
+        try:
+            return await until_answered(call, self._run_id, _AWAY)
+        except AioRpcError as error:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                raise FencedError(f"the weight store refused: {error.details()}; another trainer has the run") from None
+            raise
 
 
 @contextmanager
