@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 PROMPT, NEW, GROUP = 8, 32, 8
 

@@ -39,20 +39,20 @@ from weights_delta import adam_direction, codecs, floor_bytes, versions
 
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
+from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus.spec import WeightsSpec
-from gradbus.transfer_settings import TransferSettings
-from gradbus.v1.transfer_pb2 import Membership, Transfer
+from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastMembership
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
-from gradbus_rollout.member import Member, Seat
-from gradbus_rollout.shards import Shards
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
-from gradbus_trainer.broadcaster import Broadcaster
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import Export, export_version
+from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.weights.shards import Shards
+from gradbus_trainer.broadcast.sender import BroadcastSender
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.weights_io import Export, export_version
+from gradbus_trainer.versions.writer import VersionWriter
 
-TRANSPORTS = ("store", "delta", "collective")
+TRANSPORTS = ("store", "delta", "broadcast")
 SHARES = (0.001, 0.01, 0.03, 0.1)
 Times = dict[str, list[float]]
 
@@ -101,30 +101,30 @@ def moto_bucket() -> Iterator[str]:
         server.wait()
 
 
-class Broadcast:
+class BroadcastLab:
     """A group of two: this process, and a worker's member."""
 
     def __init__(self, folder: Path) -> None:
-        settings = TransferSettings(stall_seconds=60.0, seconds=600.0)
-        self.terms = settings.terms
-        self._sender = Broadcaster(settings, "cpu")
-        self._members = Membership(group="benchmark", address=self._sender.address, workers=["worker"])
-        self._receiver = Member(Seat("worker", settings.host, "cpu", sys.executable, folder))
+        settings = BroadcastSettings(stall_seconds=60.0, seconds=600.0)
+        self.config = settings.config
+        self._sender = BroadcastSender(settings, "cpu")
+        self._members = BroadcastMembership(group="benchmark", address=self._sender.address, workers=["worker"])
+        self._receiver = BroadcastProcess(MemberConfig("worker", settings.host, "cpu", sys.executable, folder))
         self._receiver.wait_until_ready()
 
     async def connect(self) -> None:
         """Both join."""
-        ends = (lambda: self._sender.connect(self._members), lambda: self._receiver.connect(self._members, self.terms))
+        ends = (lambda: self._sender.connect(self._members), lambda: self._receiver.connect(self._members, self.config))
         await asyncio.gather(*map(asyncio.to_thread, ends))
 
     async def bring(self, export: Export) -> None:
         """Puts a version's file into the worker's cache."""
         content = export.file.mapped()
         shard = Shard(digest=await asyncio.to_thread(digest_of, content), size_bytes=len(content))
-        transfer = Transfer(step=export.step, terms=self.terms, shards=[shard])
+        broadcast = Broadcast(step=export.step, config=self.config, shards=[shard])
         await asyncio.gather(
             asyncio.to_thread(self._sender.send, export.step, self._members, [content]),
-            asyncio.to_thread(self._receiver.receive, transfer, self._members),
+            asyncio.to_thread(self._receiver.receive, broadcast, self._members),
         )
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[E
         objects = ObjectStore.open(url or f"file://{folder}/objects")
         writer = VersionWriter(objects, "benchmark", 1, WeightsSpec(transport=transport, dtype="bf16"))
         shards = Shards(objects, Path(folder) / "shards")
-        broadcast = Broadcast(Path(folder)) if transport == "collective" else None
+        broadcast = BroadcastLab(Path(folder)) if transport == "broadcast" else None
         old, new = exports
         first = await writer.store(old, whole=True)
         if broadcast:

@@ -25,7 +25,7 @@ import torch
 import zstandard
 from torch import Tensor
 
-from gradbus_kernels.weights_delta import apply_delta, encode_delta
+from gradbus_kernels.weights.delta.api import apply_delta, encode_delta
 
 RESULT = Path(__file__).parent / "results/weights_delta.md"
 SHARES = (0.001, 0.01, 0.03, 0.1)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from gradbus.client import Client
+from gradbus.control.runs import FINAL_STATES
 from gradbus.embedded import Stack, StackConfig
-from gradbus.runs import FINAL_STATES
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "copy" / "make_model.py"
 GROUPS = 16

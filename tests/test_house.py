@@ -115,7 +115,7 @@ def test_the_libraries_never_import_torch():
 
 IMPORT_MODELS = """
 import sys
-import gradbus_trainer.torch_learner, gradbus_reference.model
+import gradbus_trainer.learners.torch, gradbus_reference.model
 print(*sorted({"transformers", "torch._dynamo"} & set(sys.modules)))
 """
 

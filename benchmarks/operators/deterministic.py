@@ -19,10 +19,10 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.spec import RunSpec
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
-from gradbus_trainer.batch import Batch, TrainSample
-from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch import Batch, TrainSample
 
 MODELS = {
     "own": {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2},

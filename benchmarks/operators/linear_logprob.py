@@ -9,7 +9,7 @@ from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 
 from gradbus_kernels.operators import linear_logprob, linear_logprob_reference
-from gradbus_kernels.operators.linear_logprob import LinearLogprob
+from gradbus_kernels.operators.linear_logprob.api import LinearLogprob
 
 SIZES = {"cpu": {"tokens": 4096, "vocabulary": 151_936, "width": 896}, "cuda": {"tokens": 8192, "vocabulary": 151_936, "width": 4096}}
 SMALL = {"tokens": 128, "vocabulary": 2000, "width": 64}

@@ -17,8 +17,8 @@ from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 from torch.nn import functional
 
-from gradbus_kernels.decoder import Decoder
-from gradbus_kernels.model_shape import ModelShape, RopeShape
+from gradbus_kernels.models.config import ModelConfig, RopeConfig
+from gradbus_kernels.models.decoder import Decoder
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, pack_groups, prefix_shared_attention
 
 QWEN2 = {"hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "layers": 4}
@@ -181,10 +181,10 @@ def _packed(prompt: int, responses: list[int], implementation: str, device: str 
     return pack_groups(prompts, [torch.randint(VOCABULARY, (length + 1,), generator=draw) for length in lengths], device)
 
 
-def decoder_shape(hidden: int, intermediate: int, heads: int, kv_heads: int, layers: int) -> ModelShape:
+def decoder_shape(hidden: int, intermediate: int, heads: int, kv_heads: int, layers: int) -> ModelConfig:
     """Of the Qwen2 family, its vocabulary small."""
-    return ModelShape(
+    return ModelConfig(
         vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, layers=layers, heads=heads, kv_heads=kv_heads,
         head_dim=hidden // heads, norm_eps=1e-6, context_length=32_768, qkv_bias=True, out_bias=False, mlp_bias=False, tied=True,
-        rope=RopeShape(theta=1e6, kind="default", scaling={}), windows=(None,) * layers,
+        rope=RopeConfig(theta=1e6, kind="default", scaling={}), windows=(None,) * layers,
     )  # fmt: skip

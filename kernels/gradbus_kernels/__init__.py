@@ -1,1 +1,1 @@
-"""Torch operators that the services share, one operator a file."""
+"""What the services share on top of torch: operators, models, and how weights travel."""

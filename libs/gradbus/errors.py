@@ -156,7 +156,7 @@ class AttestationError(GradbusError):
     """The weights a worker holds are not the ones its manifest names."""
 
 
-class TransferError(GradbusError):
+class BroadcastError(GradbusError):
     """This worker takes no part in a broadcast of weights; it takes the version from object storage."""
 
 

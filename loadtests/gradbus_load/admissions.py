@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradbus.background import background
-from gradbus.buffer import ExperienceLog
+from gradbus.aio.tasks import background
 from gradbus.bus import Bus, subjects
+from gradbus.experience import ExperienceLog
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 
 _BLOCK_SECONDS = 1.0

@@ -16,9 +16,9 @@ from typing import Any
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.client import Client
+from gradbus.control.runs import FINAL_STATES
 from gradbus.embedded import Stack, StackConfig
 from gradbus.embedded.credentials import Credentials
-from gradbus.runs import FINAL_STATES
 from gradbus_load import material, stub_rollout, stub_trainer
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.processes import Usage, usage
@@ -112,7 +112,7 @@ class Bench:
             after = int(page["next_after"])
 
     @asynccontextmanager
-    async def wires(self) -> AsyncIterator[tuple[Bus, Any]]:
+    async def clients(self) -> AsyncIterator[tuple[Bus, Any]]:
         """NATS, where it may hear what a conductor hears, and the buffer, where it may read the log."""
         state, credentials = self.stack.state, Credentials(self.stack.state.secrets)
         ports = state.read("ports.json")

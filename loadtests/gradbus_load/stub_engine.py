@@ -18,12 +18,12 @@ import numpy as np
 
 from gradbus.errors import ModelError
 from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
-from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
-from gradbus_rollout.torch_engine import TorchEngineConfig
-from gradbus_rollout.torch_engine.requests import Request, RunningSample
-from gradbus_rollout.torch_engine.shape import read_shape
-from gradbus_rollout.torch_engine.versions import WholeVersions
-from gradbus_rollout.torch_engine.weights import ModelWeights, empty_like
+from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.engines.torch import TorchEngineConfig
+from gradbus_rollout.engines.torch.requests import Request, RunningSample
+from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.versions import WholeVersions
+from gradbus_rollout.engines.torch.weights import ModelWeights, empty_like
 
 _POOL = 1 << 16
 

@@ -16,13 +16,13 @@ from torch.nn.utils import clip_grad_norm_
 from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
-from gradbus_kernels.causal_lm import load_causal_lm, load_weights
+from gradbus_kernels.models.causal_lm import load_causal_lm, load_weights
 from gradbus_load.calibration import LearnerTiming
-from gradbus_trainer.adamw import AdamW
-from gradbus_trainer.batch import Batch
-from gradbus_trainer.learner import LossMetrics, StepMetrics
-from gradbus_trainer.schedule import learning_rate
-from gradbus_trainer.tensors import LazyTensors
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.learners.adamw import AdamW
+from gradbus_trainer.learners.base import LossMetrics, StepMetrics
+from gradbus_trainer.learners.learning_rate import learning_rate
+from gradbus_trainer.step.batch import Batch
 
 
 class StubLearner:

@@ -10,16 +10,16 @@ import os
 import sys
 from pathlib import Path
 
-from gradbus.process import RunServer, WorkerWires, run_worker
+from gradbus.process import RunServer, WorkerClients, run_worker
 from gradbus.spec import RunSpec
 from gradbus_load.calibration import EngineTiming
 from gradbus_load.stub_engine import StubEngine
-from gradbus_rollout.engine import Engine
-from gradbus_rollout.engines import Engines
-from gradbus_rollout.prompts import PromptEncoder
+from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.torch_engine import TorchEngineConfig
+from gradbus_rollout.tasks.prompts import PromptEncoder
 
 TIMING = "GRADBUS_LOAD_ENGINE"
 
@@ -46,8 +46,8 @@ def main() -> int:
     """Serves until SIGTERM."""
     settings, timing = Settings(), EngineTiming(**json.loads(os.environ.get(TIMING, "{}")))
 
-    async def build(wires: WorkerWires) -> RunServer:
-        return RolloutService(settings, wires, StubEngines(settings, timing))
+    async def build(clients: WorkerClients) -> RunServer:
+        return RolloutService(settings, clients, StubEngines(settings, timing))
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

@@ -10,15 +10,15 @@ import os
 import sys
 from pathlib import Path
 
-from gradbus.process import RunServer, WorkerWires, run_worker
+from gradbus.process import RunServer, WorkerClients, run_worker
 from gradbus.spec import RunSpec
 from gradbus_load.calibration import LearnerTiming
 from gradbus_load.stub_learner import StubLearner
-from gradbus_trainer.launch import Launch
-from gradbus_trainer.learner import Learner
-from gradbus_trainer.learners import Learners
+from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.service import TrainerService
 from gradbus_trainer.settings import Settings
+from gradbus_trainer.torchrun import TorchrunRank
 
 TIMING = "GRADBUS_LOAD_LEARNER"
 
@@ -27,7 +27,7 @@ class StubLearners(Learners):
     """Every spec gets the stub."""
 
     def __init__(self, settings: Settings, timing: LearnerTiming) -> None:
-        super().__init__(settings, Launch())
+        super().__init__(settings, TorchrunRank())
         self._timing = timing
 
     def open(self, folder: Path, spec: RunSpec) -> Learner:
@@ -39,8 +39,8 @@ def main() -> int:
     """Serves until SIGTERM."""
     settings, timing = Settings(), LearnerTiming(**json.loads(os.environ.get(TIMING, "{}")))
 
-    async def build(wires: WorkerWires) -> RunServer:
-        return TrainerService(settings, wires, StubLearners(settings, timing))
+    async def build(clients: WorkerClients) -> RunServer:
+        return TrainerService(settings, clients, StubLearners(settings, timing))
 
     return run_worker("trainer", settings, settings.weight_store, build)
 

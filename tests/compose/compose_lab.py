@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gradbus.client import Client, Patience
+from gradbus.client import Client, RetryPolicy
 
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / ".gradbus" / "compose" / "addition"
@@ -49,7 +49,7 @@ class Compose:
 
     def client(self) -> Client:
         key = self("run", "--rm", "--no-deps", "-T", "secrets", "key").stdout.strip()
-        return Client(self.url, key, Patience(RESTART_SECONDS))
+        return Client(self.url, key, RetryPolicy(RESTART_SECONDS))
 
     def crash(self, service: str) -> None:
         """Kills every process of the container but its init, which then ends with an error, as after a crash."""

@@ -14,9 +14,9 @@ from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixture
 
 from gradbus_load.calibration import EngineTiming
 from gradbus_load.stub_engine import StubEngine
-from gradbus_rollout.engine import Engine, PromptGroup
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.base import Engine, PromptGroup
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 NEW = 12
 

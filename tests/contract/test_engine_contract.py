@@ -1,4 +1,4 @@
-"""What every engine behind `gradbus_rollout.engine.Engine` must do; conftest.py has the engines it is shown on."""
+"""What every engine behind `gradbus_rollout.engines.base.Engine` must do; conftest.py has the engines it is shown on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradbus.errors import ModelError
-from gradbus_kernels.weights_digest import weights_digest
-from gradbus_rollout.engine import Engine, PromptGroup, TokenSpan
+from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.engines.base import Engine, PromptGroup, TokenSpan
 
 from .conftest import NEW, VOCAB
 

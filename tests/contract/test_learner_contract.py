@@ -11,21 +11,21 @@ from learner_lab import LORA_SPEC, SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
 from transformers import LlamaForCausalLM
 
-from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError, TrainingError
-from gradbus_kernels.lora import merged_weights
+from gradbus.formats.peft import adapter_shapes
+from gradbus_kernels.models.lora import merged_weights
 from gradbus_kernels.operators import dispatch, provenance
 from gradbus_load.stub_learner import StubLearner
-from gradbus_trainer.batch import Batch, TrainSample
-from gradbus_trainer.launch import Launch
-from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.torchrun import TorchrunRank
 
 
 @cache
 def ranks():
-    from gradbus_trainer.deepspeed_learner.ranks import Ranks
+    from gradbus_trainer.learners.deepspeed.ranks import Ranks
 
-    return Ranks(Launch(), "cpu", 60.0)
+    return Ranks(TorchrunRank(), "cpu", 60.0)
 
 
 def deepspeed_learner(folder, spec, **settings):
@@ -33,8 +33,8 @@ def deepspeed_learner(folder, spec, **settings):
     pytest.importorskip("deepspeed")
     if settings.get("optimizer") == "cpu_adam" and not (shutil.which("g++") and shutil.which("ninja")):
         pytest.skip("DeepSpeed compiles cpu_adam: needs g++ and ninja")
-    from gradbus_trainer.deepspeed_learner.leader import Leader
-    from gradbus_trainer.deepspeed_learner.learner import DeepSpeedLearner
+    from gradbus_trainer.learners.deepspeed.leader import Leader
+    from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner
 
     return DeepSpeedLearner(folder, deepspeed_spec(spec, **settings), Leader(ranks(), 60.0))
 

@@ -18,8 +18,8 @@ from scorer_lab import (
     write_json,
 )
 
-from gradbus_reward.addresses import AddressPolicy, Endpoint
-from gradbus_reward.answers import answer_bytes
+from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
+from gradbus_reward.scorers.answers import answer_bytes
 
 
 async def test_the_http_request_is_as_promised():

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gradbus.spec import DeepSpeedSpec, LoraSpec, RunSpec
-from gradbus_trainer.batch import Batch, TrainSample
+from gradbus_trainer.step.batch import Batch, TrainSample
 
 VOCAB = 19
 SPEC = RunSpec.model_validate(
@@ -85,24 +85,24 @@ def checkpoint(out: Path, step: int) -> tuple[dict, dict]:
 
 
 def _main() -> int:
-    from gradbus_trainer.launch import Launch, end_with_launcher
     from gradbus_trainer.settings import Settings
+    from gradbus_trainer.torchrun import TorchrunRank, end_with_launcher
 
     end_with_launcher()
-    plan, launch, settings = Plan(**json.loads(sys.argv[1])), Launch.of(os.environ), Settings()
-    (Path(plan.out) / f"rank-{launch.rank}.pid").write_text(str(os.getpid()))
-    if launch.rank:
-        from gradbus_trainer.deepspeed_learner.follower import follow
+    plan, torchrun, settings = Plan(**json.loads(sys.argv[1])), TorchrunRank.of(os.environ), Settings()
+    (Path(plan.out) / f"rank-{torchrun.rank}.pid").write_text(str(os.getpid()))
+    if torchrun.rank:
+        from gradbus_trainer.learners.deepspeed.follower import follow
 
-        return follow(settings, launch)
-    _lead(plan, settings, launch)
+        return follow(settings, torchrun)
+    _lead(plan, settings, torchrun)
     return 0
 
 
-def _lead(plan, settings, launch):
-    from gradbus_trainer.learners import Learners
+def _lead(plan, settings, torchrun):
+    from gradbus_trainer.learners.registry import Learners
 
-    out, learners = Path(plan.out), Learners(settings, launch)
+    out, learners = Path(plan.out), Learners(settings, torchrun)
     learner = learners.open(Path(plan.model), deepspeed_spec(LORA_SPEC if plan.lora else SPEC, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))

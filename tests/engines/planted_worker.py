@@ -7,10 +7,10 @@ import runpy
 import signal
 from pathlib import Path
 
-from gradbus_rollout.sglang_engine.api import ServerApi
-from gradbus_rollout.sglang_engine.launch import LaunchedServer
+from gradbus_rollout.engines.sglang.api import ServerApi
+from gradbus_rollout.engines.sglang.launched_server import LaunchedServer
 
-MARKER = Path(os.environ["GRADBUS_FAULT_DIR"]) / "server-killed"
+MARKER = Path(os.environ["GRADBUS_CRASH_DIR"]) / "server-killed"
 THIRD = 3
 check_weights, start = ServerApi.check_weights, LaunchedServer.start
 servers, resets = [], []

@@ -15,7 +15,7 @@ from gradbus.client import Client
 from gradbus.ids import digest_of
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_kernels.weights_delta_file import apply_file_delta
+from gradbus_kernels.weights.delta.file import apply_file_delta
 
 _SAMPLES_A_VERSION = 8
 _FOUND = "def grade(sample, item):\n    return sum(given in item['answer'] for given in sample['output_text'][:4]) / 4\n"

@@ -11,8 +11,8 @@ import pytest_asyncio
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangSettings
-from gradbus_rollout.sglang_engine.server import Server
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangSettings
+from gradbus_rollout.engines.sglang.server import Server
 
 PYTHON = os.environ.get("GRADBUS_TEST_SGLANG", "")
 URL = os.environ.get("GRADBUS_TEST_SGLANG_URL", "")

@@ -16,8 +16,8 @@ import pytest
 import torch
 from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_model
 
-from gradbus_trainer.batch import Batch
-from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch import Batch
 
 pytestmark = [
     pytest.mark.engines,
@@ -40,7 +40,7 @@ def run(tmp_path, model):
         folder = tmp_path / out
         folder.mkdir(exist_ok=True)
         plan = Plan(model=str(model), out=str(folder), **plan)
-        environment = os.environ | {"GRADBUS_FAULT_POINT": fault, "GRADBUS_FAULT_DIR": str(folder), "DS_ACCELERATOR": "cpu"}
+        environment = os.environ | {"GRADBUS_CRASH_POINT": fault, "GRADBUS_CRASH_DIR": str(folder), "DS_ACCELERATOR": "cpu"}
         return folder, subprocess.run(command(ranks, plan), env=environment, capture_output=True, text=True, timeout=600, check=False)
 
     return start

@@ -15,8 +15,8 @@ from smoke import make_example, smoke_spec, train
 from test_deepspeed_run import TWO_RANKS
 
 from gradbus.embedded import Stack, StackConfig
-from gradbus_rollout.sglang_engine import SGLangConfig
-from gradbus_rollout.sglang_engine.server import Server
+from gradbus_rollout.engines.sglang import SGLangConfig
+from gradbus_rollout.engines.sglang.server import Server
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 GROUPS, STEPS, SHORT = 16, 40, 10
@@ -112,7 +112,7 @@ async def again(stack, name):
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("transport", ["store", "delta", "collective"])
+@pytest.mark.parametrize("transport", ["store", "delta", "broadcast"])
 async def test_versions_arrive_by_every_transport(stack, example, transport, dtype, stage):
     # Files stay of versions that a checkpoint names, or its deltas do; a checkpoint's version is stored whole.
     every = {"every": 5 if transport == "delta" else 1, "keep": 1000}
@@ -132,7 +132,7 @@ POINTS = {"trainer-0": "mid-gather-1:170", "weight_store": "between-version-and-
 async def test_a_death_in_a_sync_loses_and_doubles_nothing(stack, example, tmp_path, name):
     """The rollout dies with the weights overwritten in a server that lives on."""
     # The ranks' deadline is longer than the run may take: it ends in time only if nobody waits for a rank that is dead.
-    fault = {"GRADBUS_FAULT_POINT": POINTS[name], "GRADBUS_FAULT_DIR": str(tmp_path), "GRADBUS_COLLECTIVE_SECONDS": "900"}
+    fault = {"GRADBUS_CRASH_POINT": POINTS[name], "GRADBUS_CRASH_DIR": str(tmp_path), "GRADBUS_COLLECTIVE_SECONDS": "900"}
     async with overridden(stack, name, **fault) as process:
         restarts = process.restarts
         await goes_on(stack, example)
@@ -142,7 +142,7 @@ async def test_a_death_in_a_sync_loses_and_doubles_nothing(stack, example, tmp_p
 
 async def test_a_server_killed_in_a_load_is_started_anew_and_nothing_is_lost_or_doubled(stack, example, tmp_path):
     planted = [sys.executable, str(Path(__file__).with_name("planted_worker.py"))]
-    launched = sglang_lab.variables() | {"GRADBUS_SGLANG_URL": "", "GRADBUS_SGLANG_KEY": "", "GRADBUS_FAULT_DIR": str(tmp_path)}
+    launched = sglang_lab.variables() | {"GRADBUS_SGLANG_URL": "", "GRADBUS_SGLANG_KEY": "", "GRADBUS_CRASH_DIR": str(tmp_path)}
     async with overridden(stack, "rollout-0", planted, **launched) as process:
         restarts = process.restarts
         await goes_on(stack, example)

@@ -37,9 +37,9 @@ class Extra:
 
 
 DEEPSPEED_ONLY = tuple(
-    f"gradbus_trainer.deepspeed_learner.{name}" for name in ("follower", "leader", "learner", "parameter_state", "rank_engine")
+    f"gradbus_trainer.learners.deepspeed.{name}" for name in ("follower", "leader", "learner", "parameter_state", "rank_engine")
 )
-TORCH_ONLY = ("gradbus_rollout.torch_engine", "gradbus_rollout.member", "gradbus_rollout.receiver")
+TORCH_ONLY = ("gradbus_rollout.engines.torch", "gradbus_rollout.broadcast.process", "gradbus_rollout.broadcast.receiver")
 EXTRAS = {
     "gateway": Extra("gradbus_gateway"),
     "conductor": Extra("gradbus_conductor"),

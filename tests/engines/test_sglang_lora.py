@@ -13,15 +13,15 @@ import sglang_lab
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradbus.adapters import adapter_shapes
 from gradbus.errors import AttestationError, ModelError
+from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec
-from gradbus_kernels.lora import merged_weights
-from gradbus_kernels.weights_digest import weights_digest
-from gradbus_rollout.engine import PromptGroup, TokenSpan, VersionProbe
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
-from gradbus_rollout.sglang_engine.api import ServerApi
-from gradbus_rollout.sglang_engine.server import Server
+from gradbus_kernels.models.lora import merged_weights
+from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.engines.base import PromptGroup, TokenSpan, VersionProbe
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine
+from gradbus_rollout.engines.sglang.api import ServerApi
+from gradbus_rollout.engines.sglang.server import Server
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 URL = os.environ.get("GRADBUS_TEST_SGLANG_LORA_URL", "")

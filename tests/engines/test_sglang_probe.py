@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradbus.errors import AttestationError, EngineError
-from gradbus_rollout.engine import PromptGroup, TokenSpan, VersionProbe
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine
-from gradbus_rollout.sglang_engine.api import ServerApi
+from gradbus_rollout.engines.base import PromptGroup, TokenSpan, VersionProbe
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine
+from gradbus_rollout.engines.sglang.api import ServerApi
 
 pytestmark = pytest.mark.engines
 PROBE = tuple(range(1, 33))

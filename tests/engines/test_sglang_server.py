@@ -15,9 +15,9 @@ import sglang_lab
 from sglang_lab import make_folder
 
 from gradbus.errors import EngineError
-from gradbus_rollout.engine import PromptGroup, TokenSpan
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
-from gradbus_rollout.sglang_engine.server import Server
+from gradbus_rollout.engines.base import PromptGroup, TokenSpan
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.engines.sglang.server import Server
 
 CONFIG = SGLangConfig(slots=8, max_new_tokens=200)
 
@@ -144,13 +144,13 @@ wait
 """
 WORKER = """
 import asyncio, pathlib, sys
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangSettings
-from gradbus_rollout.sglang_engine.launch import Launch, LaunchedServer
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangSettings
+from gradbus_rollout.engines.sglang.launched_server import LaunchConfig, LaunchedServer
 
 async def main():
     folder = pathlib.Path(sys.argv[1])
     settings = SGLangSettings(python=str(folder / "server"))
-    server = await LaunchedServer.start(Launch(settings, folder, SGLangConfig(slots=4), "key", folder / "log"))
+    server = await LaunchedServer.start(LaunchConfig(settings, folder, SGLangConfig(slots=4), "key", folder / "log"))
     print(server.pid, flush=True)
     await asyncio.sleep(1000)
 

@@ -12,7 +12,7 @@ import sys
 
 def ack_early() -> None:
     """The log is trimmed as soon as a version is announced, before any checkpoint covers it."""
-    from gradbus_conductor import run
+    from gradbus_conductor.run import loop as run
 
     async def trim_what_was_announced(self):
         done = max(0, self._heads.version) * self._spec.schedule.groups_per_step
@@ -27,7 +27,8 @@ def ack_early() -> None:
 
 def cursor() -> None:
     """A resumed trainer goes on behind what it had read, wherever training stood."""
-    from gradbus_trainer import collector, service
+    from gradbus_trainer import service
+    from gradbus_trainer.step import collector
 
     restore = service.restore
 
@@ -54,8 +55,8 @@ def no_fence() -> None:
 
 def version_after_reply() -> None:
     """A sample is said to come from the version that the engine holds when the sample is handed over, a little late."""
-    from gradbus_rollout.engine import Completion, GroupCompletion, TokenSpan
-    from gradbus_rollout.torch_engine import TorchEngine
+    from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
+    from gradbus_rollout.engines.torch import TorchEngine
 
     generate = TorchEngine.generate
 

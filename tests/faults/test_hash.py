@@ -53,7 +53,7 @@ async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_
     async with stack_of(1) as stack:
         for point, name in points.items():
             (tmp_path / point).mkdir()
-            fault = {"GRADBUS_FAULT_POINT": f"{point}:2,5", "GRADBUS_FAULT_DIR": str(tmp_path / point)}
+            fault = {"GRADBUS_CRASH_POINT": f"{point}:2,5", "GRADBUS_CRASH_DIR": str(tmp_path / point)}
             stack.config.environment_overrides[name] = fault
             await stack.kill(name)
         await stack.until_ready(list(points.values()), 300.0)

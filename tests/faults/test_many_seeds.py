@@ -33,7 +33,7 @@ async def test_any_schedule_of_kills_loses_and_doubles_nothing_in_free(stack_of,
     assert check(ledger, schedule["groups_per_step"], schedule["steps"], lag, fixed_lag=False) == []
 
 
-@pytest.mark.parametrize("transport", ["store", "collective"])
+@pytest.mark.parametrize("transport", ["store", "broadcast"])
 async def test_kills_change_no_bit_of_adapters(stack_of, example, transport):
     changes = {"trainer": {"learning_rate": 0.02, "lora": {"rank": 4}}, "algorithm": {"kl": 0.02}, "weights": {"transport": transport}}
     spec = smoke_spec(example, **changes)

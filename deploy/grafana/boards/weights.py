@@ -105,8 +105,9 @@ WEIGHTS = Board(
                     " and deltas gain nothing.",
                     [
                         Query(
-                            f"sum by (gradbus_weights_way, gradbus_weights_direction) (rate(gradbus_weights_moved_bytes_total{_WINDOW}))",
-                            "{{gradbus_weights_direction}} by {{gradbus_weights_way}}",
+                            "sum by (gradbus_weights_transport, gradbus_weights_direction)"
+                            f" (rate(gradbus_weights_moved_bytes_total{_WINDOW}))",
+                            "{{gradbus_weights_direction}} by {{gradbus_weights_transport}}",
                         )
                     ],
                     unit="Bps",
@@ -116,18 +117,18 @@ WEIGHTS = Board(
                     "Published bytes by published versions: what one step costs the network before workers multiply it.",
                     [
                         Query(
-                            "sum by (gradbus_weights_way)"
+                            "sum by (gradbus_weights_transport)"
                             f' (rate(gradbus_weights_moved_bytes_total{{gradbus_weights_direction="published"}}{_WINDOW}))'
-                            f" / ignoring(gradbus_weights_way) group_left() (sum(rate(gradbus_trained_steps_total{_WINDOW})) > 0)",
-                            "{{gradbus_weights_way}}",
+                            f" / ignoring(gradbus_weights_transport) group_left() (sum(rate(gradbus_trained_steps_total{_WINDOW})) > 0)",
+                            "{{gradbus_weights_transport}}",
                         )
                     ],
                     unit="bytes",
                 ),
                 Panel(
                     "Broadcasts",
-                    "With `weights.transport = collective`: versions that reached all, some or none of the workers by NCCL or gloo.",
-                    [Query(f"sum by (gradbus_outcome) (rate(gradbus_transfers_total{_WINDOW}))", "{{gradbus_outcome}}")],
+                    "With `weights.transport = broadcast`: versions that reached all, some or none of the workers by NCCL or gloo.",
+                    [Query(f"sum by (gradbus_outcome) (rate(gradbus_broadcasts_total{_WINDOW}))", "{{gradbus_outcome}}")],
                     width=12,
                 ),
                 Panel(

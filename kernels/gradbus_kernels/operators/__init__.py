@@ -4,23 +4,23 @@ One file an operator, its torch reference beside it with the same signature; `gp
 launch table. `dispatch` says which implementation runs, and which one did.
 """
 
+from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference
+from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedding, invariant_embedding_reference
+from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
+from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob, invariant_logprob_reference
+from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import Ran, provenance, using
-from gradbus_kernels.operators.invariant_attention import invariant_attention, invariant_attention_reference
-from gradbus_kernels.operators.invariant_embedding import invariant_embedding, invariant_embedding_reference
-from gradbus_kernels.operators.invariant_layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
-from gradbus_kernels.operators.invariant_logprob import invariant_logprob, invariant_logprob_reference
-from gradbus_kernels.operators.invariant_matmul import invariant_matmul, invariant_matmul_reference
-from gradbus_kernels.operators.linear_grpo_loss import linear_grpo_loss, linear_grpo_loss_reference
-from gradbus_kernels.operators.linear_logprob import LinearLogprob, linear_logprob, linear_logprob_reference
-from gradbus_kernels.operators.policy_loss import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
-from gradbus_kernels.operators.prefix_layout import PrefixLayout
-from gradbus_kernels.operators.prefix_packing import PackedGroups, pack_groups
-from gradbus_kernels.operators.prefix_shared_attention import prefix_shared_attention, prefix_shared_attention_reference
-from gradbus_kernels.operators.sample import sample, sample_at, sample_reference
-from gradbus_kernels.operators.sample_linear import linear_sample, linear_sample_reference
-from gradbus_kernels.operators.sample_rows import Sampled, Sampling
-from gradbus_kernels.operators.selected_logprob import SelectedLogprob, selected_logprob, selected_logprob_reference
+from gradbus_kernels.operators.linear_logprob.api import LinearLogprob, linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.linear_sample.api import linear_sample, linear_sample_reference
+from gradbus_kernels.operators.policy_loss.api import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
+from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
+from gradbus_kernels.operators.prefix_shared_attention.api import prefix_shared_attention, prefix_shared_attention_reference
+from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
+from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups, pack_groups
+from gradbus_kernels.operators.sample.api import sample, sample_at, sample_reference
+from gradbus_kernels.operators.sample.reference import Sampled, Sampling
+from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
     "LinearLogprob",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gradbus.access.page import page
+from gradbus.access.markdown import page
 
 if __name__ == "__main__":
     sys.stdout.write(page())

@@ -85,7 +85,7 @@ READERS: Final[Mapping[str, Roles]] = {
 HINTS: Final = (
     Hint("groups.*", "groups lie in the buffer", ("rollout",), ("conductor",)),
     Hint("versions.*", "a version is published", ("weight_store",), ("conductor", "rollout")),
-    Hint("transfers.*", "a version may be had by broadcast", ("weight_store",), ("rollout",)),
+    Hint("broadcasts.*", "a version may be had by broadcast", ("weight_store",), ("rollout",)),
     Hint("missing.*", "groups that the trainer lacks", ("trainer",), ("conductor",)),
 )
 
@@ -113,8 +113,8 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
         "gradbus.v1.WeightStoreService/GetHeads": ("trainer",),
         "gradbus.v1.WeightStoreService/GetVersion": ("trainer", "conductor", "rollout"),
         "gradbus.v1.WeightStoreService/Attest": ("rollout",),
-        "gradbus.v1.WeightStoreService/OpenTransfer": ("trainer",),
-        "gradbus.v1.WeightStoreService/JoinTransfer": ("rollout",),
+        "gradbus.v1.WeightStoreService/OpenBroadcast": ("trainer",),
+        "gradbus.v1.WeightStoreService/JoinBroadcast": ("rollout",),
         "gradbus.v1.WeightStoreService/ListVersions": ("gateway",),
     },
     "reward": {"gradbus.v1.RewardService/Score": ("conductor",)},

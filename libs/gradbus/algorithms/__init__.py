@@ -1,5 +1,5 @@
 """Arithmetic of the algorithms that needs no tensors: the conductor and the trainer share it."""
 
-from gradbus.algorithms.advantages import GroupJudgement, ScoredSample, judge_group
+from gradbus.algorithms.advantages import GroupAdvantages, ScoredSample, compute_advantages
 
-__all__ = ["GroupJudgement", "ScoredSample", "judge_group"]
+__all__ = ["GroupAdvantages", "ScoredSample", "compute_advantages"]

@@ -31,7 +31,7 @@ class ScoredSample(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupJudgement:
+class GroupAdvantages:
     """What a group is worth to the trainer. Sequences are in the order of the group's samples."""
 
     valid: tuple[bool, ...]
@@ -51,7 +51,7 @@ class GroupJudgement:
         return bool(self.reason)
 
 
-def judge_group(rewards: Sequence[ScoredSample], truncated: Sequence[bool], algorithm: AlgorithmSpec) -> GroupJudgement:
+def compute_advantages(rewards: Sequence[ScoredSample], truncated: Sequence[bool], algorithm: AlgorithmSpec) -> GroupAdvantages:
     """Which samples of a group count, and their advantages `(r - mean) / (std + 1e-4)`.
 
     `truncated` says per sample whether it was cut off at max_new_tokens; with `truncated = "mask"` such samples
@@ -71,7 +71,7 @@ def judge_group(rewards: Sequence[ScoredSample], truncated: Sequence[bool], algo
     advantages = tuple(
         (scored.reward - mean) / scale if counts and has_signal else 0.0 for scored, counts in zip(rewards, valid, strict=True)
     )
-    return GroupJudgement(valid, advantages, mean, std, _reason(len(values), len(rewards), has_signal, algorithm))
+    return GroupAdvantages(valid, advantages, mean, std, _reason(len(values), len(rewards), has_signal, algorithm))
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:

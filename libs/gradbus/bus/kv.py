@@ -10,7 +10,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from gradbus.background import background
+from gradbus.aio.tasks import background
 from gradbus.bus.view import View
 from gradbus.errors import GradbusError
 from gradbus.telemetry import WireOperation

@@ -10,7 +10,7 @@ import secrets
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
-from gradbus.background import cancelled
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus.kv import Bucket, Conflict
 from gradbus.bus.subjects import LEASE_TTL_SECONDS
 from gradbus.telemetry import PROCESS, get_logger
@@ -51,7 +51,7 @@ class Lease:
 
     async def release(self) -> None:
         """Gives the lease back, so that the next holder need not wait for its end."""
-        await cancelled(self._renewal)
+        await cancel_and_wait(self._renewal)
         if not self.lost.is_set():
             self.lost.set()
             self._held(-1)

@@ -57,9 +57,9 @@ def versions(run_id: str) -> str:
     return f"versions.{run_id}"
 
 
-def transfers(run_id: str) -> str:
+def broadcasts(run_id: str) -> str:
     """Announces versions that may be had by broadcast."""
-    return f"transfers.{run_id}"
+    return f"broadcasts.{run_id}"
 
 
 def missing(run_id: str) -> str:

@@ -27,9 +27,9 @@ def follow_run(client: Client, run_id: str, option: str | None = "") -> int:
 
     `option` is what the commands that it advises need besides; with None it advises none, and Ctrl-C is its caller's.
     """
-    from gradbus.client import Patience
+    from gradbus.client import RetryPolicy
 
-    client.patience = Patience(_SILENCE_SECONDS, lambda text: print(text, flush=True))
+    client.patience = RetryPolicy(_SILENCE_SECONDS, lambda text: print(text, flush=True))
     try:
         last = _live(client, run_id) if sys.stdout.isatty() else _lines(client, run_id)
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ def create(
     state: State = None,
 ) -> None:
     """Make a key and show its token, this once. The gateway takes it at its next request."""
-    from gradbus.api_keys import new_api_key, read_api_keys, write_api_keys
+    from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
 
     path = _file(file, state)
     token, record = new_api_key(name, scopes or ["runs:read"])
@@ -34,7 +34,7 @@ def create(
 @app.command("list")
 def list_keys(file: KeysFile = None, state: State = None) -> None:
     """List keys; their secrets are not kept."""
-    from gradbus.api_keys import read_api_keys
+    from gradbus.access.api_keys import read_api_keys
 
     for record in read_api_keys(_file(file, state)):
         typer.echo(f"{record.id}  {record.name:<24}  {' '.join(record.scopes)}")
@@ -43,7 +43,7 @@ def list_keys(file: KeysFile = None, state: State = None) -> None:
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile = None, state: State = None) -> None:
     """Remove a key."""
-    from gradbus.api_keys import read_api_keys, write_api_keys
+    from gradbus.access.api_keys import read_api_keys, write_api_keys
     from gradbus.errors import SettingsError
 
     path = _file(file, state)

@@ -30,9 +30,9 @@ def state_option(state: Path | None) -> str:
 
 def connect(state: Path | None) -> Client:
     """A client of the gateway, which says when it has to wait for it."""
-    from gradbus.client import Client, Patience
+    from gradbus.client import Client, RetryPolicy
 
-    return Client.discover(state, Patience(say=lambda text: print(text, file=sys.stderr, flush=True)))
+    return Client.discover(state, RetryPolicy(say=lambda text: print(text, file=sys.stderr, flush=True)))
 
 
 def find_run(client: Client, given: str) -> dict[str, Any]:

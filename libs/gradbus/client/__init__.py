@@ -2,7 +2,7 @@
 
 from gradbus.client.client import Client
 from gradbus.client.discovery import find_gateway
-from gradbus.client.patience import Patience
+from gradbus.client.retries import RetryPolicy
 from gradbus.client.spec_file import load_spec
 
-__all__ = ["Client", "Patience", "find_gateway", "load_spec"]
+__all__ = ["Client", "RetryPolicy", "find_gateway", "load_spec"]

@@ -14,10 +14,10 @@ import httpx2
 from gradbus.client.answers import checked, reached
 from gradbus.client.discovery import find_gateway
 from gradbus.client.export import write_export, write_merged_export
-from gradbus.client.patience import Patience
+from gradbus.client.retries import RetryPolicy
 from gradbus.client.upload import in_words_of, merged, with_uploads
+from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import SpecError, StackError
-from gradbus.runs import FINAL_STATES
 
 Json = dict[str, Any]
 _SUBMIT_SECONDS = 600.0  # a model from the hub is fetched before the answer
@@ -31,14 +31,14 @@ class Client:
     A gateway that restarts is waited for (`patience`): every request here can be repeated without harm.
     """
 
-    def __init__(self, url: str, key: str, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, key: str, patience: RetryPolicy | None = None) -> None:
         self.url = url.rstrip("/")
-        self.patience = patience or Patience()
+        self.patience = patience or RetryPolicy()
         # The key goes to this address alone: no proxy, no redirect.
         self._http = httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30.0, trust_env=False)
 
     @classmethod
-    def discover(cls, state: Path | None = None, patience: Patience | None = None) -> Self:
+    def discover(cls, state: Path | None = None, patience: RetryPolicy | None = None) -> Self:
         """The client of the gateway that GRADBUS_URL or the embedded stack's state folder names. Raises StackError if neither does."""
         return cls(*find_gateway(state), patience)
 

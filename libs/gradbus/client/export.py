@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from gradbus.client.merge import check_mergeable, write_merged
-from gradbus.client.patience import Patience
+from gradbus.client.retries import RetryPolicy
 from gradbus.errors import CorruptRecordError, StackError
-from gradbus.model_folder import checked_file_name
+from gradbus.formats.hf_model import checked_file_name
 
 _WEIGHTS = ".safetensors"
 Download = Callable[[str], Iterator[bytes]]
 
 
-def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Download, patience: Patience) -> None:
+def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Download, patience: RetryPolicy) -> None:
     """Downloads `files` (name and id) into `folder`. A file appears under its name only when it is whole; one that is cut off comes again.
 
     Raises StackError when `folder` cannot be written, CorruptRecordError when bytes do not match their digest.
@@ -31,7 +31,7 @@ def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Dow
         raise StackError(f"cannot write {folder} ({error.strerror}); choose another folder") from error
 
 
-def write_merged_export(plan: Mapping[str, Any], folder: Path, download: Download, patience: Patience) -> None:
+def write_merged_export(plan: Mapping[str, Any], folder: Path, download: Download, patience: RetryPolicy) -> None:
     """Downloads a base model and the adapters that `plan` wants merged into it, and writes the sum into `folder`.
 
     Raises as `write_export`; also StackError where merging is not possible, ModelError for adapters of another model.

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gradbus.adapters import adapter_names
 from gradbus.errors import ModelError, StackError
-from gradbus.tensor_files import StoredTensor, header, mapped, read_headers, refuse_tensors
+from gradbus.formats.peft import adapter_names
+from gradbus.formats.safetensors import StoredTensor, header, mapped, read_headers, refuse_tensors
 
 if TYPE_CHECKING:
     import numpy as np

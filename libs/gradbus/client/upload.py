@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gradbus.errors import Fault, ModelError
+from gradbus.formats.hf_model import check_model_folder
 from gradbus.ids import is_digest
-from gradbus.model_folder import check_model_folder
 
 Upload = Callable[[Path, str], None]
 Json = dict[str, Any]

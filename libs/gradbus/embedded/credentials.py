@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
-from gradbus.api_keys import SCOPES, new_api_key, write_api_keys
+from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
 from gradbus.rpc import token_hash
 
 

@@ -11,8 +11,8 @@ from nats.js.errors import APIError
 from pydantic import ValidationError
 
 from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.control.runs import FINAL_STATES, RunRecord, RunStatus
 from gradbus.errors import GradbusError
-from gradbus.runs import FINAL_STATES, RunRecord, RunStatus
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)

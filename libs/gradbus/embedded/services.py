@@ -18,7 +18,7 @@ from gradbus.embedded.supervised import Program
 
 REFERENCE: Final = "reference"
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS")
-_PREFIXES_PASSED_ON: Final = ("GRADBUS_FAULT_", "GRADBUS_TRACE_", "GRADBUS_TRANSFER_", "OTEL_")
+_PREFIXES_PASSED_ON: Final = ("GRADBUS_CRASH_", "GRADBUS_TRACE_", "GRADBUS_BROADCAST_", "OTEL_")
 # Only the gateway fetches from the hub.
 _HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 _DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_")
@@ -89,7 +89,7 @@ class Blueprint:
     def service(self, name: str) -> Program:
         """A service, as it starts next."""
         command = [sys.executable, "-m", f"gradbus_{role_of(name)}"]
-        return self._program(name, command, self._wires() | self._own(name))
+        return self._program(name, command, self._clients() | self._own(name))
 
     def server(self, name: str, command: list[str]) -> Program:
         """nats or the buffer: everything is in its configuration file."""
@@ -103,7 +103,7 @@ class Blueprint:
             cores=cores_of(role_of(name)) if self.config.pin_cores else frozenset(),
         )
 
-    def _wires(self) -> dict[str, str]:
+    def _clients(self) -> dict[str, str]:
         return {
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gradbus.cache_disk import written_below
 from gradbus.errors import SettingsError
+from gradbus.formats.hf_model import sanitized_config
 from gradbus.ids import digest_of
-from gradbus.model_folder import sanitized_config
+from gradbus.objects.cache_dir import written_below
 from gradbus.objects.durable import sync_files
 from gradbus.objects.paths import is_safe_part
 from gradbus.objects.store import ObjectStore

@@ -12,7 +12,7 @@ from threading import Timer
 from gradbus.errors import GradbusError
 from gradbus.process.health import HealthPages
 from gradbus.process.settings import ProcessSettings
-from gradbus.telemetry import configure_logging, exported, get_logger, show_process
+from gradbus.telemetry import configure_logging, export_process_metrics, exported, get_logger
 
 _log = get_logger(__name__)
 DRAIN_SECONDS = 20.0
@@ -62,7 +62,7 @@ async def _run(name: str, settings: ProcessSettings, main: Main, over: Callable[
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, process.stopping.set)
-    show_process(lambda: process.ready)
+    export_process_metrics(lambda: process.ready)
     pages = HealthPages(process)
     try:
         await pages.start(settings.health)

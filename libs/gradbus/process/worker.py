@@ -12,13 +12,13 @@ from redis.asyncio import Redis
 
 from gradbus.buffer import open_buffer
 from gradbus.bus import Bus
+from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.errors import StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process.frame import Process, run_process
+from gradbus.process.heartbeat import WorkerHeartbeat
 from gradbus.process.settings import ProcessSettings
-from gradbus.process.station import Station
-from gradbus.rpc import in_words, open_channel
-from gradbus.runs import RunRecord, WorkerPresence
+from gradbus.rpc import describe_rpc_error, open_channel
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerWires:
+class WorkerClients:
     """A worker's side of every wire, and its place among the workers."""
 
     bus: Bus
     buffer: Redis
     objects: ObjectStore
     weight_store: WeightStoreServiceAsyncStub
-    station: Station
+    heartbeat: WorkerHeartbeat
 
 
 class RunServer(Protocol):
@@ -45,7 +45,10 @@ class RunServer(Protocol):
 
 
 def run_worker(
-    role: Literal["rollout", "trainer"], settings: ProcessSettings, weight_store: str, build: Callable[[WorkerWires], Awaitable[RunServer]]
+    role: Literal["rollout", "trainer"],
+    settings: ProcessSettings,
+    weight_store: str,
+    build: Callable[[WorkerClients], Awaitable[RunServer]],
 ) -> int:
     """Runs a worker process; the exit status. `build` may import what is heavy: the worker is not ready before."""
 
@@ -55,17 +58,17 @@ def run_worker(
         buffer = open_buffer(settings.buffer)
         try:
             presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
-            station = Station(bus, presence)
-            wires = WorkerWires(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), station)
-            server = await build(wires)
+            heartbeat = WorkerHeartbeat(bus, presence)
+            clients = WorkerClients(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), heartbeat)
+            server = await build(clients)
 
             async def serve_run(record: RunRecord) -> None:
                 try:
                     await server.serve_run(record)
                 except AioRpcError as error:
-                    raise StorageError(in_words("the weight store", weight_store, error)) from error
+                    raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
 
-            await station.serve(process, serve_run)
+            await heartbeat.serve(process, serve_run)
         finally:
             await channel.close()
             await buffer.aclose()

@@ -2,9 +2,9 @@
 
 from gradbus.rpc.callers import token_hash
 from gradbus.rpc.client import open_channel
+from gradbus.rpc.error_text import describe_rpc_error
 from gradbus.rpc.operation import rpc_attributes
-from gradbus.rpc.patience import AWAY, until_answered
-from gradbus.rpc.refusal import in_words
+from gradbus.rpc.retries import AWAY, until_answered
 from gradbus.rpc.server import RpcServer, RpcSettings
 
-__all__ = ["AWAY", "RpcServer", "RpcSettings", "in_words", "open_channel", "rpc_attributes", "token_hash", "until_answered"]
+__all__ = ["AWAY", "RpcServer", "RpcSettings", "describe_rpc_error", "open_channel", "rpc_attributes", "token_hash", "until_answered"]

@@ -172,8 +172,8 @@ class TrainerSpec(Section):
 class WeightsSpec(Section):
     """How published versions travel from the trainer to the workers."""
 
-    transport: Literal["store", "delta", "collective"] = Field(
-        "store", description="`store`: whole, by object storage; `delta`: what a step changed; `collective`: whole, by broadcast too."
+    transport: Literal["store", "delta", "broadcast"] = Field(
+        "store", description="`store`: whole, by object storage; `delta`: what a step changed; `broadcast`: whole, by broadcast too."
     )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Of published versions; the trainer's own weights are always float32.")
     anchor_every: int = Field(16, ge=1, le=64, description="`delta`: versions between two that are stored whole; checkpoints always are.")

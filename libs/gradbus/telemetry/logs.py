@@ -12,7 +12,7 @@ from opentelemetry import trace
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
-from gradbus.telemetry import lines
+from gradbus.telemetry import log_export
 
 
 def configure_logging(service: str, level: str = "INFO") -> None:
@@ -62,5 +62,5 @@ def _add_trace(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 
 def _export(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    lines.emit(event)
+    log_export.emit(event)
     return event

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gradbus.telemetry.numbers import PROCESS
+from gradbus.telemetry.metrics import PROCESS
 
 _STATUS: Final = Path("/proc/self/statm")
 _STARTED: Final = time.monotonic()
 
 
-def show_process(ready: Callable[[], bool]) -> None:
+def export_process_metrics(ready: Callable[[], bool]) -> None:
     """From now on processor time, memory and uptime are exported, and whether the process is `ready`."""
-    PROCESS.show("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime, {"cpu.mode": "user"})
-    PROCESS.show("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_stime, {"cpu.mode": "system"})
-    PROCESS.show("process.memory.usage", _memory)
-    PROCESS.show("process.uptime", lambda: time.monotonic() - _STARTED)
-    PROCESS.show("gradbus.process.ready", lambda: float(ready()))
+    PROCESS.set("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime, {"cpu.mode": "user"})
+    PROCESS.set("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_stime, {"cpu.mode": "system"})
+    PROCESS.set("process.memory.usage", _memory)
+    PROCESS.set("process.uptime", lambda: time.monotonic() - _STARTED)
+    PROCESS.set("gradbus.process.ready", lambda: float(ready()))
 
 
 def _memory() -> float:

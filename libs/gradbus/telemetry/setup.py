@@ -11,10 +11,10 @@ from typing import Any
 
 from opentelemetry import metrics
 
-from gradbus.telemetry.lines import publish_lines
+from gradbus.telemetry.log_export import publish_lines
 from gradbus.telemetry.logs import get_logger
-from gradbus.telemetry.numbers import publish_numbers
-from gradbus.telemetry.timed import tell_nobody, tell_to
+from gradbus.telemetry.metrics import publish_metrics
+from gradbus.telemetry.timed_spans import send_spans_to, stop_sending_spans
 
 _log = get_logger(__name__)
 _FLUSH_SECONDS = 3.0
@@ -44,7 +44,7 @@ def exported(service: str, worker: str) -> Iterator[None]:
     try:
         yield
     finally:
-        tell_nobody()
+        stop_sending_spans()
         _end(providers)
 
 
@@ -81,7 +81,7 @@ def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any], 
     from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    from gradbus.telemetry.teller import SpanTeller  # noqa: PLC0415
+    from gradbus.telemetry.span_sink import SpanSink  # noqa: PLC0415
 
     name = os.environ.get("OTEL_SERVICE_NAME", f"gradbus-{service}")
     resource = Resource.create({"service.name": name, "service.namespace": "gradbus", "service.instance.id": worker})
@@ -90,8 +90,8 @@ def _providers(service: str, worker: str, spans: list[Any], numbers: list[Any], 
     for exporter in spans:
         queues.add_span_processor(BatchSpanProcessor(exporter, meter_provider=measuring))
     if spans:
-        tell_to(SpanTeller(queues, resource))
+        send_spans_to(SpanSink(queues, resource))
     if numbers:
         metrics.set_meter_provider(measuring)
-        publish_numbers(service)
+        publish_metrics(service)
     return queues, measuring, publish_lines(resource, lines)

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import NonRecordingSpan, SpanKind
 
-from gradbus.telemetry.timed import Attributes, TimedSpan, context_of, is_tracing, record
+from gradbus.telemetry.timed_spans import Attributes, TimedSpan, context_of, is_tracing, record
 from gradbus.telemetry.trace_ids import child_of, new_trace
 
 _HEADER = "traceparent"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gradbus.telemetry.numbers import PROCESS, observe
+from gradbus.telemetry.metrics import PROCESS, observe
 
 Way = Literal["store", "delta"]
 """`store`: whole files through object storage; `delta`: what changed, through object storage."""
@@ -15,7 +15,7 @@ Trouble = Literal["unchanged", "behind", "digest_differs"]
 
 def weights_moved(way: Way, direction: Direction, size: int) -> None:
     """Counts bytes of weights put into or taken out of object storage."""
-    PROCESS.count("gradbus.weights.moved", size, {"gradbus.weights.way": way, "gradbus.weights.direction": direction})
+    PROCESS.count("gradbus.weights.moved", size, {"gradbus.weights.transport": way, "gradbus.weights.direction": direction})
 
 
 def weights_active(seconds: float) -> None:
@@ -23,9 +23,9 @@ def weights_active(seconds: float) -> None:
     observe("gradbus.weights.activation.duration", seconds)
 
 
-def way_failed(way: str) -> None:
+def transport_failed(way: str) -> None:
     """Counts shards that another way had to bring."""
-    PROCESS.count("gradbus.weights.fallbacks", 1, {"gradbus.weights.way": way})
+    PROCESS.count("gradbus.weights.fallbacks", 1, {"gradbus.weights.transport": way})
 
 
 def weights_trouble(kind: Trouble) -> None:

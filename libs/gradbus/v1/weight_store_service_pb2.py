@@ -22,59 +22,59 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from gradbus.v1 import transfer_pb2 as gradbus_dot_v1_dot_transfer__pb2
+from gradbus.v1 import broadcast_pb2 as gradbus_dot_v1_dot_broadcast__pb2
 from gradbus.v1 import weights_pb2 as gradbus_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gradbus/v1/weight_store_service.proto\x12\ngradbus.v1\x1a\x19gradbus/v1/transfer.proto\x1a\x18gradbus/v1/weights.proto\"w\n\x05Heads\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x14\n\x0cversion_step\x18\x02 \x01(\x03\x12\x16\n\x0eversion_digest\x18\x03 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x04 \x01(\x03\x12\x19\n\x11\x63heckpoint_digest\x18\x05 \x01(\t\"/\n\x0fOpenTermRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\"4\n\x10OpenTermResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"E\n\x15PublishVersionRequest\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\"*\n\x16PublishVersionResponse\x12\x10\n\x08\x64iverged\x18\x01 \x01(\x08\"K\n\x17\x43ommitCheckpointRequest\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\"*\n\x18\x43ommitCheckpointResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"1\n\x11GetVersionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"q\n\x12GetVersionResponse\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\"%\n\x13ListVersionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x96\x01\n\x14ListVersionsResponse\x12-\n\tmanifests\x18\x01 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\x12 \n\x05heads\x18\x03 \x01(\x0b\x32\x11.gradbus.v1.Heads\"!\n\x0fGetHeadsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x10GetHeadsResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"&\n\x14GetCheckpointRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Y\n\x15GetCheckpointResponse\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"=\n\rAttestRequest\x12,\n\x0b\x61ttestation\x18\x01 \x01(\x0b\x32\x17.gradbus.v1.Attestation\"!\n\x0e\x41ttestResponse\x12\x0f\n\x07matches\x18\x01 \x01(\x08\"b\n\x13OpenTransferRequest\x12&\n\x08transfer\x18\x01 \x01(\x0b\x32\x14.gradbus.v1.Transfer\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nheld_group\x18\x03 \x01(\t\"B\n\x14OpenTransferResponse\x12*\n\nmembership\x18\x01 \x01(\x0b\x32\x16.gradbus.v1.Membership\"^\n\x13JoinTransferRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x12\n\nheld_group\x18\x04 \x01(\t\"B\n\x14JoinTransferResponse\x12*\n\nmembership\x18\x01 \x01(\x0b\x32\x16.gradbus.v1.Membership2\xb7\x06\n\x12WeightStoreService\x12\x45\n\x08OpenTerm\x12\x1b.gradbus.v1.OpenTermRequest\x1a\x1c.gradbus.v1.OpenTermResponse\x12W\n\x0ePublishVersion\x12!.gradbus.v1.PublishVersionRequest\x1a\".gradbus.v1.PublishVersionResponse\x12]\n\x10\x43ommitCheckpoint\x12#.gradbus.v1.CommitCheckpointRequest\x1a$.gradbus.v1.CommitCheckpointResponse\x12K\n\nGetVersion\x12\x1d.gradbus.v1.GetVersionRequest\x1a\x1e.gradbus.v1.GetVersionResponse\x12Q\n\x0cListVersions\x12\x1f.gradbus.v1.ListVersionsRequest\x1a .gradbus.v1.ListVersionsResponse\x12\x45\n\x08GetHeads\x12\x1b.gradbus.v1.GetHeadsRequest\x1a\x1c.gradbus.v1.GetHeadsResponse\x12T\n\rGetCheckpoint\x12 .gradbus.v1.GetCheckpointRequest\x1a!.gradbus.v1.GetCheckpointResponse\x12?\n\x06\x41ttest\x12\x19.gradbus.v1.AttestRequest\x1a\x1a.gradbus.v1.AttestResponse\x12Q\n\x0cOpenTransfer\x12\x1f.gradbus.v1.OpenTransferRequest\x1a .gradbus.v1.OpenTransferResponse\x12Q\n\x0cJoinTransfer\x12\x1f.gradbus.v1.JoinTransferRequest\x1a .gradbus.v1.JoinTransferResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gradbus/v1/weight_store_service.proto\x12\ngradbus.v1\x1a\x1agradbus/v1/broadcast.proto\x1a\x18gradbus/v1/weights.proto\"w\n\x05Heads\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x14\n\x0cversion_step\x18\x02 \x01(\x03\x12\x16\n\x0eversion_digest\x18\x03 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x04 \x01(\x03\x12\x19\n\x11\x63heckpoint_digest\x18\x05 \x01(\t\"/\n\x0fOpenTermRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\"4\n\x10OpenTermResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"E\n\x15PublishVersionRequest\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\"*\n\x16PublishVersionResponse\x12\x10\n\x08\x64iverged\x18\x01 \x01(\x08\"K\n\x17\x43ommitCheckpointRequest\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\"*\n\x18\x43ommitCheckpointResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"1\n\x11GetVersionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"q\n\x12GetVersionResponse\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\"%\n\x13ListVersionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x96\x01\n\x14ListVersionsResponse\x12-\n\tmanifests\x18\x01 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\x12 \n\x05heads\x18\x03 \x01(\x0b\x32\x11.gradbus.v1.Heads\"!\n\x0fGetHeadsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x10GetHeadsResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"&\n\x14GetCheckpointRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Y\n\x15GetCheckpointResponse\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"=\n\rAttestRequest\x12,\n\x0b\x61ttestation\x18\x01 \x01(\x0b\x32\x17.gradbus.v1.Attestation\"!\n\x0e\x41ttestResponse\x12\x0f\n\x07matches\x18\x01 \x01(\x08\"e\n\x14OpenBroadcastRequest\x12(\n\tbroadcast\x18\x01 \x01(\x0b\x32\x15.gradbus.v1.Broadcast\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nheld_group\x18\x03 \x01(\t\"L\n\x15OpenBroadcastResponse\x12\x33\n\nmembership\x18\x01 \x01(\x0b\x32\x1f.gradbus.v1.BroadcastMembership\"`\n\x14JoinBroadcastRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0c\x62roadcast_id\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x12\n\nheld_group\x18\x04 \x01(\t\"L\n\x15JoinBroadcastResponse\x12\x33\n\nmembership\x18\x01 \x01(\x0b\x32\x1f.gradbus.v1.BroadcastMembership2\xbd\x06\n\x12WeightStoreService\x12\x45\n\x08OpenTerm\x12\x1b.gradbus.v1.OpenTermRequest\x1a\x1c.gradbus.v1.OpenTermResponse\x12W\n\x0ePublishVersion\x12!.gradbus.v1.PublishVersionRequest\x1a\".gradbus.v1.PublishVersionResponse\x12]\n\x10\x43ommitCheckpoint\x12#.gradbus.v1.CommitCheckpointRequest\x1a$.gradbus.v1.CommitCheckpointResponse\x12K\n\nGetVersion\x12\x1d.gradbus.v1.GetVersionRequest\x1a\x1e.gradbus.v1.GetVersionResponse\x12Q\n\x0cListVersions\x12\x1f.gradbus.v1.ListVersionsRequest\x1a .gradbus.v1.ListVersionsResponse\x12\x45\n\x08GetHeads\x12\x1b.gradbus.v1.GetHeadsRequest\x1a\x1c.gradbus.v1.GetHeadsResponse\x12T\n\rGetCheckpoint\x12 .gradbus.v1.GetCheckpointRequest\x1a!.gradbus.v1.GetCheckpointResponse\x12?\n\x06\x41ttest\x12\x19.gradbus.v1.AttestRequest\x1a\x1a.gradbus.v1.AttestResponse\x12T\n\rOpenBroadcast\x12 .gradbus.v1.OpenBroadcastRequest\x1a!.gradbus.v1.OpenBroadcastResponse\x12T\n\rJoinBroadcast\x12 .gradbus.v1.JoinBroadcastRequest\x1a!.gradbus.v1.JoinBroadcastResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradbus.v1.weight_store_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEADS']._serialized_start=106
-  _globals['_HEADS']._serialized_end=225
-  _globals['_OPENTERMREQUEST']._serialized_start=227
-  _globals['_OPENTERMREQUEST']._serialized_end=274
-  _globals['_OPENTERMRESPONSE']._serialized_start=276
-  _globals['_OPENTERMRESPONSE']._serialized_end=328
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=330
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=399
-  _globals['_PUBLISHVERSIONRESPONSE']._serialized_start=401
-  _globals['_PUBLISHVERSIONRESPONSE']._serialized_end=443
-  _globals['_COMMITCHECKPOINTREQUEST']._serialized_start=445
-  _globals['_COMMITCHECKPOINTREQUEST']._serialized_end=520
-  _globals['_COMMITCHECKPOINTRESPONSE']._serialized_start=522
-  _globals['_COMMITCHECKPOINTRESPONSE']._serialized_end=564
-  _globals['_GETVERSIONREQUEST']._serialized_start=566
-  _globals['_GETVERSIONREQUEST']._serialized_end=615
-  _globals['_GETVERSIONRESPONSE']._serialized_start=617
-  _globals['_GETVERSIONRESPONSE']._serialized_end=730
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=732
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=769
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=772
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=922
-  _globals['_GETHEADSREQUEST']._serialized_start=924
-  _globals['_GETHEADSREQUEST']._serialized_end=957
-  _globals['_GETHEADSRESPONSE']._serialized_start=959
-  _globals['_GETHEADSRESPONSE']._serialized_end=1011
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1013
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1051
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=1053
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=1142
-  _globals['_ATTESTREQUEST']._serialized_start=1144
-  _globals['_ATTESTREQUEST']._serialized_end=1205
-  _globals['_ATTESTRESPONSE']._serialized_start=1207
-  _globals['_ATTESTRESPONSE']._serialized_end=1240
-  _globals['_OPENTRANSFERREQUEST']._serialized_start=1242
-  _globals['_OPENTRANSFERREQUEST']._serialized_end=1340
-  _globals['_OPENTRANSFERRESPONSE']._serialized_start=1342
-  _globals['_OPENTRANSFERRESPONSE']._serialized_end=1408
-  _globals['_JOINTRANSFERREQUEST']._serialized_start=1410
-  _globals['_JOINTRANSFERREQUEST']._serialized_end=1504
-  _globals['_JOINTRANSFERRESPONSE']._serialized_start=1506
-  _globals['_JOINTRANSFERRESPONSE']._serialized_end=1572
-  _globals['_WEIGHTSTORESERVICE']._serialized_start=1575
-  _globals['_WEIGHTSTORESERVICE']._serialized_end=2398
+  _globals['_HEADS']._serialized_start=107
+  _globals['_HEADS']._serialized_end=226
+  _globals['_OPENTERMREQUEST']._serialized_start=228
+  _globals['_OPENTERMREQUEST']._serialized_end=275
+  _globals['_OPENTERMRESPONSE']._serialized_start=277
+  _globals['_OPENTERMRESPONSE']._serialized_end=329
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=331
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=400
+  _globals['_PUBLISHVERSIONRESPONSE']._serialized_start=402
+  _globals['_PUBLISHVERSIONRESPONSE']._serialized_end=444
+  _globals['_COMMITCHECKPOINTREQUEST']._serialized_start=446
+  _globals['_COMMITCHECKPOINTREQUEST']._serialized_end=521
+  _globals['_COMMITCHECKPOINTRESPONSE']._serialized_start=523
+  _globals['_COMMITCHECKPOINTRESPONSE']._serialized_end=565
+  _globals['_GETVERSIONREQUEST']._serialized_start=567
+  _globals['_GETVERSIONREQUEST']._serialized_end=616
+  _globals['_GETVERSIONRESPONSE']._serialized_start=618
+  _globals['_GETVERSIONRESPONSE']._serialized_end=731
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=733
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=770
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=773
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=923
+  _globals['_GETHEADSREQUEST']._serialized_start=925
+  _globals['_GETHEADSREQUEST']._serialized_end=958
+  _globals['_GETHEADSRESPONSE']._serialized_start=960
+  _globals['_GETHEADSRESPONSE']._serialized_end=1012
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1014
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1052
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=1054
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=1143
+  _globals['_ATTESTREQUEST']._serialized_start=1145
+  _globals['_ATTESTREQUEST']._serialized_end=1206
+  _globals['_ATTESTRESPONSE']._serialized_start=1208
+  _globals['_ATTESTRESPONSE']._serialized_end=1241
+  _globals['_OPENBROADCASTREQUEST']._serialized_start=1243
+  _globals['_OPENBROADCASTREQUEST']._serialized_end=1344
+  _globals['_OPENBROADCASTRESPONSE']._serialized_start=1346
+  _globals['_OPENBROADCASTRESPONSE']._serialized_end=1422
+  _globals['_JOINBROADCASTREQUEST']._serialized_start=1424
+  _globals['_JOINBROADCASTREQUEST']._serialized_end=1520
+  _globals['_JOINBROADCASTRESPONSE']._serialized_start=1522
+  _globals['_JOINBROADCASTRESPONSE']._serialized_end=1598
+  _globals['_WEIGHTSTORESERVICE']._serialized_start=1601
+  _globals['_WEIGHTSTORESERVICE']._serialized_end=2430
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,4 @@
-from gradbus.v1 import transfer_pb2 as _transfer_pb2
+from gradbus.v1 import broadcast_pb2 as _broadcast_pb2
 from gradbus.v1 import weights_pb2 as _weights_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -130,36 +130,36 @@ class AttestResponse(_message.Message):
     matches: bool
     def __init__(self, matches: bool = ...) -> None: ...
 
-class OpenTransferRequest(_message.Message):
-    __slots__ = ("transfer", "address", "held_group")
-    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+class OpenBroadcastRequest(_message.Message):
+    __slots__ = ("broadcast", "address", "held_group")
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HELD_GROUP_FIELD_NUMBER: _ClassVar[int]
-    transfer: _transfer_pb2.Transfer
+    broadcast: _broadcast_pb2.Broadcast
     address: str
     held_group: str
-    def __init__(self, transfer: _Optional[_Union[_transfer_pb2.Transfer, _Mapping]] = ..., address: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
+    def __init__(self, broadcast: _Optional[_Union[_broadcast_pb2.Broadcast, _Mapping]] = ..., address: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
 
-class OpenTransferResponse(_message.Message):
+class OpenBroadcastResponse(_message.Message):
     __slots__ = ("membership",)
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
-    membership: _transfer_pb2.Membership
-    def __init__(self, membership: _Optional[_Union[_transfer_pb2.Membership, _Mapping]] = ...) -> None: ...
+    membership: _broadcast_pb2.BroadcastMembership
+    def __init__(self, membership: _Optional[_Union[_broadcast_pb2.BroadcastMembership, _Mapping]] = ...) -> None: ...
 
-class JoinTransferRequest(_message.Message):
-    __slots__ = ("run_id", "transfer_id", "worker", "held_group")
+class JoinBroadcastRequest(_message.Message):
+    __slots__ = ("run_id", "broadcast_id", "worker", "held_group")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HELD_GROUP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    transfer_id: str
+    broadcast_id: str
     worker: str
     held_group: str
-    def __init__(self, run_id: _Optional[str] = ..., transfer_id: _Optional[str] = ..., worker: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., broadcast_id: _Optional[str] = ..., worker: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
 
-class JoinTransferResponse(_message.Message):
+class JoinBroadcastResponse(_message.Message):
     __slots__ = ("membership",)
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
-    membership: _transfer_pb2.Membership
-    def __init__(self, membership: _Optional[_Union[_transfer_pb2.Membership, _Mapping]] = ...) -> None: ...
+    membership: _broadcast_pb2.BroadcastMembership
+    def __init__(self, membership: _Optional[_Union[_broadcast_pb2.BroadcastMembership, _Mapping]] = ...) -> None: ...

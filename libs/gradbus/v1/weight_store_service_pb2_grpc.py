@@ -75,15 +75,15 @@ class WeightStoreServiceStub(object):
                 request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestRequest.SerializeToString,
                 response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestResponse.FromString,
                 _registered_method=True)
-        self.OpenTransfer = channel.unary_unary(
-                '/gradbus.v1.WeightStoreService/OpenTransfer',
-                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferRequest.SerializeToString,
-                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferResponse.FromString,
+        self.OpenBroadcast = channel.unary_unary(
+                '/gradbus.v1.WeightStoreService/OpenBroadcast',
+                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenBroadcastRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenBroadcastResponse.FromString,
                 _registered_method=True)
-        self.JoinTransfer = channel.unary_unary(
-                '/gradbus.v1.WeightStoreService/JoinTransfer',
-                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferRequest.SerializeToString,
-                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferResponse.FromString,
+        self.JoinBroadcast = channel.unary_unary(
+                '/gradbus.v1.WeightStoreService/JoinBroadcast',
+                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastResponse.FromString,
                 _registered_method=True)
 
 
@@ -144,16 +144,16 @@ class WeightStoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def OpenTransfer(self, request, context):
-        """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+    def OpenBroadcast(self, request, context):
+        """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
         FAILED_PRECONDITION if the term is not the newest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def JoinTransfer(self, request, context):
-        """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over.
+    def JoinBroadcast(self, request, context):
+        """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,15 +202,15 @@ def add_WeightStoreServiceServicer_to_server(servicer, server):
                     request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestRequest.FromString,
                     response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.AttestResponse.SerializeToString,
             ),
-            'OpenTransfer': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenTransfer,
-                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferRequest.FromString,
-                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferResponse.SerializeToString,
+            'OpenBroadcast': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenBroadcast,
+                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenBroadcastRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.OpenBroadcastResponse.SerializeToString,
             ),
-            'JoinTransfer': grpc.unary_unary_rpc_method_handler(
-                    servicer.JoinTransfer,
-                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferRequest.FromString,
-                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferResponse.SerializeToString,
+            'JoinBroadcast': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinBroadcast,
+                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -441,7 +441,7 @@ class WeightStoreService(object):
             _registered_method=True)
 
     @staticmethod
-    def OpenTransfer(request,
+    def OpenBroadcast(request,
             target,
             options=(),
             channel_credentials=None,
@@ -454,9 +454,9 @@ class WeightStoreService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradbus.v1.WeightStoreService/OpenTransfer',
-            gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferRequest.SerializeToString,
-            gradbus_dot_v1_dot_weight__store__service__pb2.OpenTransferResponse.FromString,
+            '/gradbus.v1.WeightStoreService/OpenBroadcast',
+            gradbus_dot_v1_dot_weight__store__service__pb2.OpenBroadcastRequest.SerializeToString,
+            gradbus_dot_v1_dot_weight__store__service__pb2.OpenBroadcastResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -468,7 +468,7 @@ class WeightStoreService(object):
             _registered_method=True)
 
     @staticmethod
-    def JoinTransfer(request,
+    def JoinBroadcast(request,
             target,
             options=(),
             channel_credentials=None,
@@ -481,9 +481,9 @@ class WeightStoreService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradbus.v1.WeightStoreService/JoinTransfer',
-            gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferRequest.SerializeToString,
-            gradbus_dot_v1_dot_weight__store__service__pb2.JoinTransferResponse.FromString,
+            '/gradbus.v1.WeightStoreService/JoinBroadcast',
+            gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastRequest.SerializeToString,
+            gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,12 +46,12 @@ class WeightStoreServiceStub:
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetCheckpointRequest, _weight_store_service_pb2.GetCheckpointResponse]
     """NOT_FOUND when the run has no checkpoint."""
     Attest: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.AttestRequest, _weight_store_service_pb2.AttestResponse]
-    OpenTransfer: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenTransferRequest, _weight_store_service_pb2.OpenTransferResponse]
-    """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+    OpenBroadcast: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenBroadcastRequest, _weight_store_service_pb2.OpenBroadcastResponse]
+    """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
     FAILED_PRECONDITION if the term is not the newest.
     """
-    JoinTransfer: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinTransferRequest, _weight_store_service_pb2.JoinTransferResponse]
-    """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over."""
+    JoinBroadcast: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinBroadcastRequest, _weight_store_service_pb2.JoinBroadcastResponse]
+    """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over."""
 
 @_typing.type_check_only
 class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
@@ -71,12 +71,12 @@ class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetCheckpointRequest, _weight_store_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """NOT_FOUND when the run has no checkpoint."""
     Attest: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.AttestRequest, _weight_store_service_pb2.AttestResponse]  # type: ignore[assignment]
-    OpenTransfer: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenTransferRequest, _weight_store_service_pb2.OpenTransferResponse]  # type: ignore[assignment]
-    """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+    OpenBroadcast: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenBroadcastRequest, _weight_store_service_pb2.OpenBroadcastResponse]  # type: ignore[assignment]
+    """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
     FAILED_PRECONDITION if the term is not the newest.
     """
-    JoinTransfer: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinTransferRequest, _weight_store_service_pb2.JoinTransferResponse]  # type: ignore[assignment]
-    """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over."""
+    JoinBroadcast: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinBroadcastRequest, _weight_store_service_pb2.JoinBroadcastResponse]  # type: ignore[assignment]
+    """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over."""
 
 class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage."""
@@ -143,21 +143,21 @@ class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weight_store_service_pb2.AttestResponse, _abc.Awaitable[_weight_store_service_pb2.AttestResponse]]: ...
 
     @_abc_1.abstractmethod
-    def OpenTransfer(
+    def OpenBroadcast(
         self,
-        request: _weight_store_service_pb2.OpenTransferRequest,
+        request: _weight_store_service_pb2.OpenBroadcastRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_weight_store_service_pb2.OpenTransferResponse, _abc.Awaitable[_weight_store_service_pb2.OpenTransferResponse]]:
-        """Announces a transfer, and answers when every live worker that can take part has joined, or at its join deadline.
+    ) -> _typing.Union[_weight_store_service_pb2.OpenBroadcastResponse, _abc.Awaitable[_weight_store_service_pb2.OpenBroadcastResponse]]:
+        """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
         FAILED_PRECONDITION if the term is not the newest.
         """
 
     @_abc_1.abstractmethod
-    def JoinTransfer(
+    def JoinBroadcast(
         self,
-        request: _weight_store_service_pb2.JoinTransferRequest,
+        request: _weight_store_service_pb2.JoinBroadcastRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_weight_store_service_pb2.JoinTransferResponse, _abc.Awaitable[_weight_store_service_pb2.JoinTransferResponse]]:
-        """Answers as OpenTransfer does. A membership without this worker: it came late, or the transfer is over."""
+    ) -> _typing.Union[_weight_store_service_pb2.JoinBroadcastResponse, _abc.Awaitable[_weight_store_service_pb2.JoinBroadcastResponse]]:
+        """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over."""
 
 def add_WeightStoreServiceServicer_to_server(servicer: WeightStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -45,7 +45,7 @@ class Settings:
 
 async def measure(settings: Settings, bench: Bench) -> Outcome:
     """One run, watched from outside."""
-    async with bench.wires() as (bus, buffer):
+    async with bench.clients() as (bus, buffer):
         warm = bench.spec("warm-up", **_sections(settings, 3))
         await bench.ends(await bench.submit(warm), _MOST_SECONDS)
         run_id = await bench.submit(bench.spec("throughput", **_sections(settings, settings.steps)))

@@ -17,18 +17,18 @@ def main() -> int:
         description="Drives runs: data order, admission, scoring, evaluation and the experience log. Settings: GRADBUS_* variables.",
     ).parse_args()
     from gradbus.process import run_process
+    from gradbus_conductor.clients import Clients
     from gradbus_conductor.service import Conductor
     from gradbus_conductor.settings import Settings
-    from gradbus_conductor.wires import Wires
 
     settings = Settings()
 
     async def serve(process: Process) -> None:
-        wires = await Wires.open(settings)
+        clients = await Clients.open(settings)
         try:
-            await Conductor(wires, settings).serve(process)
+            await Conductor(clients, settings).serve(process)
         finally:
-            await wires.close()
+            await clients.close()
 
     return run_process("conductor", settings, serve)
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from gradbus.background import background, cancelled
+from gradbus.aio.tasks import background, cancel_and_wait
 from gradbus.bus import Bucket, Buckets, Lease, View
+from gradbus.control.runs import RunRecord
 from gradbus.errors import FencedError
 from gradbus.process import Process
-from gradbus.runs import RunRecord
 from gradbus.telemetry import get_logger
-from gradbus_conductor.driver import Driver
-from gradbus_conductor.known_runs import fault_of, to_drive
-from gradbus_conductor.leftovers import Leftovers
+from gradbus_conductor.clients import Clients
+from gradbus_conductor.run.cleanup import Leftovers
+from gradbus_conductor.run.driver import Driver
+from gradbus_conductor.run.known_runs import fault_of, to_drive
 from gradbus_conductor.settings import Settings
-from gradbus_conductor.wires import Wires
-from gradbus_conductor.workforce import Workforce
+from gradbus_conductor.workers.pool import WorkerPool
 
 _log = get_logger(__name__)
 _LOOK_SECONDS = 0.5
@@ -30,38 +30,38 @@ _MOST_QUEUED = 8
 class Conductor:
     """Drives runs until the process stops."""
 
-    def __init__(self, wires: Wires, settings: Settings) -> None:
-        self._wires = wires
+    def __init__(self, clients: Clients, settings: Settings) -> None:
+        self._clients = clients
         self._settings = settings
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._faults: dict[str, str] = {}
 
     async def serve(self, process: Process) -> None:
         """Looks for runs; on SIGTERM every run is let go, and another conductor takes it up from the log."""
-        bus = self._wires.bus
+        bus = self._clients.bus
         runs = await bus.bucket(Buckets.RUNS)
         assignments = await bus.bucket(Buckets.ASSIGNMENTS)
         workers = await bus.bucket(Buckets.WORKERS)
         async with runs.view("*.*") as view, workers.view() as present, assignments.view() as assigned:
-            workforce = Workforce(assignments, present, assigned)
+            pool = WorkerPool(assignments, present, assigned)
             process.ready = True
-            async with background(Leftovers(self._wires.buffer, view, workforce).watch(), "leftovers"):
+            async with background(Leftovers(self._clients.buffer, view, pool).watch(), "leftovers"):
                 while not process.stopping.is_set():
-                    self._take_up(runs, view, workforce)
+                    self._take_up(runs, view, pool)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(process.stopping.wait(), _LOOK_SECONDS)
                 await self._let_go()
 
-    def _take_up(self, runs: Bucket, view: View, workforce: Workforce) -> None:
+    def _take_up(self, runs: Bucket, view: View, pool: WorkerPool) -> None:
         self._driving = {run_id: task for run_id, task in self._driving.items() if not task.done()}
         for run_id in to_drive(view, _MOST_QUEUED):
             if fault := fault_of(view, run_id):
                 self._pass_over(run_id, fault)
             elif run_id not in self._driving:
-                self._driving[run_id] = asyncio.create_task(self._drive(run_id, runs, view, workforce), name=f"run {run_id}")
+                self._driving[run_id] = asyncio.create_task(self._drive(run_id, runs, view, pool), name=f"run {run_id}")
 
     async def _let_go(self) -> None:
-        await asyncio.gather(*(cancelled(task) for task in self._driving.values()))
+        await asyncio.gather(*(cancel_and_wait(task) for task in self._driving.values()))
 
     def _pass_over(self, run_id: str, fault: str) -> None:
         if self._faults.get(run_id) != fault:
@@ -70,8 +70,8 @@ class Conductor:
         if run_id in self._driving:
             self._driving[run_id].cancel()
 
-    async def _drive(self, run_id: str, runs: Bucket, view: View, workforce: Workforce) -> None:
-        leases = await self._wires.bus.bucket(Buckets.LEASES)
+    async def _drive(self, run_id: str, runs: Bucket, view: View, pool: WorkerPool) -> None:
+        leases = await self._clients.bus.bucket(Buckets.LEASES)
         lease = await Lease.acquire(leases, f"conductor.{run_id}", self._settings.worker_id)
         if lease is None:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -80,7 +80,7 @@ class Conductor:
             stored = await runs.get(f"{run_id}.spec")
             if stored is not None:
                 record = RunRecord.model_validate_json(stored.value)
-                await Driver(self._wires, record, runs, view, workforce).drive(lease)
+                await Driver(self._clients, record, runs, view, pool).drive(lease)
         except FencedError as error:
             _log.warning("run_let_go", run_id=run_id, reason=str(error))
         except Exception:  # noqa: BLE001 - the boundary of one run: logged whole; the run is taken up again from its log

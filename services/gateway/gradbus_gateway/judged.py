@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from datetime import UTC, datetime
 
-from gradbus.algorithms import judge_group
+from gradbus.algorithms import compute_advantages
+from gradbus.experience.reader import parse_position
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FinishReason, Sample
-from gradbus_gateway.experience import parse_position
 from gradbus_gateway.resources import SampleResource, SampleTokens, SpanResource
 
 
@@ -34,7 +34,7 @@ class JudgedGroup:
         rewards = [self.rewards[sample.sample_id] for sample in samples if sample.sample_id in self.rewards]
         if self.entry.verdict != VERDICT_TRAIN or len(rewards) < len(samples):
             return (None,) * len(samples)
-        judged = judge_group(rewards, [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples], spec.algorithm)
+        judged = compute_advantages(rewards, [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples], spec.algorithm)
         return tuple(value if valid else None for value, valid in zip(judged.advantages, judged.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, tokens: bool) -> SampleResource:

@@ -7,9 +7,9 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field
 
-from gradbus.api_keys import Scope
+from gradbus.access.api_keys import Scope
 from gradbus.bus import Event
-from gradbus.runs import DesiredState, RunProgress, RunState, WorkerPresence
+from gradbus.control.runs import DesiredState, RunProgress, RunState, WorkerPresence
 from gradbus.spec import RunSpec
 from gradbus_gateway.run_store import Run, UnreadableRun
 

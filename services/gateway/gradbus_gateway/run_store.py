@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from gradbus.bus import Bucket, Conflict
+from gradbus.control.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
 from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
-from gradbus.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
 from gradbus.telemetry import get_logger
-from gradbus_gateway.problems import ProblemError, no_such_run, unreadable_run
+from gradbus_gateway.http.problems import ProblemError, no_such_run, unreadable_run
 
 _log = get_logger(__name__)
 Verb = Literal["cancel", "pause", "resume"]

@@ -18,9 +18,9 @@ from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
-from gradbus_gateway.keyring import Keyring
+from gradbus_gateway.auth.keyring import Keyring
+from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.run_store import RunStore
-from gradbus_gateway.sessions import Sessions
 from gradbus_gateway.settings import GatewaySettings
 from gradbus_gateway.state import Gateway
 

@@ -11,11 +11,11 @@ from redis.asyncio import Redis
 
 from gradbus.bus import Bucket, Bus
 from gradbus.objects import ObjectStore
-from gradbus_gateway.data_intake import CheckedData
-from gradbus_gateway.keyring import Keyring
-from gradbus_gateway.model_intake import CheckedModels
+from gradbus_gateway.auth.keyring import Keyring
+from gradbus_gateway.auth.sessions import Sessions
+from gradbus_gateway.intake.data import CheckedData
+from gradbus_gateway.intake.model import CheckedModels
 from gradbus_gateway.run_store import RunStore
-from gradbus_gateway.sessions import Sessions
 from gradbus_gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_kernels.packing import TokenSequence, split_by_tokens
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
 
 
 class ReferenceModel:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradbus.bus import Bucket
+from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore, materialise
-from gradbus.runs import RunRecord
 from gradbus_reference.model import ReferenceModel
 from gradbus_reference.settings import ReferenceSettings
 

@@ -17,14 +17,14 @@ from gradbus.errors import ScorerError
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.spec import RewardSpec
-from gradbus.telemetry import Few, get_logger
+from gradbus.telemetry import CardinalityLimit, get_logger
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
-from gradbus_reward.answers import all_failed
 from gradbus_reward.calls import Calls, scorer_name
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.sandbox.process import GraderProcess
-from gradbus_reward.scorer import Scorer, scorer_for
+from gradbus_reward.scorers.answers import all_failed
+from gradbus_reward.scorers.base import Scorer, scorer_for
 from gradbus_reward.settings import RewardSettings
 
 _log = get_logger(__name__)
@@ -50,7 +50,7 @@ class Scorers:
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._name = Few(_NAMES)
+        self._name = CardinalityLimit(_NAMES)
 
     @asynccontextmanager
     async def use(self, reward_json: str) -> AsyncIterator[_Kept]:

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from gradbus.process import ProcessSettings
-from gradbus_reward.addresses import AddressPolicy
 from gradbus_reward.sandbox.pool import PoolSettings
-from gradbus_reward.scorer import ScorerSettings
+from gradbus_reward.scorers.addresses import AddressPolicy
+from gradbus_reward.scorers.base import ScorerSettings
 
 
 class RewardSettings(ProcessSettings):

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradbus.process import RunServer, WorkerWires
+    from gradbus.process import RunServer, WorkerClients
 
 
 def main() -> int:
@@ -20,11 +20,11 @@ def main() -> int:
 
     settings = Settings()
 
-    async def build(wires: WorkerWires) -> RunServer:
-        from gradbus_rollout.engines import Engines
+    async def build(clients: WorkerClients) -> RunServer:
+        from gradbus_rollout.engines.registry import Engines
         from gradbus_rollout.service import RolloutService
 
-        return RolloutService(settings, wires, Engines(settings))
+        return RolloutService(settings, clients, Engines(settings))
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

@@ -7,25 +7,25 @@ import sys
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
-from gradbus.buffer import GroupStore
 from gradbus.bus import Bucket, Buckets
+from gradbus.control.runs import RunRecord, RunStatus
 from gradbus.errors import DatasetError, ModelError
+from gradbus.experience import GroupStore
 from gradbus.objects import materialise
-from gradbus.process import WorkerWires
-from gradbus.runs import RunRecord, RunStatus
-from gradbus.telemetry import numbers_of, shown
-from gradbus.transfer_settings import TransferSettings
-from gradbus_rollout.engine import Engine
-from gradbus_rollout.engines import Engines
-from gradbus_rollout.member import Seat
-from gradbus_rollout.probe import check_probe
-from gradbus_rollout.prompt_table import PromptTable
-from gradbus_rollout.prompts import PromptEncoder
-from gradbus_rollout.receiver import Receiver
+from gradbus.process import WorkerClients
+from gradbus.process.broadcast_settings import BroadcastSettings
+from gradbus.telemetry import exporting, run_metrics
+from gradbus_rollout.broadcast.process import MemberConfig
+from gradbus_rollout.broadcast.receiver import BroadcastReceiver
+from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.engines.probe import check_probe
+from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.sglang import SGLangSettings
+from gradbus_rollout.engines.watchdog import WatchedEngine
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.sglang_engine import SGLangSettings
-from gradbus_rollout.versions import Versions
-from gradbus_rollout.watched_engine import WatchedEngine
+from gradbus_rollout.tasks.prompt_table import PromptTable
+from gradbus_rollout.tasks.prompts import PromptEncoder
+from gradbus_rollout.weights.versions import Versions
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 _STATUS_SECONDS = 0.2
@@ -34,16 +34,16 @@ _STATUS_SECONDS = 0.2
 class RolloutService:
     """A worker process: one run at a time. What is in flight when it stops is handed back."""
 
-    def __init__(self, settings: Settings, wires: WorkerWires, engines: Engines) -> None:
+    def __init__(self, settings: Settings, clients: WorkerClients, engines: Engines) -> None:
         self._settings = settings
-        self._wires = wires
+        self._clients = clients
         self._engines = engines
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
-        runs = await self._wires.bus.bucket(Buckets.RUNS)
+        runs = await self._clients.bus.bucket(Buckets.RUNS)
         try:
-            folder = await materialise(self._wires.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
+            folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
             rollout = record.spec.rollout
             encoder = await asyncio.to_thread(
                 PromptEncoder, folder, rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids
@@ -53,29 +53,31 @@ class RolloutService:
             evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
             engine = self._watched(await self._engines.open(folder, record.spec, encoder))
         except (DatasetError, ModelError):
-            self._wires.station.presence.fatal = True
+            self._clients.heartbeat.presence.fatal = True
             raise
         try:
             # What fails from here on may be this machine's fault alone: another worker serves the run.
             if record.spec.is_deterministic:
                 await self._probed(engine, folder, record, encoder, training)
-            versions = Versions(self._wires.bus, self._wires.objects, self._wires.weight_store, record.run_id, self._settings.cache_dir)
-            self._wires.station.presence.engine = engine.name
-            groups = GroupStore(self._wires.buffer, record.run_id)
+            versions = Versions(
+                self._clients.bus, self._clients.objects, self._clients.weight_store, record.run_id, self._settings.cache_dir
+            )
+            self._clients.heartbeat.presence.engine = engine.name
+            groups = GroupStore(self._clients.buffer, record.run_id)
             async with versions.followed(), self._receiving(record):
-                with shown(numbers_of(record.run_id)) as numbers:
-                    parts = WorkerParts(self._wires.bus, groups, engine, versions, training, evaluation, self._wires.station, numbers)
+                with exporting(run_metrics(record.run_id)) as numbers:
+                    parts = WorkerParts(self._clients.bus, groups, engine, versions, training, evaluation, self._clients.heartbeat, numbers)
                     await RolloutWorker(record, parts).serve()
         finally:
             await engine.close()
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:
-        if record.spec.weights.transport != "collective":
+        if record.spec.weights.transport != "broadcast":
             return nullcontext()
         python = SGLangSettings().python if record.spec.rollout.engine == "sglang" else sys.executable
-        host = TransferSettings().host
-        seat = Seat(self._wires.station.presence.worker, host, self._settings.device, python, self._settings.cache_dir)
-        return Receiver(self._wires, record.run_id, seat).receiving()
+        host = BroadcastSettings().host
+        seat = MemberConfig(self._clients.heartbeat.presence.worker, host, self._settings.device, python, self._settings.cache_dir)
+        return BroadcastReceiver(self._clients, record.run_id, seat).receiving()
 
     def _watched(self, engine: Engine) -> WatchedEngine:
         return WatchedEngine(engine, self._settings.engine_progress_seconds)
@@ -86,13 +88,13 @@ class RolloutService:
         probed = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, encoder))
         try:
             await probed.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
-            await check_probe(probed, training.ids(0), record.run_id, await self._wires.bus.bucket(Buckets.PROBES))
+            await check_probe(probed, training.ids(0), record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
         finally:
             if probed is not engine:
                 await probed.close()
 
     async def _table(self, encoder: PromptEncoder, digest: str) -> PromptTable:
-        content = await self._wires.objects.get_blob(digest)
+        content = await self._clients.objects.get_blob(digest)
         return await asyncio.to_thread(PromptTable, encoder, content)
 
     async def _status(self, record: RunRecord, runs: Bucket) -> RunStatus:

@@ -14,23 +14,23 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from gradbus.background import cancelled
-from gradbus.buffer import GroupStore
+from gradbus import crash_points
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Bus, Delivery, TaskQueue, subjects
+from gradbus.control.runs import RunRecord
 from gradbus.errors import AttestationError, CorruptRecordError, StorageError, VersionGoneError
-from gradbus.faults import point
-from gradbus.process import Station
-from gradbus.runs import RunRecord
-from gradbus.telemetry import PROCESS, Numbers, get_logger, under
+from gradbus.experience import GroupStore
+from gradbus.process import WorkerHeartbeat
+from gradbus.telemetry import PROCESS, Metrics, get_logger, under
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
-from gradbus_rollout.busy_time import BusyTime
-from gradbus_rollout.engine import Engine
-from gradbus_rollout.generation_traces import first_trace, told
-from gradbus_rollout.prompt_table import PromptTable
-from gradbus_rollout.samples import group_message, request_for
-from gradbus_rollout.taskbox import TaskBox
-from gradbus_rollout.versions import Versions
+from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.tasks.prompt_table import PromptTable
+from gradbus_rollout.tasks.samples import group_message, request_for
+from gradbus_rollout.tasks.taskbox import TaskBox
+from gradbus_rollout.telemetry.busy_time import BusyTime
+from gradbus_rollout.telemetry.generation_traces import first_trace, told
+from gradbus_rollout.weights.versions import Versions
 
 _log = get_logger(__name__)
 _FETCHED_TASKS = 4
@@ -50,8 +50,8 @@ class WorkerParts:
     versions: Versions
     training: PromptTable
     evaluation: PromptTable | None
-    station: Station
-    numbers: Numbers
+    heartbeat: WorkerHeartbeat
+    numbers: Metrics
 
 
 class RolloutWorker:
@@ -67,7 +67,7 @@ class RolloutWorker:
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyTime()
-        parts.numbers.show("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
+        parts.numbers.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.dropped = 0
         """Groups whose version was gone."""
 
@@ -93,7 +93,7 @@ class RolloutWorker:
                     fetch = None
                 self._show_claims()
         finally:
-            await asyncio.gather(*(cancelled(task) for task in [*self._jobs, *([fetch] if fetch else [])]))
+            await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, *([fetch] if fetch else [])]))
 
     async def _start_what_can_run(self) -> None:
         """Starts tasks of the version held; changes the version when an older or newer one is due."""
@@ -123,14 +123,14 @@ class RolloutWorker:
     def _holds(self, version: int) -> bool:
         """A restarted trainer may have published other bits under the same number: the higher term's are followed."""
         published = self._parts.versions.digest(version)
-        return version == self._held and published in {"", self._parts.station.presence.digest}
+        return version == self._held and published in {"", self._parts.heartbeat.presence.digest}
 
     def _exact_work(self) -> bool:
         return any(task.kind == TaskKind.TASK_KIND_EVALUATION for task in self._box.running)
 
     async def _hold(self, version: int) -> bool:
         """Brings a version into the engine; False when it is gone."""
-        presence = self._parts.station.presence
+        presence = self._parts.heartbeat.presence
         for attempt in range(1, _LOAD_ATTEMPTS + 1):
             try:
                 presence.digest = await self._parts.versions.load(self._parts.engine, presence.worker, version)
@@ -145,7 +145,7 @@ class RolloutWorker:
                 continue
             break
         self._held = presence.version = version
-        self._parts.numbers.show("gradbus.weights.version", version)
+        self._parts.numbers.set("gradbus.weights.version", version)
         return True
 
     def _drop(self, delivery: Delivery) -> None:
@@ -164,7 +164,7 @@ class RolloutWorker:
             with under(first_trace(task)):
                 sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
             await asyncio.sleep(0)
-            point("mid-decode")
+            crash_points.reached("mid-decode")
             completions = await sampling
             times.note(completions)
             messages = [
@@ -191,7 +191,7 @@ class RolloutWorker:
             kind=task.kind,
             version=task.version,
             indexes=[message.index for message in messages],
-            worker=self._parts.station.presence.worker,
+            worker=self._parts.heartbeat.presence.worker,
         )
         await self._parts.bus.publish(subjects.groups(self._run_id), note.SerializeToString())
 
@@ -202,7 +202,7 @@ class RolloutWorker:
             row=group.row,
             version=task.version,
             prompt_text=table.text(group.row),
-            worker=self._parts.station.presence.worker,
+            worker=self._parts.heartbeat.presence.worker,
             engine=self._parts.engine.name,
             traceparent=group.traceparent,
         )
@@ -218,7 +218,7 @@ class RolloutWorker:
             job.result()
 
     def _show_claims(self) -> None:
-        presence = self._parts.station.presence
+        presence = self._parts.heartbeat.presence
         presence.busy = self._busy.share()
         presence.claims = self._box.claims
         presence.evaluation_claims = self._box.evaluation_claims

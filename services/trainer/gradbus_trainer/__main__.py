@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradbus.process import RunServer, WorkerWires
-    from gradbus_trainer.launch import Launch
+    from gradbus.process import RunServer, WorkerClients
     from gradbus_trainer.settings import Settings
+    from gradbus_trainer.torchrun import TorchrunRank
 
 
 def main() -> int:
@@ -20,27 +20,27 @@ def main() -> int:
         prog="gradbus_trainer",
         description="Train the runs this worker is assigned to, alone or as the ranks of torchrun. Settings: GRADBUS_* variables.",
     ).parse_args()
-    from gradbus_trainer.launch import Launch, choose_accelerator, end_with_launcher
     from gradbus_trainer.settings import Settings
+    from gradbus_trainer.torchrun import TorchrunRank, choose_accelerator, end_with_launcher
 
     end_with_launcher()
-    settings, launch = Settings(), Launch.of(os.environ)
+    settings, torchrun = Settings(), TorchrunRank.of(os.environ)
     choose_accelerator(settings.device)
-    return _lead(settings, launch) if launch.rank == 0 else _follow(settings, launch)
+    return _lead(settings, torchrun) if torchrun.rank == 0 else _follow(settings, torchrun)
 
 
-def _lead(settings: Settings, launch: Launch) -> int:
+def _lead(settings: Settings, torchrun: TorchrunRank) -> int:
     """Rank 0 holds every wire."""
     from gradbus.process import run_worker
-    from gradbus_trainer.learners import Learners
+    from gradbus_trainer.learners.registry import Learners
 
-    learners = Learners(settings, launch)
+    learners = Learners(settings, torchrun)
 
-    async def build(wires: WorkerWires) -> RunServer:
+    async def build(clients: WorkerClients) -> RunServer:
         from gradbus_trainer.service import TrainerService
 
         await asyncio.to_thread(learners.start)
-        return TrainerService(settings, wires, learners)
+        return TrainerService(settings, clients, learners)
 
     try:
         return run_worker("trainer", settings, settings.weight_store, build)
@@ -48,11 +48,11 @@ def _lead(settings: Settings, launch: Launch) -> int:
         learners.close()
 
 
-def _follow(settings: Settings, launch: Launch) -> int:
+def _follow(settings: Settings, torchrun: TorchrunRank) -> int:
     """The other ranks only compute."""
-    from gradbus_trainer.deepspeed_learner.follower import follow
+    from gradbus_trainer.learners.deepspeed.follower import follow
 
-    return follow(settings, launch)
+    return follow(settings, torchrun)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
-from gradbus_trainer.frontier import Frontier
-from gradbus_trainer.learner import Learner
-from gradbus_trainer.scratch import Scratch, TensorFile
-from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.weights_io import load_tensors, store_files, until_stored, until_whole
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.step.frontier import Frontier
+from gradbus_trainer.versions.scratch import Scratch, TensorFile
+from gradbus_trainer.versions.store_client import StoreClient
+from gradbus_trainer.versions.weights_io import load_tensors, store_files, until_stored, until_whole
 
 _log = get_logger(__name__)
 _MASTER = ".master"

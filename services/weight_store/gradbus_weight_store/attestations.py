@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gradbus.bus import Bus, EventLog, View
-from gradbus.runs import WorkerPresence
+from gradbus.control.runs import WorkerPresence
 from gradbus.telemetry import weights_trouble
 from gradbus.v1.weights_pb2 import Attestation
 from gradbus_weight_store.presence import live_workers
@@ -26,7 +26,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class LagLimit:
     """A worker is left behind when it is `versions` behind the head, has work, and has not moved for `seconds`."""
 
     versions: int
@@ -39,7 +39,7 @@ class Attestations:
 
     bus: Bus
     workers: View
-    patience: Patience
+    patience: LagLimit
     _newest: dict[tuple[str, str], Attestation] = field(default_factory=dict)
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _events: dict[str, EventLog] = field(default_factory=dict)

@@ -7,14 +7,14 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from gradbus import faults
+from gradbus import crash_points
 from gradbus.bus import Bucket, Bus, Conflict, subjects
+from gradbus.control.heads import CheckpointHead, VersionHead
 from gradbus.errors import FencedError, HistoryError, ObjectMissingError, StorageError, VersionGoneError
-from gradbus.heads import CheckpointHead, VersionHead
 from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import Heads
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
-from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions, needed_blobs
 from gradbus_weight_store.slot import Slot
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 class Ledger:
     """Moves a run's heads. A term, once raised, shuts out every older one."""
 
-    def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, gate: Gate) -> None:
+    def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, gate: StoreDeleteLock) -> None:
         self.run_id = run_id
         self._bus = bus
         self._manifests = manifests
@@ -79,7 +79,7 @@ class Ledger:
                 # Outside of the lock: versions are published while a checkpoint is synced.
                 await self._make_durable(manifest)
                 await self._manifests.write_checkpoint(manifest)
-                faults.point("between-manifest-and-head")
+                crash_points.reached("between-manifest-and-head")
                 await self._write(lambda: self._move_checkpoint(manifest, digest))
         return digest
 
@@ -203,7 +203,7 @@ class Ledger:
             await self._check_stored(manifest.shards)
             await self._manifests.write_version(manifest)
             known = self._versions[manifest.step] = [*known, manifest]
-            faults.point("between-version-and-head")
+            crash_points.reached("between-version-and-head")
         await self._move_version(_as_published(known[-1], manifest))
         return known[-1].term == manifest.term and any(one.digest != manifest.digest for one in known)
 

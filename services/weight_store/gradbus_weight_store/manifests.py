@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable, Iterator
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError
+from gradbus.experience.records import seal, unseal
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
-from gradbus.records import seal, unseal
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from gradbus.bus import View
-from gradbus.runs import WorkerPresence
+from gradbus.control.runs import WorkerPresence
 
 
 def live_workers(workers: View) -> list[WorkerPresence]:

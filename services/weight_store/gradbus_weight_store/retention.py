@@ -12,12 +12,12 @@ from nats.js.errors import APIError
 from pydantic import ValidationError
 
 from gradbus.bus import Bucket
+from gradbus.control.runs import RunRecord
 from gradbus.errors import GradbusError
-from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
-from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.ledger import Ledger
 from gradbus_weight_store.manifests import Manifests, named_versions
 
@@ -69,7 +69,7 @@ class Policy:
 class Retention:
     """Sweeps in the background: a commit never waits for it. What a crash leaves undone the next sweep does."""
 
-    def __init__(self, manifests: Manifests, runs: Bucket, gate: Gate) -> None:
+    def __init__(self, manifests: Manifests, runs: Bucket, gate: StoreDeleteLock) -> None:
         self._manifests = manifests
         self._runs = runs
         self._specs = runs.snapshot("*.spec")

@@ -8,11 +8,11 @@ from gradbus.bus import Buckets, Bus
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.v1.weight_store_service_pb2_grpc import add_WeightStoreServiceServicer_to_server
-from gradbus_weight_store.attestations import Attestations, Patience
+from gradbus_weight_store.attestations import Attestations, LagLimit
+from gradbus_weight_store.broadcasts import Broadcasts
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.service import WeightStoreService
 from gradbus_weight_store.settings import WeightStoreSettings
-from gradbus_weight_store.transfers import Transfers
 
 
 async def serve(settings: WeightStoreSettings, process: Process) -> None:
@@ -21,8 +21,8 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     bus = await Bus.connect(settings.bus, f"weight-store {settings.worker_id}")
     heads, runs, workers = [await bus.bucket(name) for name in (Buckets.HEADS, Buckets.RUNS, Buckets.WORKERS)]
     async with workers.view() as presence:
-        attestations = Attestations(bus, presence, Patience(settings.straggler_versions, settings.straggler_seconds))
-        service = WeightStoreService(bus, heads, runs, manifests, attestations, Transfers(bus, presence))
+        attestations = Attestations(bus, presence, LagLimit(settings.straggler_versions, settings.straggler_seconds))
+        service = WeightStoreService(bus, heads, runs, manifests, attestations, Broadcasts(bus, presence))
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()

@@ -27,11 +27,11 @@ from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceServicer
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.attestations import Attestations
-from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.broadcasts import Broadcasts
+from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.ledger import Ledger
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.retention import Retention
-from gradbus_weight_store.transfers import Transfers
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,14 +51,14 @@ class WeightStoreService(WeightStoreServiceServicer):
     """Versions, checkpoints' heads and attestations; each run has a ledger of its own."""
 
     def __init__(
-        self, bus: Bus, heads: Bucket, runs: Bucket, manifests: Manifests, attestations: Attestations, transfers: Transfers
+        self, bus: Bus, heads: Bucket, runs: Bucket, manifests: Manifests, attestations: Attestations, broadcasts: Broadcasts
     ) -> None:
         self._bus = bus
         self._heads = heads
         self._manifests = manifests
         self._attestations = attestations
-        self._transfers = transfers
-        self._gate = Gate()
+        self._broadcasts = broadcasts
+        self._gate = StoreDeleteLock()
         self._ledgers: dict[str, Ledger] = {}
         self.retention = Retention(manifests, runs, self._gate)
 
@@ -125,20 +125,20 @@ class WeightStoreService(WeightStoreServiceServicer):
             expected = await self._ledger(claim.run_id).digest(claim.step, claim.digest)
             return pb.AttestResponse(matches=self._attestations.note(claim, expected))
 
-    async def OpenTransfer(self, request: pb.OpenTransferRequest, context: Context) -> pb.OpenTransferResponse:  # noqa: N802
+    async def OpenBroadcast(self, request: pb.OpenBroadcastRequest, context: Context) -> pb.OpenBroadcastResponse:  # noqa: N802
         """See the proto."""
         async with _answered(context):
-            transfer = request.transfer
-            if not transfer.shards or not all(is_digest(shard.digest) for shard in transfer.shards):
-                raise ManifestError("a transfer needs at least one shard, each with a digest `sha256:<hex>`; fill them in")
-            await self._ledger(transfer.run_id).check_term(transfer.term)
-            return pb.OpenTransferResponse(membership=await self._transfers.open(request))
+            broadcast = request.broadcast
+            if not broadcast.shards or not all(is_digest(shard.digest) for shard in broadcast.shards):
+                raise ManifestError("a broadcast needs at least one shard, each with a digest `sha256:<hex>`; fill them in")
+            await self._ledger(broadcast.run_id).check_term(broadcast.term)
+            return pb.OpenBroadcastResponse(membership=await self._broadcasts.open(request))
 
-    async def JoinTransfer(self, request: pb.JoinTransferRequest, context: Context) -> pb.JoinTransferResponse:  # noqa: N802
+    async def JoinBroadcast(self, request: pb.JoinBroadcastRequest, context: Context) -> pb.JoinBroadcastResponse:  # noqa: N802
         """See the proto."""
         async with _answered(context):
             checked_name(request.worker, "worker")
-            return pb.JoinTransferResponse(membership=await self._transfers.join(request))
+            return pb.JoinBroadcastResponse(membership=await self._broadcasts.join(request))
 
     def _ledger(self, run_id: str) -> Ledger:
         if run_id not in self._ledgers:

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from gradbus.buffer import BufferSettings, ExperienceLog, GroupStore, load_functions, open_buffer
+from gradbus.buffer import BufferSettings, load_functions, open_buffer
+from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from redis.exceptions import OutOfMemoryError
 
-from gradbus.buffer import BufferSettings, ExperienceLog, StoredEntry, keys, load_functions, open_buffer
+from gradbus.buffer import BufferSettings, keys, load_functions, open_buffer
 from gradbus.errors import CorruptRecordError, FencedError, SettingsError
+from gradbus.experience import ExperienceLog, StoredEntry
+from gradbus.experience.records import seal
 from gradbus.ids import new_run_id
-from gradbus.records import seal
 from gradbus.v1.group_pb2 import LogEntry
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
+from gradbus.control.runs import RunRecord
 from gradbus.objects import ObjectStore
 from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
-from gradbus.runs import RunRecord
 from gradbus.spec import parse_spec
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.reference_service_pb2 import LogProbsResponse, SequenceLogProbs
@@ -24,7 +24,7 @@ from gradbus.v1.reward_pb2 import RewardStatus, SampleReward, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus_conductor.wires import Addresses, Wires
+from gradbus_conductor.clients import Addresses, Clients
 
 TOKEN = "of-the-test"
 
@@ -97,7 +97,7 @@ async def bus(nats_url):
 
 
 @pytest.fixture
-async def wires(bus, buffer_url, object_url, scorer, reference):
+async def clients(bus, buffer_url, object_url, scorer, reference):
     server = RpcServer(RpcSettings("127.0.0.1:0", {"conductor": token_hash(TOKEN)}))
     add_RewardServiceServicer_to_server(scorer, server.server)
     add_ReferenceServiceServicer_to_server(reference, server.server)
@@ -105,7 +105,7 @@ async def wires(bus, buffer_url, object_url, scorer, reference):
     channel = open_channel(f"127.0.0.1:{server.port}", TOKEN)
     buffer = open_buffer(BufferSettings(buffer_url))
     stubs = WeightStoreServiceStub(channel), RewardServiceStub(channel), ReferenceServiceStub(channel)
-    yield Wires(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,), Addresses(*["the-address:1"] * 3))
+    yield Clients(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,), Addresses(*["the-address:1"] * 3))
     await channel.close()
     await buffer.aclose()
     await server.stop()

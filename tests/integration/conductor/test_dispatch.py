@@ -6,9 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gradbus.bus import TaskQueue
-from gradbus.runs import WorkerPresence
-from gradbus_conductor.dispatch import Dispatcher
-from gradbus_conductor.group_traces import GroupTraces
+from gradbus.control.runs import WorkerPresence
+from gradbus_conductor.groups.dispatch import Dispatcher
+from gradbus_conductor.groups.traces import GroupTraces
 
 
 @pytest.fixture

@@ -9,24 +9,26 @@ import pytest
 from grpc.aio import AioRpcError
 from structlog.testing import capture_logs
 
-from gradbus.background import cancelled
-from gradbus.buffer import ExperienceLog, GroupStore
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Bucket, Buckets, EventLog, Lease, TaskQueue, View
+from gradbus.control.runs import RunRecord, RunStatus, WorkerPresence
 from gradbus.errors import ObjectMissingError, StorageError
+from gradbus.experience import ExperienceLog, GroupStore
+from gradbus.experience.archive import Archive
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
-from gradbus.runs import RunRecord, RunStatus, WorkerPresence
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, PublishVersionRequest
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
-from gradbus_conductor import driver, run, service
-from gradbus_conductor.archive import Archive
-from gradbus_conductor.driver import Driver
+from gradbus_conductor import service
+from gradbus_conductor.clients import Clients
+from gradbus_conductor.run import driver
+from gradbus_conductor.run import loop as run
+from gradbus_conductor.run.driver import Driver
 from gradbus_conductor.service import Conductor
 from gradbus_conductor.settings import Settings
-from gradbus_conductor.wires import Wires
-from gradbus_conductor.workforce import Workforce
+from gradbus_conductor.workers.pool import WorkerPool
 
 STEPS, SIZE = 4, 2
 
@@ -35,11 +37,11 @@ STEPS, SIZE = 4, 2
 class Stage:
     """Conductors of one run, one after the other, and what a trainer and a user would write."""
 
-    wires: Wires
+    clients: Clients
     record: RunRecord
     buckets: dict[str, Bucket]
     view: View
-    workforce: Workforce
+    pool: WorkerPool
     beating: list[asyncio.Task] = field(default_factory=list)
 
     @property
@@ -49,7 +51,7 @@ class Stage:
     async def drive(self, name="conductor"):
         lease = await Lease.acquire(self.buckets[Buckets.LEASES], f"conductor.{self.run_id}", name)
         try:
-            await Driver(self.wires, self.record, self.buckets[Buckets.RUNS], self.view, self.workforce).drive(lease)
+            await Driver(self.clients, self.record, self.buckets[Buckets.RUNS], self.view, self.pool).drive(lease)
         finally:
             await lease.release()
 
@@ -66,7 +68,7 @@ class Stage:
                 await asyncio.sleep(1.0)
 
         self.beating.append(asyncio.create_task(beat()))
-        await until(lambda: presence in self.workforce.present("trainer"))
+        await until(lambda: presence in self.pool.present("trainer"))
 
     async def wish(self, desired):
         await self.buckets[Buckets.RUNS].put(f"{self.run_id}.desired", json.dumps(desired).encode())
@@ -80,15 +82,15 @@ class Stage:
         differ = len(set(rewards)) > 1 and status == RewardStatus.REWARD_STATUS_OK
         verdict = Verdict.VERDICT_TRAIN if differ else Verdict.VERDICT_FILTERED
         scored = [SampleReward(status=status, reward=reward, reason="the grader broke") for reward in rewards]
-        log = ExperienceLog(self.wires.buffer, self.run_id)
+        log = ExperienceLog(self.clients.buffer, self.run_id)
         await log.append(1, {index: LogEntry(index=index, verdict=verdict, rewards=scored) for index in range(STEPS * SIZE)})
-        digest = await self.wires.objects.put_blob(b"weights")
+        digest = await self.clients.objects.put_blob(b"weights")
         shard = Shard(digest=digest, size_bytes=7, tensors=["w"])
         version = WeightManifest(run_id=self.run_id, term=1, step=STEPS, digest=digest, shards=[shard])
-        await self.wires.weight_store.PublishVersion(PublishVersionRequest(manifest=version))
+        await self.clients.weight_store.PublishVersion(PublishVersionRequest(manifest=version))
         checkpoint = CheckpointManifest(run_id=self.run_id, term=1, step=STEPS, weights=version, frontier=Frontier(below=STEPS * SIZE))
         checkpoint.optimizer.extend([shard] if differ else [])
-        await self.wires.weight_store.CommitCheckpoint(CommitCheckpointRequest(manifest=checkpoint))
+        await self.clients.weight_store.CommitCheckpoint(CommitCheckpointRequest(manifest=checkpoint))
 
 
 async def until(condition):
@@ -106,11 +108,11 @@ async def clear(buckets):
 
 
 @pytest.fixture
-async def stage(wires, stub, record):
-    wires = dataclasses.replace(wires, weight_store=stub)
-    digest = await wires.objects.put_blob(b'{"prompt": "1+1="}\n{"prompt": "2+2="}\n')
+async def stage(clients, stub, record):
+    clients = dataclasses.replace(clients, weight_store=stub)
+    digest = await clients.objects.put_blob(b'{"prompt": "1+1="}\n{"prompt": "2+2="}\n')
     names = (Buckets.RUNS, Buckets.WORKERS, Buckets.ASSIGNMENTS, Buckets.LEASES)
-    buckets = {name: await wires.bus.bucket(name) for name in names}
+    buckets = {name: await clients.bus.bucket(name) for name in names}
     await clear(buckets.values())
     run = record(data={"train": digest})
     await buckets[Buckets.RUNS].put(f"{run.run_id}.spec", run.to_bytes())
@@ -119,10 +121,10 @@ async def stage(wires, stub, record):
         buckets[Buckets.WORKERS].view() as present,
         buckets[Buckets.ASSIGNMENTS].view() as assigned,
     ):
-        stage = Stage(wires, run, buckets, view, Workforce(buckets[Buckets.ASSIGNMENTS], present, assigned))
+        stage = Stage(clients, run, buckets, view, WorkerPool(buckets[Buckets.ASSIGNMENTS], present, assigned))
         yield stage
         for beat in stage.beating:
-            await cancelled(beat)
+            await cancel_and_wait(beat)
     await clear(buckets.values())
 
 
@@ -167,11 +169,11 @@ async def test_a_success_is_brought_to_its_end_without_a_trainer(stage, monkeypa
 
 
 async def test_a_cancelled_run_leaves_no_queue_and_no_keys(stage):
-    queue = TaskQueue(stage.wires.bus, stage.run_id)
+    queue = TaskQueue(stage.clients.bus, stage.run_id)
     await queue.open()
     await stage.wish("cancelled")
     await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"cancelled"')
-    await GroupStore(stage.wires.buffer, stage.run_id).put([])
+    await GroupStore(stage.clients.buffer, stage.run_id).put([])
     await stage.drive()
     assert (await stage.status()).state == "cancelled"
     assert await queue.waiting() == 0
@@ -294,7 +296,7 @@ async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(
     await stage.trained()
     process = Process("conductor")
     with capture_logs() as logs:
-        serving = asyncio.create_task(Conductor(stage.wires, Settings(worker_id="conductor")).serve(process))
+        serving = asyncio.create_task(Conductor(stage.clients, Settings(worker_id="conductor")).serve(process))
         async with asyncio.timeout(60):
             while (status := await stage.status()) is None or status.state != "succeeded":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -314,7 +316,7 @@ async def test_a_conductor_keeps_leases_for_the_head_of_the_queue_alone(stage, m
         await runs.put(f"{name}.spec", stage.record.model_copy(update={"run_id": name}).to_bytes())
     await stage.wish("cancelled")  # the youngest
     process = Process("conductor")
-    serving = asyncio.create_task(Conductor(stage.wires, Settings(worker_id="conductor")).serve(process))
+    serving = asyncio.create_task(Conductor(stage.clients, Settings(worker_id="conductor")).serve(process))
     await until(lambda: stage.view.get(f"{stage.run_id}.status") and b'"cancelled"' in stage.view.get(f"{stage.run_id}.status"))
     async with asyncio.timeout(60):
         while not all([await leases.get(f"conductor.{name}") for name in names[:2]]):  # noqa: ASYNC110 - each is taken on its own
@@ -345,7 +347,7 @@ async def test_a_run_that_is_paused_when_its_conductor_dies_keeps_no_trainer_fro
     await stage.trainer()
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", json.dumps(stage.run_id).encode())
     await stage.wish("paused")
-    await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"' and stage.workforce.run_of("trainer"))
+    await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"' and stage.pool.run_of("trainer"))
     driving = asyncio.create_task(stage.drive("second"))
     async with asyncio.timeout(60):
         while await stage.assigned() is not None:  # noqa: ASYNC110 - a bucket has no condition of its own
@@ -358,7 +360,7 @@ async def test_a_run_that_is_paused_when_its_conductor_dies_keeps_no_trainer_fro
 @pytest.mark.parametrize("told", [False, True])
 async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_died_after_it(stage, told):
     await stage.trained()
-    history = EventLog(stage.wires.bus, stage.run_id)
+    history = EventLog(stage.clients.bus, stage.run_id)
     if told:
         history.emit("checkpoint", f"checkpoint {STEPS}", key=f"checkpoint:{STEPS}")
         await history.flush()

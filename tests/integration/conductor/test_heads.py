@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from gradbus.bus import Buckets, subjects
-from gradbus.heads import CheckpointHead, VersionHead
+from gradbus.control.heads import CheckpointHead, VersionHead
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_conductor.heads import Heads
+from gradbus_conductor.run.heads import Heads
 
 
 @pytest.fixture

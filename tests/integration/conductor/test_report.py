@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from gradbus.bus import Buckets, EventLog, OwnedKey
+from gradbus.control.runs import RunStatus
 from gradbus.errors import FencedError
-from gradbus.runs import RunStatus
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.heads import Heads
-from gradbus_conductor.report import Report
+from gradbus_conductor.run.heads import Heads
+from gradbus_conductor.run.status import Report
 
 
 @pytest.fixture

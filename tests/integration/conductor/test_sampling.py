@@ -4,25 +4,25 @@ import asyncio
 
 import pytest
 
-from gradbus.buffer import GroupStore
 from gradbus.bus import TaskQueue
-from gradbus_conductor.sampling import Sampling, SamplingWork
+from gradbus.experience import GroupStore
+from gradbus_conductor.groups.pipeline import Sampling, SamplingWork
 
 
 @pytest.fixture
-async def sampling(wires, record, run_id):
-    queue = TaskQueue(wires.bus, run_id)
+async def sampling(clients, record, run_id):
+    queue = TaskQueue(clients.bus, run_id)
     await queue.open()
     work = SamplingWork(record(), [f'{{"row": {row}}}' for row in range(8)], lambda index: index)
-    sampling = Sampling(wires, work, queue, asyncio.Event())
+    sampling = Sampling(clients, work, queue, asyncio.Event())
     yield sampling
     await sampling.close()
     await queue.remove()
 
 
 @pytest.fixture
-def store(wires, run_id):
-    return GroupStore(wires.buffer, run_id)
+def store(clients, run_id):
+    return GroupStore(clients.buffer, run_id)
 
 
 async def judged(sampling, count):

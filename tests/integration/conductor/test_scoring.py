@@ -12,15 +12,15 @@ from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
 from gradbus.v1.sample_pb2 import FinishReason
-from gradbus_conductor import scoring as scoring_module
-from gradbus_conductor.group_traces import GroupTraces
-from gradbus_conductor.scoring import Scoring
+from gradbus_conductor.groups import scoring as scoring_module
+from gradbus_conductor.groups.scoring import Scoring
+from gradbus_conductor.groups.traces import GroupTraces
 
 OK, INVALID, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID, RewardStatus.REWARD_STATUS_ERROR
 
 
 @pytest.fixture
-async def judged(wires, record, run_id):
+async def judged(clients, record, run_id):
     """Has groups judged; the entries by index."""
     opened = []
 
@@ -33,7 +33,7 @@ async def judged(wires, record, run_id):
             if len(found) == len(groups):
                 complete.set()
 
-        scoring = Scoring(wires, run_id, record(**sections).spec, GroupTraces(run_id, 0.0), done)
+        scoring = Scoring(clients, run_id, record(**sections).spec, GroupTraces(run_id, 0.0), done)
         opened.append(scoring)
         scoring.submit((group, f'{{"row": {group.index}}}') for group in groups)
         await asyncio.wait_for(complete.wait(), 60)
@@ -144,9 +144,11 @@ async def test_many_groups_all_come_through(judged, group):
     assert len(await judged(*(group(index) for index in range(300)))) == 300
 
 
-async def failing(wires, run_id, record, scorer, group):
+async def failing(clients, run_id, record, scorer, group):
     scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=ERROR, reason="the disk is full")
-    scoring = Scoring(wires, run_id, record().spec, GroupTraces(run_id, 0.0), lambda entry: pytest.fail(f"{entry.index} cannot be judged"))
+    scoring = Scoring(
+        clients, run_id, record().spec, GroupTraces(run_id, 0.0), lambda entry: pytest.fail(f"{entry.index} cannot be judged")
+    )
     scoring.submit([(group(0), "{}")])
     async with asyncio.timeout(60):
         while scorer.asked.get("0.0", 0) < 2:  # noqa: ASYNC110 - the scorer counts, it does not signal
@@ -154,15 +156,15 @@ async def failing(wires, run_id, record, scorer, group):
     return scoring
 
 
-async def test_why_a_group_waits_is_told(wires, run_id, record, scorer, group):
-    scoring = await failing(wires, run_id, record, scorer, group)
+async def test_why_a_group_waits_is_told(clients, run_id, record, scorer, group):
+    scoring = await failing(clients, run_id, record, scorer, group)
     assert "the disk is full" in scoring.state.failing[0]
     await scoring.close()
 
 
-async def test_what_a_service_says_itself_is_quoted(wires, run_id, record, scorer, group):
+async def test_what_a_service_says_itself_is_quoted(clients, run_id, record, scorer, group):
     scorer.down = 1000
-    scoring = Scoring(wires, run_id, record().spec, GroupTraces(run_id, 0.0), lambda _: None)
+    scoring = Scoring(clients, run_id, record().spec, GroupTraces(run_id, 0.0), lambda _: None)
     scoring.submit([(group(0), "{}")])
     async with asyncio.timeout(60):
         while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
@@ -172,15 +174,15 @@ async def test_what_a_service_says_itself_is_quoted(wires, run_id, record, score
 
 
 @pytest.mark.parametrize("service", ["reward", "reference"])
-async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_words_of_grpc(wires, run_id, record, group, service):
+async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_words_of_grpc(clients, run_id, record, group, service):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"  # bound, and nobody listens
         async with open_channel(address, "token") as channel:
             stub = {"reward": RewardServiceStub, "reference": ReferenceServiceStub}[service](channel)
-            addresses = dataclasses.replace(wires.addresses, **{service: address})
-            wires = dataclasses.replace(wires, addresses=addresses, **{service: stub})
-            scoring = Scoring(wires, run_id, record(algorithm={"kl": 0.1}).spec, GroupTraces(run_id, 0.0), lambda _: None)
+            addresses = dataclasses.replace(clients.addresses, **{service: address})
+            clients = dataclasses.replace(clients, addresses=addresses, **{service: stub})
+            scoring = Scoring(clients, run_id, record(algorithm={"kl": 0.1}).spec, GroupTraces(run_id, 0.0), lambda _: None)
             scoring.submit([(group(0), "{}")])
             async with asyncio.timeout(60):
                 while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
@@ -190,8 +192,8 @@ async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_
 
 
 @pytest.mark.parametrize("way", ["forget", "close"])
-async def test_what_nobody_wants_any_more_is_not_asked_for_again(wires, run_id, record, scorer, group, way):
-    scoring = await failing(wires, run_id, record, scorer, group)
+async def test_what_nobody_wants_any_more_is_not_asked_for_again(clients, run_id, record, scorer, group, way):
+    scoring = await failing(clients, run_id, record, scorer, group)
     if way == "forget":
         scoring.forget([0])
         assert scoring.state.failing == {}

@@ -4,10 +4,11 @@ import pytest
 import redis.exceptions
 
 from gradbus.access import BUFFER_USERS
-from gradbus.buffer import BufferSettings, ExperienceLog, GroupStore, open_buffer
+from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.embedded import Stack
 from gradbus.errors import SettingsError
+from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.group_pb2 import Group, LogEntry
 
 RUN = "run-1"

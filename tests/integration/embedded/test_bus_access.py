@@ -40,7 +40,7 @@ PUBLISHERS = {
     f"events.{RUN}": {"conductor", "trainer", "weight_store"},
     f"groups.{RUN}": {"rollout"},
     f"versions.{RUN}": {"weight_store"},
-    f"transfers.{RUN}": {"weight_store"},
+    f"broadcasts.{RUN}": {"weight_store"},
     f"missing.{RUN}": {"trainer"},
     "$JS.API.STREAM.MSG.GET.KV_leases": {"conductor", "trainer"},
     "$JS.API.DIRECT.GET.KV_leases.$KV.leases.conductor.run": {"conductor", "trainer"},
@@ -62,7 +62,7 @@ PUBLISHERS = {
 HEARERS = {
     f"groups.{RUN}": {"conductor"},
     f"versions.{RUN}": {"conductor", "rollout"},
-    f"transfers.{RUN}": {"rollout"},
+    f"broadcasts.{RUN}": {"rollout"},
     f"missing.{RUN}": {"conductor"},
     f"prompts.{RUN}": set(),
     f"events.{RUN}": set(),

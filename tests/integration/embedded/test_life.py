@@ -90,11 +90,11 @@ async def test_stack_json_says_what_runs(stack_config):
 
 async def test_a_changed_override_takes_effect_at_the_next_start(stack_config):
     async with Stack(stack_config()) as stack:
-        stack.config.environment_overrides["trainer-0"] = {"GRADBUS_FAULT_POINT": "mid-publish"}
+        stack.config.environment_overrides["trainer-0"] = {"GRADBUS_CRASH_POINT": "mid-publish"}
         await stack.kill("trainer-0")
         await stack.until_ready(["trainer-0"], 60.0)
         note = json.loads((stack.state.cache / "trainer-0.json").read_text())
-    assert note["environment"]["GRADBUS_FAULT_POINT"] == "mid-publish"
+    assert note["environment"]["GRADBUS_CRASH_POINT"] == "mid-publish"
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not 2 <= os.cpu_count() <= 4, reason="cores are set where they are few")

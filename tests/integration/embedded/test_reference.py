@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from gradbus.bus import Bus, BusSettings
+from gradbus.control.runs import RunRecord, RunStatus
 from gradbus.embedded import Stack
-from gradbus.runs import RunRecord, RunStatus
 from gradbus.spec import RunSpec
 
 SPEC = {

@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gradbus.api_keys import SCOPES, new_api_key, write_api_keys
+from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.client import Client
+from gradbus.control.runs import RunProgress, RunStatus
 from gradbus.objects import ObjectStore
 from gradbus.rpc import open_channel, token_hash
-from gradbus.runs import RunProgress, RunStatus
 
 RPC_TOKEN = "of-the-test"
 CALLERS = dict.fromkeys(("gateway", "conductor", "rollout", "trainer"), token_hash(RPC_TOKEN))
@@ -52,7 +52,7 @@ def stack(nats_url, buffer_url, tmp_path_factory, free_port):
     reader_key, reader = new_api_key("reader", ["runs:read"])
     write_api_keys(folder / "keys.json", [record, reader])
     ports = [free_port() for _ in range(2)]
-    wires = {
+    clients = {
         "GRADBUS_NATS_URL": nats_url,
         "GRADBUS_BUFFER_URL": buffer_url,
         "GRADBUS_OBJECTS_URL": f"file://{folder}/objects",
@@ -66,15 +66,15 @@ def stack(nats_url, buffer_url, tmp_path_factory, free_port):
         "GRADBUS_SERVED_HOSTS": json.dumps(["gradbus.test"]),
         "GRADBUS_PYTHON_GRADERS": "true",
     }
-    processes = [start(name, port, wires, folder) for name, port in zip(["gradbus_weight_store", "gradbus_gateway"], ports, strict=True)]
+    processes = [start(name, port, clients, folder) for name, port in zip(["gradbus_weight_store", "gradbus_gateway"], ports, strict=True)]
     yield Stack(
         url=f"http://127.0.0.1:{ports[1]}",
         key=key,
         reader_key=reader_key,
         nats_url=nats_url,
         buffer_url=buffer_url,
-        object_url=wires["GRADBUS_OBJECTS_URL"],
-        weight_store=wires["GRADBUS_WEIGHT_STORE"],
+        object_url=clients["GRADBUS_OBJECTS_URL"],
+        weight_store=clients["GRADBUS_WEIGHT_STORE"],
         roots=roots,
         gateway_pid=processes[1].pid,
     )
@@ -83,10 +83,10 @@ def stack(nats_url, buffer_url, tmp_path_factory, free_port):
     assert [process.wait(60) for process in processes] == [0, 0], (folder / "gradbus_gateway.log").read_text()
 
 
-def start(module, port, wires, folder):
+def start(module, port, clients, folder):
     log = folder / f"{module}.log"
     with log.open("wb") as file:
-        environment = {**os.environ, **wires, "GRADBUS_LISTEN": f"127.0.0.1:{port}"}
+        environment = {**os.environ, **clients, "GRADBUS_LISTEN": f"127.0.0.1:{port}"}
         process = subprocess.Popen([sys.executable, "-m", module], env=environment, stderr=file)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

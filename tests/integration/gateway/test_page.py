@@ -6,7 +6,7 @@ import re
 import httpx2
 import pytest
 
-from gradbus_gateway.page.files import read_page_files
+from gradbus_gateway.web.files import read_page_files
 
 FILES = read_page_files()
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradbus.runs import RunRecord
+from gradbus.control.runs import RunRecord
 
 
 def test_a_submitted_run_has_an_address_and_every_digest(http, stored_spec):

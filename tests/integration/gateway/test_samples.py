@@ -6,8 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from gradbus.buffer import ExperienceLog
-from gradbus.records import seal
+from gradbus.experience import ExperienceLog
+from gradbus.experience.records import seal
 from gradbus.v1.group_pb2 import Group, LogEntry, LogSegment, SegmentEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span

@@ -7,8 +7,8 @@ import pytest
 
 from gradbus.bus import Buckets
 from gradbus.client import Client
-from gradbus_gateway import sessions
-from gradbus_gateway.sessions import Sessions
+from gradbus_gateway.auth import sessions
+from gradbus_gateway.auth.sessions import Sessions
 
 
 def code_of(stack, key=None):

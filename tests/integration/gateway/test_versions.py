@@ -9,10 +9,10 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save, save_file
 
-from gradbus.adapters import adapter_names
 from gradbus.bus import Buckets
+from gradbus.control.runs import WorkerPresence
+from gradbus.formats.peft import adapter_names
 from gradbus.ids import digest_of
-from gradbus.runs import WorkerPresence
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest, PublishVersionRequest
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest

@@ -1,7 +1,7 @@
 """Workers as they announce themselves."""
 
 from gradbus.bus import Buckets
-from gradbus.runs import WorkerPresence
+from gradbus.control.runs import WorkerPresence
 
 
 async def test_a_live_worker_is_listed_with_what_it_holds(client, bus):

@@ -4,9 +4,10 @@ import pytest
 from moto.server import ThreadedMotoServer
 from redis.asyncio import Redis
 
-from gradbus.buffer import BufferSettings, ExperienceLog, open_buffer
+from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.deploy.stores import prepare_stores
 from gradbus.errors import SettingsError
+from gradbus.experience import ExperienceLog
 from gradbus.ids import new_run_id
 from gradbus.process import ProcessSettings
 from gradbus.v1.group_pb2 import LogEntry

@@ -7,7 +7,7 @@ import secrets
 import sys
 
 from gradbus.bus import Buckets
-from gradbus.runs import RunRecord, WorkerPresence
+from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.spec import RunSpec
 
 WORKER = """

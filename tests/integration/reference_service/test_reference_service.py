@@ -15,9 +15,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.control.runs import RunRecord
 from gradbus.objects import ObjectStore
 from gradbus.rpc import open_channel, token_hash
-from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub

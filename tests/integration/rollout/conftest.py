@@ -14,17 +14,17 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.bus import Buckets, Bus, EventLog
+from gradbus.control.runs import RunRecord
 from gradbus.objects import ObjectStore
-from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
-from gradbus_trainer.publisher import Publisher
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.publisher import Publisher
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.store_client import StoreClient
+from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.versions.writer import VersionWriter
 
 LETTERS = "abcdefghij"
 NEW_TOKENS = 6

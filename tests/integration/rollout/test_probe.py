@@ -4,8 +4,8 @@ import pytest
 
 from gradbus.bus import Buckets
 from gradbus.errors import SettingsError
-from gradbus_rollout.probe import check_probe
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.probe import check_probe
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 
 @pytest.fixture

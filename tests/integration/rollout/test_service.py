@@ -8,19 +8,19 @@ import weakref
 
 import pytest
 
-from gradbus.buffer import GroupStore
 from gradbus.bus import Buckets, TaskQueue
+from gradbus.control.runs import RunStatus, WorkerPresence
 from gradbus.errors import EngineHungError
-from gradbus.process import Process, Station, WorkerWires
-from gradbus.runs import RunStatus, WorkerPresence
+from gradbus.experience import GroupStore
+from gradbus.process import Process, WorkerClients, WorkerHeartbeat
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_rollout import watched_engine
-from gradbus_rollout.engines import Engines
-from gradbus_rollout.prompts import PromptEncoder
+from gradbus_rollout.engines import watchdog as watched_engine
+from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.torch import TorchEngine
+from gradbus_rollout.engines.torch.scheduler import Scheduler
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.torch_engine import TorchEngine
-from gradbus_rollout.torch_engine.scheduler import Scheduler
+from gradbus_rollout.tasks.prompts import PromptEncoder
 
 from .conftest import NEW_TOKENS, until
 
@@ -34,15 +34,15 @@ async def model_files(objects, model_folder):
 async def serving(bus, buffer, objects, stub, run_id, tmp_path, request):
     """A worker that is assigned to the run until the test is over; a parameter is its device."""
     process = Process("rollout")
-    station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
+    heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", device=getattr(request, "param", "cpu"))
-    service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station), Engines(settings))
-    await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
-    task = asyncio.create_task(station.serve(process, service.serve_run))
-    yield station.presence
+    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), Engines(settings))
+    await (await bus.bucket(Buckets.ASSIGNMENTS)).put(heartbeat.presence.worker, json.dumps(run_id).encode())
+    task = asyncio.create_task(heartbeat.serve(process, service.serve_run))
+    yield heartbeat.presence
     process.stopping.set()
     await asyncio.wait_for(task, 60)
-    assert await (await bus.bucket(Buckets.WORKERS)).get(station.presence.worker) is None
+    assert await (await bus.bucket(Buckets.WORKERS)).get(heartbeat.presence.worker) is None
 
 
 async def test_a_worker_ends_when_its_engine_hangs(
@@ -53,16 +53,16 @@ async def test_a_worker_ends_when_its_engine_hangs(
     monkeypatch.setattr(watched_engine, "_CLOSE_SECONDS", 0.1)
     await new_record(files=model_files)
     await write_status(bus, run_id, await objects.put_blob(prompts))
-    station = Station(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
+    heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", engine_progress_seconds=1.0)
-    service = RolloutService(settings, WorkerWires(bus, buffer, objects, stub, station), Engines(settings))
-    await (await bus.bucket(Buckets.ASSIGNMENTS)).put(station.presence.worker, json.dumps(run_id).encode())
+    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), Engines(settings))
+    await (await bus.bucket(Buckets.ASSIGNMENTS)).put(heartbeat.presence.worker, json.dumps(run_id).encode())
     try:
         with pytest.raises(EngineHungError):
-            await asyncio.wait_for(station.serve(Process("rollout"), service.serve_run), 60)
+            await asyncio.wait_for(heartbeat.serve(Process("rollout"), service.serve_run), 60)
     finally:
         stuck.set()
-    assert await (await bus.bucket(Buckets.WORKERS)).get(station.presence.worker) is None
+    assert await (await bus.bucket(Buckets.WORKERS)).get(heartbeat.presence.worker) is None
 
 
 async def write_status(bus, run_id, digest):

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from gradbus.errors import EngineError
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
 
 POISON, GOOD = PromptGroup("poison", (7,), (1,)), PromptGroup("good", (8,), (1,))
 

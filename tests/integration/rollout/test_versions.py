@@ -7,14 +7,14 @@ from obstore.store import MemoryStore
 from structlog.testing import capture_logs
 
 from gradbus.bus import Buckets, subjects
+from gradbus.control.runs import WorkerPresence
 from gradbus.errors import AttestationError, VersionGoneError
 from gradbus.objects import ObjectStore
-from gradbus.runs import WorkerPresence
 from gradbus.spec import WeightsSpec
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, WeightManifest
-from gradbus_rollout.versions import Versions
-from gradbus_trainer.version_writer import VersionWriter
+from gradbus_rollout.weights.versions import Versions
+from gradbus_trainer.versions.writer import VersionWriter
 
 from .conftest import until
 

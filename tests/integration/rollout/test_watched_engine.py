@@ -11,12 +11,12 @@ import threading
 import pytest
 
 from gradbus.bus import Buckets
+from gradbus.control.runs import WorkerPresence
 from gradbus.errors import EngineHungError
-from gradbus.runs import WorkerPresence
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
-from gradbus_rollout.torch_engine.scheduler import Scheduler
-from gradbus_rollout.watched_engine import WatchedEngine
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.engines.torch.scheduler import Scheduler
+from gradbus_rollout.engines.watchdog import WatchedEngine
 
 from .conftest import until
 
@@ -24,7 +24,7 @@ WORKER = """
 import asyncio, sys, threading
 from gradbus.process import run_worker
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.watched_engine import WatchedEngine
+from gradbus_rollout.engines.watchdog import WatchedEngine
 
 class Stuck:
     name, version = "stuck engine", 0
@@ -36,15 +36,15 @@ class Stuck:
         await asyncio.to_thread(threading.Event().wait)
 
 class Server:
-    def __init__(self, wires):
-        self.presence = wires.station.presence
+    def __init__(self, clients):
+        self.presence = clients.heartbeat.presence
 
     async def serve_run(self, record):
         self.presence.claims = [1, 2]
         await WatchedEngine(Stuck(), settings.engine_progress_seconds).generate([])
 
-async def build(wires):
-    return Server(wires)
+async def build(clients):
+    return Server(clients)
 
 settings = Settings()
 sys.exit(run_worker("rollout", settings, settings.weight_store, build))

@@ -8,19 +8,19 @@ import pytest
 from obstore.store import MemoryStore
 from structlog.testing import capture_logs
 
-from gradbus.background import background
-from gradbus.buffer import GroupStore
+from gradbus.aio.tasks import background
 from gradbus.bus import TaskQueue, subjects
+from gradbus.control.runs import WorkerPresence
+from gradbus.experience import GroupStore
 from gradbus.ids import sample_seed
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
-from gradbus.process import Station
-from gradbus.runs import WorkerPresence
-from gradbus.telemetry import numbers_of
+from gradbus.process import WorkerHeartbeat
+from gradbus.telemetry import run_metrics
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
-from gradbus_rollout.prompt_table import PromptTable
-from gradbus_rollout.prompts import PromptEncoder
-from gradbus_rollout.versions import Versions
+from gradbus_rollout.tasks.prompt_table import PromptTable
+from gradbus_rollout.tasks.prompts import PromptEncoder
+from gradbus_rollout.weights.versions import Versions
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 from .conftest import NEW_TOKENS, until
@@ -70,12 +70,12 @@ def working(bus, objects, stub, run_id, tmp_path, engine, store, table, new_reco
     @asynccontextmanager
     async def work(mode="fixed_lag", weights=objects):
         versions = Versions(bus, weights, stub, run_id, tmp_path)
-        station = Station(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
+        heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
         async with versions.followed():
-            parts = WorkerParts(bus, store, engine, versions, table, table, station, numbers_of(run_id))
+            parts = WorkerParts(bus, store, engine, versions, table, table, heartbeat, run_metrics(run_id))
             worker = RolloutWorker(await new_record(mode), parts)
             async with background(worker.serve(), "worker"):
-                worker.presence = station.presence
+                worker.presence = heartbeat.presence
                 yield worker
 
     return work

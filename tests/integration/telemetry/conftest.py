@@ -10,20 +10,20 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gradbus.telemetry.numbers import publish_numbers
-from gradbus.telemetry.teller import SpanTeller
-from gradbus.telemetry.timed import tell_nobody, tell_to
+from gradbus.telemetry.metrics import publish_metrics
+from gradbus.telemetry.span_sink import SpanSink
+from gradbus.telemetry.timed_spans import send_spans_to, stop_sending_spans
 
 
 @pytest.fixture(scope="session")
 def memory():
     """Spans and metrics of this process from here on; a process has one SDK, so it stays for the tests after."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-    tell_to(SpanTeller(SimpleSpanProcessor(exporter), Resource.create()))
+    send_spans_to(SpanSink(SimpleSpanProcessor(exporter), Resource.create()))
     metrics.set_meter_provider(MeterProvider([reader]))
-    publish_numbers("weight_store")
+    publish_metrics("weight_store")
     yield exporter, reader
-    tell_nobody()
+    stop_sending_spans()
     exporter.shutdown()
 
 

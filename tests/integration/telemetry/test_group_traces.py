@@ -8,10 +8,10 @@ from gradbus.telemetry import group_trace, is_sampled
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import ScoreSample
 from gradbus.v1.task_pb2 import GroupTask, Task
-from gradbus_conductor.group_traces import GroupTraces
+from gradbus_conductor.groups.traces import GroupTraces
 from gradbus_reward.grade_traces import graded
-from gradbus_rollout.engine import Completion, GroupCompletion, TokenSpan
-from gradbus_rollout.generation_traces import told as generation_told
+from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
+from gradbus_rollout.telemetry.generation_traces import told as generation_told
 
 RUN = {"gradbus.run.id": "run"}
 

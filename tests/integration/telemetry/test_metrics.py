@@ -4,9 +4,9 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
-from gradbus.buffer import ExperienceLog, GroupStore
 from gradbus.bus import Buckets, Conflict, EventLog, TaskQueue, subjects
 from gradbus.errors import FencedError, ObjectMissingError
+from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.objects import ObjectStore
 from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
 from gradbus.spec import WeightsSpec
@@ -14,11 +14,11 @@ from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task
-from gradbus_rollout.shards import Shards
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version
+from gradbus_rollout.weights.shards import Shards
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.versions.writer import VersionWriter
 
 
 class Scorer(RewardServiceServicer):
@@ -87,8 +87,8 @@ def total(measured, metric, **wanted):
 
 async def test_every_wire_shows_items_and_bytes(measured):
     for metric in ("gradbus.wire.items", "gradbus.wire.payload"):
-        wires = {attributes["gradbus.wire"] for name, attributes, _ in measured if name == metric}
-        assert wires == {"nats", "redis", "grpc", "objects"}, metric
+        clients = {attributes["gradbus.wire"] for name, attributes, _ in measured if name == metric}
+        assert clients == {"nats", "redis", "grpc", "objects"}, metric
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_weights_are_counted_by_the_way_they_took(measured, points, tmp_pa
     def moved():
         found, ways = points(), [(way, direction) for way in ("store", "delta") for direction in ("published", "fetched")]
         name = "gradbus.weights.moved"
-        return [total(found, name, gradbus__weights__way=way, gradbus__weights__direction=direction) for way, direction in ways]
+        return [total(found, name, gradbus__weights__transport=way, gradbus__weights__direction=direction) for way, direction in ways]
 
     objects = ObjectStore(MemoryStore(), "memory:///")
     writer = VersionWriter(objects, "run", 1, WeightsSpec(transport="delta", dtype="bf16"))

@@ -4,10 +4,10 @@ import pytest
 
 from gradbus.telemetry import current_traceparent, group_trace, is_sampled, span, step_trace
 from gradbus.v1.group_pb2 import LogEntry, Verdict
-from gradbus_trainer.collector import Collected
-from gradbus_trainer.learner import StepMetrics
-from gradbus_trainer.phases import Phases
-from gradbus_trainer.step_traces import StepSampler, StepTraces
+from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.phases import Phases
+from gradbus_trainer.step.collector import Collected
+from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
 
 
 def collected(index, traceparent="", verdict=Verdict.VERDICT_TRAIN):

@@ -11,28 +11,28 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gradbus.buffer import ExperienceLog
 from gradbus.bus import Buckets, Bus, EventLog, Lease
+from gradbus.control.runs import RunRecord, WorkerPresence
+from gradbus.experience import ExperienceLog
 from gradbus.objects import ObjectStore
-from gradbus.process import Station
-from gradbus.runs import RunRecord, WorkerPresence
+from gradbus.process import WorkerHeartbeat
 from gradbus.spec import RunSpec
-from gradbus.telemetry import numbers_of
+from gradbus.telemetry import run_metrics
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_trainer.checkpoints import restore
-from gradbus_trainer.collector import collector_for
-from gradbus_trainer.fold import Fold, FoldParts
-from gradbus_trainer.log_reader import LogReader
-from gradbus_trainer.publisher import Publisher
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.step_numbers import StepNumbers
-from gradbus_trainer.step_traces import StepSampler, StepTraces
-from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.torch_learner import TorchLearner
-from gradbus_trainer.version_writer import VersionWriter
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.collector import collector_for
+from gradbus_trainer.step.log_reader import LogReader
+from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
+from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
+from gradbus_trainer.versions.publisher import Publisher
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.store_client import StoreClient
+from gradbus_trainer.versions.writer import VersionWriter
 
 VOCABULARY = 23
 GROUPS, SAMPLES = 2, 4
@@ -117,11 +117,11 @@ class Trained:
     model_folder: object
     scratch: Scratch
     checkpoint_bytes: int = 1 << 30
-    station: Station = field(init=False)
+    heartbeat: WorkerHeartbeat = field(init=False)
 
     def __post_init__(self):
         presence = WorkerPresence(worker="trainer", role="trainer", incarnation="1")
-        self.station = Station(self.bus, presence)
+        self.heartbeat = WorkerHeartbeat(self.bus, presence)
 
     @property
     def run_id(self):
@@ -143,9 +143,9 @@ class Trained:
             state = await restore(store, self.objects, learner, self.scratch, spec.schedule.max_staleness)
             reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
             publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
-            self.numbers = numbers_of(run_id)
-            traces, shown = StepTraces(run_id, lease.term, StepSampler()), StepNumbers(self.numbers)
-            parts = FoldParts(
+            self.numbers = run_metrics(run_id)
+            traces, shown = StepTraces(run_id, lease.term, StepSampler()), StepRecorder(self.numbers)
+            parts = TrainLoopParts(
                 learner,
                 reader,
                 store,
@@ -153,14 +153,14 @@ class Trained:
                 self.scratch,
                 publisher,
                 events,
-                self.station,
+                self.heartbeat,
                 lease,
                 traces,
                 shown,
                 self.checkpoint_bytes,
             )
             async with reader.reading():
-                yield Fold(self.record, parts, state)
+                yield TrainLoop(self.record, parts, state)
         finally:
             await lease.release()
             await events.flush()

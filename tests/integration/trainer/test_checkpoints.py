@@ -12,14 +12,14 @@ from obstore.store import MemoryStore
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
 from gradbus.spec import AlgorithmSpec, WeightsSpec
-from gradbus_kernels.weights_digest import weights_digest
+from gradbus_kernels.weights.digest import weights_digest
 from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit, restore
-from gradbus_trainer.collector import Collected
-from gradbus_trainer.rows import build_batch
-from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.torch_learner import TorchLearner
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version, load_tensors, store_files
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch_builder import build_batch
+from gradbus_trainer.step.collector import Collected
+from gradbus_trainer.versions.store_client import StoreClient
+from gradbus_trainer.versions.weights_io import export_version, load_tensors, store_files
+from gradbus_trainer.versions.writer import VersionWriter
 
 from .conftest import GROUPS, make_entry
 

@@ -4,14 +4,15 @@ import asyncio
 
 import pytest
 
-from gradbus.buffer import ExperienceLog, keys
+from gradbus.buffer import keys
 from gradbus.bus import subjects
-from gradbus.records import seal
+from gradbus.experience import ExperienceLog
+from gradbus.experience.records import seal
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.weights_pb2 import TrainerProgress
-from gradbus_trainer.collector import collector_for
-from gradbus_trainer.frontier import Frontier
-from gradbus_trainer.log_reader import LogReader
+from gradbus_trainer.step.collector import collector_for
+from gradbus_trainer.step.frontier import Frontier
+from gradbus_trainer.step.log_reader import LogReader
 
 from .conftest import make_entry
 

@@ -6,14 +6,14 @@ import json
 import pytest
 
 from gradbus.bus import Buckets, EventLog
+from gradbus.control.runs import WorkerPresence
 from gradbus.errors import RankLostError
-from gradbus.process import Process, WorkerWires
-from gradbus.runs import WorkerPresence
+from gradbus.process import Process, WorkerClients
 from gradbus.v1 import weight_store_service_pb2 as pb
-from gradbus_trainer.launch import Launch
-from gradbus_trainer.learners import Learners
+from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.service import TrainerService
 from gradbus_trainer.settings import Settings
+from gradbus_trainer.torchrun import TorchrunRank
 
 from .conftest import until
 
@@ -30,16 +30,18 @@ def serve(bus, buffer, objects, stub, tmp_path):
     async def start(run, learners=None):
         process = Process("trainer")
         settings = Settings(worker_id="trainer", cache_dir=tmp_path / "cache")
-        service = TrainerService(settings, WorkerWires(bus, buffer, objects, stub, run.station), learners or Learners(settings, Launch()))
-        run.station.presence.worker = f"trainer-{run.run_id}"
-        await (await bus.bucket(Buckets.ASSIGNMENTS)).put(run.station.presence.worker, json.dumps(run.run_id).encode())
-        return process, asyncio.create_task(run.station.serve(process, service.serve_run))
+        service = TrainerService(
+            settings, WorkerClients(bus, buffer, objects, stub, run.heartbeat), learners or Learners(settings, TorchrunRank())
+        )
+        run.heartbeat.presence.worker = f"trainer-{run.run_id}"
+        await (await bus.bucket(Buckets.ASSIGNMENTS)).put(run.heartbeat.presence.worker, json.dumps(run.run_id).encode())
+        return process, asyncio.create_task(run.heartbeat.serve(process, service.serve_run))
 
     return start
 
 
 async def presence(bus, run):
-    entry = await (await bus.bucket(Buckets.WORKERS)).get(run.station.presence.worker)
+    entry = await (await bus.bucket(Buckets.WORKERS)).get(run.heartbeat.presence.worker)
     return WorkerPresence.model_validate_json(entry.value) if entry else None
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradbus.heads import VersionHead
+from gradbus.control.heads import VersionHead
 from gradbus.v1 import weight_store_service_pb2 as pb
 
 LORA = {"trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.control.runs import RunRecord
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.rpc import open_channel, token_hash
-from gradbus.runs import RunRecord
 from gradbus.spec import RunSpec
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
@@ -44,7 +44,7 @@ class StoreProcess:
             "GRADBUS_NATS_URL": self.nats_url,
             "GRADBUS_OBJECTS_URL": self.object_url,
             "GRADBUS_RPC_CALLERS": json.dumps(CALLERS),
-            "GRADBUS_FAULT_DIR": str(self.folder),
+            "GRADBUS_CRASH_DIR": str(self.folder),
             **self.environment,
         }
         with (self.folder / "log").open("ab") as log:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gradbus.bus import Buckets, EventLog
+from gradbus.control.runs import WorkerPresence
 from gradbus.ids import digest_of
-from gradbus.runs import WorkerPresence
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import Attestation
 

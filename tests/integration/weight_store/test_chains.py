@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from gradbus.bus import Buckets
-from gradbus.heads import VersionHead
+from gradbus.control.heads import VersionHead
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 

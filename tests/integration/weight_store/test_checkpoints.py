@@ -7,11 +7,11 @@ import grpc
 import pytest
 
 from gradbus.bus import Buckets
-from gradbus.heads import CheckpointHead
+from gradbus.control.heads import CheckpointHead
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
-from gradbus_weight_store.gate import Gate
+from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.retention import Retention
 
@@ -78,7 +78,7 @@ async def test_a_checkpoint_that_names_a_missing_blob_is_refused(store_process, 
 
 @pytest.mark.faults
 async def test_a_kill_between_manifest_and_head_commits_nothing_and_the_same_call_then_does(store_process, trainer, objects):
-    store_process.environment["GRADBUS_FAULT_POINT"] = "between-manifest-and-head:2"
+    store_process.environment["GRADBUS_CRASH_POINT"] = "between-manifest-and-head:2"
     store_process.start()
     await trainer.commit(0)
     first = trainer.previous
@@ -97,7 +97,7 @@ async def test_a_kill_between_manifest_and_head_commits_nothing_and_the_same_cal
 
 @pytest.mark.faults
 async def test_a_kill_mid_publish_leaves_a_version_that_the_same_call_completes(store_process, trainer):
-    store_process.environment["GRADBUS_FAULT_POINT"] = "between-version-and-head:3"
+    store_process.environment["GRADBUS_CRASH_POINT"] = "between-version-and-head:3"
     store_process.start()
     await trainer.publish(0)
     await trainer.publish(1)
@@ -165,7 +165,7 @@ async def test_runs_are_asked_side_by_side_which_blobs_they_need(bus, objects, m
         return await paths(run_id)
 
     monkeypatch.setattr(manifests, "paths", paths_once_all_are_asked)
-    retention = Retention(manifests, await bus.bucket(Buckets.RUNS), Gate())
+    retention = Retention(manifests, await bus.bucket(Buckets.RUNS), StoreDeleteLock())
     async with asyncio.timeout(30):
         needed = await retention._needed(without={"runs/run-0/versions/0-1"})
     assert needed.intersection(digests) == set(digests[1:])

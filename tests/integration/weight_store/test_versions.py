@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from gradbus.bus import Buckets, subjects
-from gradbus.heads import VersionHead
+from gradbus.control.heads import VersionHead
 from gradbus.ids import digest_of
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import Shard, WeightManifest

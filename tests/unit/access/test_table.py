@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS, SERVERS, buffer_rules, callers_of, nats_permissions
-from gradbus.access.page import page
+from gradbus.access.markdown import page
 from gradbus.access.table import KEYS, METHODS, READERS
 from gradbus.bus import Buckets
 from gradbus.v1 import reference_service_pb2, reward_service_pb2, weight_store_service_pb2
@@ -41,7 +41,7 @@ def test_no_allow_list_takes_in_what_is_not_named(role):
     allowed = nats_permissions(role)
     for subject in allowed.publish:
         parts = subject.split(".")
-        known = {"$JS": 4, "$KV": 3, "prompts": 2, "events": 2, "groups": 2, "versions": 2, "transfers": 2, "missing": 2}
+        known = {"$JS": 4, "$KV": 3, "prompts": 2, "events": 2, "groups": 2, "versions": 2, "broadcasts": 2, "missing": 2}
         assert len(parts) >= known[parts[0]] or subject == "$JS.API.STREAM.NAMES", subject
         assert not {"*", ">"} & set(parts[: known[parts[0]] - 1]), subject
         assert not {"DELETE", "UPDATE", "RESTORE", "SNAPSHOT", "LEADER"} & set(parts) or parts[2] == "CONSUMER", subject

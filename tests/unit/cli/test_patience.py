@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradbus.client import Patience
+from gradbus.client import RetryPolicy
 from gradbus.errors import ApiError, StackError
 
 
@@ -25,32 +25,32 @@ class Gateway:
 def clock(monkeypatch):
     """Time that passes only by sleeping."""
     now = [100.0]
-    monkeypatch.setattr("gradbus.client.patience.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("gradbus.client.patience.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("gradbus.client.retries.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gradbus.client.retries.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     return now
 
 
 def test_an_answer_at_once_is_given_at_once(clock):
-    assert Patience(say=pytest.fail).ask(Gateway(0)) == "here"
+    assert RetryPolicy(say=pytest.fail).ask(Gateway(0)) == "here"
     assert clock[0] == 100.0
 
 
 def test_a_restart_is_waited_for_and_said_once():
     said = []
     gateway = Gateway(5)
-    assert Patience(15.0, said.append).ask(gateway) == "here"
+    assert RetryPolicy(15.0, said.append).ask(gateway) == "here"
     assert gateway.asked == 6
     assert said == ["the gateway at http://there does not answer (refused); trying for 15 s"]
 
 
 def test_a_gateway_that_stays_away_is_an_error_in_time(clock):
     with pytest.raises(StackError, match="gradbus status"):
-        Patience(15.0).ask(Gateway(1000))
+        RetryPolicy(15.0).ask(Gateway(1000))
     assert clock[0] <= 115.0
 
 
 def test_a_refusal_is_not_asked_again():
     gateway = Gateway(1, ApiError(404, {"title": "No such run"}))
     with pytest.raises(ApiError):
-        Patience().ask(gateway)
+        RetryPolicy().ask(gateway)
     assert gateway.asked == 1

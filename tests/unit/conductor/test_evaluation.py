@@ -4,7 +4,7 @@ import pytest
 
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.evaluation import EvaluationResult, decode_result, encode_result, next_due, summarise
+from gradbus_conductor.evaluation.results import EvaluationResult, decode_result, encode_result, next_due, summarise
 
 OK, INVALID = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID
 

@@ -1,9 +1,9 @@
 """Which of the stored runs a conductor looks after."""
 
 from gradbus.bus import View
-from gradbus.runs import RunRecord, RunStatus
+from gradbus.control.runs import RunRecord, RunStatus
 from gradbus.spec import RunSpec
-from gradbus_conductor.known_runs import queued, to_drive
+from gradbus_conductor.run.known_runs import queued, to_drive
 
 SPEC = RunSpec.model_validate(
     {"name": "one", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}, "schedule": {"steps": 1}}

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradbus.spec import RunSpec, parse_spec
-from gradbus_conductor.schedule import Ready, schedule_for
+from gradbus_conductor.groups.schedule import Ready, schedule_for
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gradbus.runs import WorkerPresence
-from gradbus_conductor import stall
-from gradbus_conductor.stall import Debt, Stall
+from gradbus.control.runs import WorkerPresence
+from gradbus_conductor.run import stall
+from gradbus_conductor.run.stall import Blockers, StallDetector
 
 
 def worker(name, role="rollout", trouble=""):
@@ -17,13 +17,13 @@ TRAINER = worker("trainer-0", "trainer")
 @pytest.mark.parametrize(
     ("debt", "words"),
     [
-        (Debt([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0 is in trouble: the engine broke"),
-        (Debt([], [worker("rollout-0")], [4]), "no trainer serves the run"),
-        (Debt([TRAINER], [], [4, 5]), "2 groups wait for a rollout worker and none serves the run"),
-        (Debt([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups, first 4, owed by rollout-0 or the scorer"),
-        (Debt([TRAINER], [worker("rollout-0")], []), "the next version, owed by trainer-0"),
-        (Debt([TRAINER], [worker("rollout-0")], [], 60), "the evaluation of version 60, owed by rollout-0 or the scorer"),
-        (Debt([TRAINER], [], [], 60), "the evaluation of version 60 waits for a rollout worker and none serves the run"),
+        (Blockers([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0 is in trouble: the engine broke"),
+        (Blockers([], [worker("rollout-0")], [4]), "no trainer serves the run"),
+        (Blockers([TRAINER], [], [4, 5]), "2 groups wait for a rollout worker and none serves the run"),
+        (Blockers([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups, first 4, owed by rollout-0 or the scorer"),
+        (Blockers([TRAINER], [worker("rollout-0")], []), "the next version, owed by trainer-0"),
+        (Blockers([TRAINER], [worker("rollout-0")], [], 60), "the evaluation of version 60, owed by rollout-0 or the scorer"),
+        (Blockers([TRAINER], [], [], 60), "the evaluation of version 60 waits for a rollout worker and none serves the run"),
     ],
 )
 def test_the_debtor_is_named(debt, words):
@@ -31,7 +31,7 @@ def test_the_debtor_is_named(debt, words):
 
 
 async def test_movement_is_no_stall_and_standing_still_becomes_one(monkeypatch):
-    watch, debt = Stall(), Debt([TRAINER], [], [1])
+    watch, debt = StallDetector(), Blockers([TRAINER], [], [1])
     assert watch.reason(1, 4, debt) == ""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
     assert watch.reason(1, 4, debt).startswith("something to move, for")

@@ -13,8 +13,8 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from gradbus.process import ProcessSettings
-from gradbus.transfer_settings import TransferSettings
-from gradbus_rollout.sglang_engine.config import SGLangSettings
+from gradbus.process.broadcast_settings import BroadcastSettings
+from gradbus_rollout.engines.sglang.config import SGLangSettings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -163,7 +163,7 @@ def test_no_variable_holds_a_secret(name):
 def test_every_variable_is_one_the_service_reads(name):
     known = {f"GRADBUS_{field.upper()}" for field in settings_of(name).model_fields}
     if name in GPU:
-        known |= {f"GRADBUS_TRANSFER_{field.upper()}" for field in TransferSettings.model_fields}
+        known |= {f"GRADBUS_BROADCAST_{field.upper()}" for field in BroadcastSettings.model_fields}
         known |= {f"GRADBUS_SGLANG_{field.upper()}" for field in SGLangSettings.model_fields}
     assert set(SERVICES[name]["environment"]) - NOT_OURS - known == set()
 

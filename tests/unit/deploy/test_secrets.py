@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gradbus.access import BUFFER_USERS, NATS_USERS
-from gradbus.api_keys import find_api_key, read_api_keys
+from gradbus.access.api_keys import find_api_key, read_api_keys
 from gradbus.deploy.secrets import api_key, grafana_password, write_secrets
 from gradbus.errors import SettingsError
 

@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
-from gradbus.api_keys import find_api_key, read_api_keys
+from gradbus.access.api_keys import find_api_key, read_api_keys
 from gradbus.embedded.credentials import Credentials
 from gradbus.rpc import token_hash
 

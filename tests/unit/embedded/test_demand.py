@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from gradbus.control.runs import RunRecord, RunStatus
 from gradbus.embedded.demand import reference_needed
-from gradbus.runs import RunRecord, RunStatus
 from gradbus.spec import RunSpec
 
 

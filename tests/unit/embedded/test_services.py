@@ -56,8 +56,15 @@ def test_no_secret_is_in_an_argument_or_a_variable(blueprint):
 
 
 def test_all_services_are_told_the_same_wires(blueprint):
-    wires = ["GRADBUS_NATS_URL", "GRADBUS_BUFFER_URL", "GRADBUS_OBJECTS_URL", "GRADBUS_WEIGHT_STORE", "GRADBUS_REWARD", "GRADBUS_REFERENCE"]
-    told = {tuple(blueprint.service(name).environment[wire] for wire in wires) for name in service_names(2)}
+    clients = [
+        "GRADBUS_NATS_URL",
+        "GRADBUS_BUFFER_URL",
+        "GRADBUS_OBJECTS_URL",
+        "GRADBUS_WEIGHT_STORE",
+        "GRADBUS_REWARD",
+        "GRADBUS_REFERENCE",
+    ]
+    told = {tuple(blueprint.service(name).environment[wire] for wire in clients) for name in service_names(2)}
     assert len(told) == 1
     assert blueprint.service("reward").environment["GRADBUS_LISTEN"] == blueprint.service("conductor").environment["GRADBUS_REWARD"]
 
@@ -102,11 +109,11 @@ def test_what_computes_learns_of_the_gpus_and_rollouts_alone_of_a_sampling_serve
 
 def test_little_is_inherited(blueprint, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("GRADBUS_FAULT_POINT", "mid-publish")
+    monkeypatch.setenv("GRADBUS_CRASH_POINT", "mid-publish")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector")
     environment = blueprint.service("trainer-0").environment
     assert "AWS_SECRET_ACCESS_KEY" not in environment
-    assert environment["GRADBUS_FAULT_POINT"] == "mid-publish"
+    assert environment["GRADBUS_CRASH_POINT"] == "mid-publish"
     assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector"
     assert environment["OMP_NUM_THREADS"] == "1"
 

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from gradbus.api_keys import SCOPES, find_api_key, new_api_key, read_api_keys, write_api_keys
+from gradbus.access.api_keys import SCOPES, find_api_key, new_api_key, read_api_keys, write_api_keys
 from gradbus.errors import SettingsError
 
 

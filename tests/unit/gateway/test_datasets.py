@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.datasets import inspect, prompts_object, rows
 from gradbus.errors import DatasetError
+from gradbus.formats.jsonl import inspect, prompts_object, rows
 
 CHAT = [{"role": "user", "content": "hello"}]
 TEXT = st.text(min_size=1)

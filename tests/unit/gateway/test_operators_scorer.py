@@ -3,8 +3,8 @@
 import pytest
 
 from gradbus.spec import RewardSpec
+from gradbus_gateway.intake.submission import _reward_faults, _with_operators_scorer
 from gradbus_gateway.settings import GatewaySettings
-from gradbus_gateway.submission import _reward_faults, _with_operators_scorer
 
 SERVICE = "grpc://my-reward:50051"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gradbus_gateway.page.files import read_page_files
+from gradbus_gateway.web.files import read_page_files
 
-STATIC = Path(__file__).parents[3] / "services/gateway/gradbus_gateway/page/static"
+STATIC = Path(__file__).parents[3] / "services/gateway/gradbus_gateway/web/static"
 OWN = sorted(path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".html"} and path.parent.name != "vendor")
 FILES = read_page_files()
 IMPORT = re.compile(r'^import .*?"\./([\w-]+\.js)";', re.MULTILINE)

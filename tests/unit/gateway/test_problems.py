@@ -5,7 +5,7 @@ import pytest
 from fastapi import FastAPI
 
 from gradbus.errors import StorageError
-from gradbus_gateway import problems
+from gradbus_gateway.http import problems
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradbus_gateway.server_paths import advice, under_roots
+from gradbus_gateway.intake.server_paths import advice, under_roots
 
 
 @pytest.fixture

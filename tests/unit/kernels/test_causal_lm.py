@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gradbus.errors import ModelError
-from gradbus_kernels.causal_lm import load_causal_lm, load_weights, packed_logprobs, snapshot
+from gradbus_kernels.models.causal_lm import load_causal_lm, load_weights, packed_logprobs, snapshot
 
 
 @pytest.fixture

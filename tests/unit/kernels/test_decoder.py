@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_kernels.packing import pack
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.packing import pack
 
 LENGTH = 60
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradbus.errors import ModelError
-from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_kernels.invariant_decoder import invariant_packed_logprobs
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.operators import using
 
 

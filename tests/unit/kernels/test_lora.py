@@ -8,11 +8,11 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from gradbus.adapters import adapter_shapes
+from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec
-from gradbus_kernels.causal_lm import load_causal_lm, load_weights, snapshot
-from gradbus_kernels.lora import adapters_off, add_adapters, merged_weights
-from gradbus_kernels.packing import pack
+from gradbus_kernels.models.causal_lm import load_causal_lm, load_weights, snapshot
+from gradbus_kernels.models.lora import adapters_off, add_adapters, merged_weights
+from gradbus_kernels.models.packing import pack
 
 LORA = LoraSpec(rank=3, alpha=6.0)
 ATTENTION = LoraSpec(rank=2, alpha=5.0, target_modules=("q_proj", "v_proj"))

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gradbus.errors import ModelError
-from gradbus.model_folder import MODEL_TYPES
-from gradbus_kernels.model_shape import FAMILIES, RopeShape, read_model_shape
+from gradbus.formats.hf_model import MODEL_TYPES
+from gradbus_kernels.models.config import FAMILIES, RopeConfig, read_model_shape
 
 BASE = {
     "model_type": "qwen2",
@@ -35,7 +35,7 @@ def test_what_is_computed_is_what_a_submission_may_name():
 def test_what_is_not_said_has_the_usual_value(shape_of):
     shape = shape_of(num_key_value_heads=None, head_dim=None)
     assert (shape.kv_heads, shape.head_dim, shape.norm_eps, shape.tied) == (4, 8, 1e-6, False)
-    assert shape.rope == RopeShape(10_000.0, "default", {})
+    assert shape.rope == RopeConfig(10_000.0, "default", {})
     assert shape.windows == (None,) * 4
 
 
@@ -58,7 +58,7 @@ def test_biases_are_each_familys_own(shape_of):
     ],
 )
 def test_old_and_new_names_of_the_rotary_settings_say_the_same(shape_of, fields):
-    assert shape_of(**fields).rope == RopeShape(50.0, "linear", {"factor": 2.0})
+    assert shape_of(**fields).rope == RopeConfig(50.0, "linear", {"factor": 2.0})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradbus_kernels.packing import pack, split_by_tokens
+from gradbus_kernels.models.packing import pack, split_by_tokens
 
 CPU = torch.device("cpu")
 shapes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2)), min_size=1, max_size=12)

@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradbus_kernels.weights_broadcast import BroadcastGroup, Meeting, Place, bucket_sizes
+from gradbus_kernels.weights.broadcast import BroadcastGroup, RankInfo, Rendezvous, bucket_sizes
 
 SECONDS = 60.0
 
 
 @pytest.fixture
 def meeting():
-    return Meeting.serve("127.0.0.1", 0, SECONDS)
+    return Rendezvous.serve("127.0.0.1", 0, SECONDS)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def threads():
 
 
 def place(rank, size, group="g", stall=SECONDS):
-    return Place(group, rank, size, "127.0.0.1", stall_seconds=stall)
+    return RankInfo(group, rank, size, "127.0.0.1", stall_seconds=stall)
 
 
 def later():
@@ -34,7 +34,7 @@ def later():
 def received(meeting, rank, size, total, bucket_bytes):
     """What a member gets, in the pieces in which it comes."""
     pieces = []
-    group = BroadcastGroup(Meeting.visit(meeting.address, SECONDS), place(rank, size))
+    group = BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(rank, size))
     group.receive(lambda piece: pieces.append(bytes(piece)), total, bucket_bytes, later())
     return pieces
 
@@ -60,7 +60,7 @@ def test_a_group_carries_one_stream_after_the_other_also_longer_ones(meeting, th
     streams = [b"a" * 5, b"b" * 50, b"c" * 7]
 
     def member():
-        group = BroadcastGroup(Meeting.visit(meeting.address, SECONDS), place(1, 2))
+        group = BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(1, 2))
         found = []
         for stream in streams:
             pieces = []
@@ -81,7 +81,7 @@ def test_a_group_that_is_not_complete_is_given_up(meeting):
 
 
 def test_a_member_that_left_ends_the_wait_of_the_others(meeting, threads):
-    other = threads.submit(lambda: BroadcastGroup(Meeting.visit(meeting.address, SECONDS), place(1, 2)).abort())
+    other = threads.submit(lambda: BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(1, 2)).abort())
     group = BroadcastGroup(meeting, place(0, 2, stall=5.0))
     other.result(SECONDS)
     with pytest.raises(RuntimeError):
@@ -90,10 +90,10 @@ def test_a_member_that_left_ends_the_wait_of_the_others(meeting, threads):
 
 
 def test_a_stream_that_takes_longer_than_its_deadline_is_given_up(meeting, threads):
-    other = threads.submit(lambda: BroadcastGroup(Meeting.visit(meeting.address, SECONDS), place(1, 2)))
+    other = threads.submit(lambda: BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(1, 2)))
     group = BroadcastGroup(meeting, place(0, 2))
     other.result(SECONDS)
-    with pytest.raises(TimeoutError, match="GRADBUS_TRANSFER_SECONDS"):
+    with pytest.raises(TimeoutError, match="GRADBUS_BROADCAST_SECONDS"):
         group.send([memoryview(b"late")], 16, time.monotonic())
 
 
@@ -105,7 +105,7 @@ def test_the_meeting_listens_on_its_own_address_alone(meeting):
 
 
 def test_receipts_are_taken_once_and_damage_is_none(meeting):
-    visitor = Meeting.visit(meeting.address, SECONDS)
+    visitor = Rendezvous.visit(meeting.address, SECONDS)
     visitor.leave_receipt("a", good=True)
     visitor.leave_receipt("b", good=False)
     assert meeting.take_receipts(["a", "b", "c"], 0.1) == [True, False, False]
@@ -116,4 +116,4 @@ def test_a_meeting_that_nobody_serves_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(RuntimeError):
-        Meeting.visit(f"127.0.0.1:{port}", 0.3)
+        Rendezvous.visit(f"127.0.0.1:{port}", 0.3)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
-from gradbus_kernels import weights_delta_format
-from gradbus_kernels.weights_delta import apply_delta, encode_delta, tensor_digest
-from gradbus_kernels.weights_delta_bytes import DamagedDeltaError, DeltaError
-from gradbus_kernels.weights_delta_format import WrongBaseError
+from gradbus_kernels.weights.delta import format as weights_delta_format
+from gradbus_kernels.weights.delta.api import apply_delta, encode_delta, tensor_digest
+from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError
+from gradbus_kernels.weights.delta.format import WrongBaseError
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FRAME = 21  # magic, version, checksum

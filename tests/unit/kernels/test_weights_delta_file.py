@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from gradbus_kernels.weights_delta_bytes import DamagedDeltaError, DeltaError
-from gradbus_kernels.weights_delta_file import apply_file_delta, encode_file_delta
-from gradbus_kernels.weights_delta_format import WrongBaseError
+from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError
+from gradbus_kernels.weights.delta.file import apply_file_delta, encode_file_delta
+from gradbus_kernels.weights.delta.format import WrongBaseError
 
 
 def file(seed, **more):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradbus_kernels.weights_delta_bytes import DamagedDeltaError, Reader, Writer
-from gradbus_kernels.weights_delta_chunk import FloatFormat, apply_chunk, encode_chunk
-from gradbus_kernels.weights_delta_subset import read_subset, set_places, write_subset
+from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
+from gradbus_kernels.weights.delta.chunk import FloatFormat, apply_chunk, encode_chunk
+from gradbus_kernels.weights.delta.subset import read_subset, set_places, write_subset
 
 BF16 = FloatFormat("BF16", 16, 7)
 patient = settings(deadline=None)

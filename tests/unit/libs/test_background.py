@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gradbus.background import background, cancelled, uninterrupted
+from gradbus.aio.tasks import background, cancel_and_wait, until_done
 
 
 async def test_the_work_ends_with_the_block():
@@ -42,7 +42,7 @@ async def test_work_that_swallows_one_cancellation_is_cancelled_again():
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    await cancelled(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
 
 
@@ -53,7 +53,7 @@ async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does()
         await ends.wait()
         return "done"
 
-    task = asyncio.create_task(uninterrupted(work()))
+    task = asyncio.create_task(until_done(work()))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -62,7 +62,7 @@ async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does()
     ends.set()
     await asyncio.wait({task})
     assert task.cancelled()
-    assert await uninterrupted(work()) == "done"
+    assert await until_done(work()) == "done"
 
 
 async def test_what_failed_meanwhile_comes_before_the_cancellation():
@@ -70,7 +70,7 @@ async def test_what_failed_meanwhile_comes_before_the_cancellation():
         await asyncio.sleep(0)
         raise ValueError("the work")
 
-    task = asyncio.create_task(uninterrupted(fail()))
+    task = asyncio.create_task(until_done(fail()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(ValueError, match="the work"):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradbus.adapters import adapter_shapes
 from gradbus.client.merge import check_mergeable, write_merged
 from gradbus.errors import ModelError, StackError
+from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec
-from gradbus_kernels.lora import merged_weights
+from gradbus_kernels.models.lora import merged_weights
 
 LORA = LoraSpec(rank=2, alpha=3.0, target_modules=("q_proj", "down_proj"))
 BASE = {

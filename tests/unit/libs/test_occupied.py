@@ -1,11 +1,11 @@
 """Time with work, where work overlaps."""
 
-from gradbus.occupied import Occupied
+from gradbus.telemetry.busy import BusyTimer
 
 
 def test_overlapping_blocks_count_once_and_a_block_under_way_counts():
     now = [0.0]
-    busy = Occupied(lambda: now[0])
+    busy = BusyTimer(lambda: now[0])
     now[0] = 5.0
     with busy:
         now[0] = 7.0

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from gradbus.errors import CorruptRecordError
+from gradbus.experience.records import record_digest, seal, unseal
 from gradbus.ids import digest_of
-from gradbus.records import record_digest, seal, unseal
 
 
 @given(st.binary(max_size=300))

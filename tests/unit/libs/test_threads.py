@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from gradbus.threads import in_own_thread
+from gradbus.aio.threads import in_own_thread
 
 HANGS = """
 import asyncio, threading
-from gradbus.threads import in_own_thread
+from gradbus.aio.threads import in_own_thread
 
 async def main():
     try:

@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gradbus_load.calibration import EngineTiming, makespan, response_tokens
 from gradbus_load.stub_engine import StubEngine
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.torch_engine import TorchEngineConfig
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngineConfig
 
 STOPS = frozenset({0})
 MOST = 200

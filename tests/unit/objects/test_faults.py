@@ -5,18 +5,18 @@ import sys
 import pytest
 
 PROGRAM = """
-from gradbus import faults
+from gradbus import crash_points
 from gradbus.telemetry import configure_logging
 
 configure_logging("test")
 for name in ("other", "here", "here", "here"):
-    faults.point(name)
+    crash_points.reached(name)
     print(name, flush=True)
 """
 
 
 def passes(folder, point):
-    environment = {**os.environ, "GRADBUS_FAULT_POINT": point, "GRADBUS_FAULT_DIR": str(folder)}
+    environment = {**os.environ, "GRADBUS_CRASH_POINT": point, "GRADBUS_CRASH_DIR": str(folder)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=False, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout.split()
 

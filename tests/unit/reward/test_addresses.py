@@ -3,7 +3,7 @@ import ipaddress
 import pytest
 
 from gradbus.errors import ScorerError
-from gradbus_reward.addresses import AddressPolicy
+from gradbus_reward.scorers.addresses import AddressPolicy
 
 ANY_HOST = AddressPolicy(allowed_hosts=("*",))
 EMBEDDED = AddressPolicy(allow_loopback=True)

@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-from gradbus.telemetry import Numbers
+from gradbus.telemetry import Metrics
 from gradbus.v1.reward_pb2 import REWARD_STATUS_ERROR, REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreSample
-from gradbus_reward import answers, calls
+from gradbus_reward import calls
+from gradbus_reward.scorers import answers
 
 
 @pytest.fixture
 def read(monkeypatch):
-    numbers = Numbers()
+    numbers = Metrics()
     monkeypatch.setattr(calls, "PROCESS", numbers)
     monkeypatch.setattr(answers, "PROCESS", numbers)
     return lambda name: {tuple(one.attributes.values()): one.value for one in numbers.read(name)}

@@ -1,8 +1,8 @@
 import pytest
 
 from gradbus.v1 import reward_pb2
-from gradbus_reward.grader_scorer import ATTEMPTS
 from gradbus_reward.sandbox.pool import BATCH, Call, PoolSettings
+from gradbus_reward.scorers.grader import ATTEMPTS
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 

@@ -14,10 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
-from gradbus_rollout.torch_engine.model import DecoderModel
-from gradbus_rollout.torch_engine.shape import read_shape
-from gradbus_rollout.torch_engine.versions import WholeVersions
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.torch.model import DecoderModel
+from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.versions import WholeVersions
 
 SIZES = {
     "vocab_size": 48,

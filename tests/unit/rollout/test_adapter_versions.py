@@ -4,13 +4,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradbus.adapters import adapter_shapes
 from gradbus.errors import ModelError
+from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec
-from gradbus_kernels.lora import Merged, merged_weights
-from gradbus_kernels.weights_digest import weights_digest
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig, versions
+from gradbus_kernels.models.lora import Merged, merged_weights
+from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig, versions
 
 LORA = LoraSpec(rank=3, alpha=6.0)
 ATTENTION = LoraSpec(rank=2, alpha=1.0, target_modules=("q_proj", "v_proj"))

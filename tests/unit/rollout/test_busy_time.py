@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradbus_rollout.busy_time import BusyTime
+from gradbus_rollout.telemetry.busy_time import BusyTime
 
 
 class Clock:

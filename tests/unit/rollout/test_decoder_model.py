@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradbus_rollout.torch_engine.cache import pages
-from gradbus_rollout.torch_engine.prefill import Prefill
+from gradbus_rollout.engines.torch.cache import pages
+from gradbus_rollout.engines.torch.prefill import Prefill
 
 
 @torch.inference_mode()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 NEW = 24
 CONFIG = {"slots": 8, "max_new_tokens": NEW, "stop_token_ids": frozenset({1, 2, 3})}

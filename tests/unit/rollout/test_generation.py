@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradbus_rollout import generation
-from gradbus_rollout.engine import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.telemetry import generation_metrics as generation
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gradbus.errors import ModelError
-from gradbus.model_folder import check_model_folder, checked_file_name, sanitized_config
-from gradbus_rollout.torch_engine.shape import read_shape
+from gradbus.formats.hf_model import check_model_folder, checked_file_name, sanitized_config
+from gradbus_rollout.engines.torch.shape import read_shape
 
 
 def change_config(folder, **fields):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gradbus.errors import SettingsError
-from gradbus_kernels.causal_lm import load_causal_lm
-from gradbus_kernels.invariant_decoder import invariant_packed_logprobs
-from gradbus_rollout.engine import PromptGroup
-from gradbus_rollout.torch_engine import TorchEngine, TorchEngineConfig
+from gradbus_kernels.models.causal_lm import load_causal_lm
+from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 
 @dataclasses.dataclass(frozen=True)

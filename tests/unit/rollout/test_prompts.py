@@ -6,9 +6,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus_rollout import prompt_table
-from gradbus_rollout.prompt_table import PromptTable
-from gradbus_rollout.prompts import PromptEncoder
+from gradbus_rollout.tasks import prompt_table
+from gradbus_rollout.tasks.prompt_table import PromptTable
+from gradbus_rollout.tasks.prompts import PromptEncoder
 
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 CHAT = [{"role": "user", "content": "hi"}]

@@ -7,30 +7,30 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradbus.errors import CorruptRecordError, TransferError
+from gradbus.errors import BroadcastError, CorruptRecordError
 from gradbus.ids import digest_of
-from gradbus.process import WorkerWires
-from gradbus.v1.transfer_pb2 import Membership, Transfer, TransferTerms
+from gradbus.process import WorkerClients
+from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig, BroadcastMembership
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_kernels.weights_broadcast import BroadcastGroup, Meeting, Place
-from gradbus_rollout.engines import Engines
-from gradbus_rollout.member import Member, Seat
+from gradbus_kernels.weights.broadcast import BroadcastGroup, RankInfo, Rendezvous
+from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
+from gradbus_rollout.engines.registry import Engines
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
 
-TERMS = TransferTerms(backend="gloo", bucket_bytes=1 << 20, seconds=60.0, stall_seconds=30.0)
+CONFIG = BroadcastConfig(backend="gloo", bucket_bytes=1 << 20, seconds=60.0, stall_seconds=30.0)
 CONTENT = bytes(range(256)) * 12_000
 
 
 def receiver(tmp_path, transport, engine):
     spec = SimpleNamespace(weights=SimpleNamespace(transport=transport), rollout=SimpleNamespace(engine=engine))
-    station = SimpleNamespace(presence=SimpleNamespace(worker="a"))
+    heartbeat = SimpleNamespace(presence=SimpleNamespace(worker="a"))
     settings = Settings(cache_dir=tmp_path)
-    service = RolloutService(settings, WorkerWires(None, None, None, None, station), Engines(settings))
+    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), Engines(settings))
     return service._receiving(SimpleNamespace(run_id="run", spec=spec))
 
 
-@pytest.mark.parametrize(("transport", "expected"), [("collective", True), ("store", False), ("delta", False)])
+@pytest.mark.parametrize(("transport", "expected"), [("broadcast", True), ("store", False), ("delta", False)])
 @pytest.mark.parametrize("engine", ["torch", "sglang"])
 def test_a_worker_takes_part_where_the_run_asks_for_it(tmp_path, transport, engine, expected):
     assert (not isinstance(receiver(tmp_path, transport, engine), nullcontext)) == expected
@@ -41,7 +41,7 @@ def new_member(tmp_path):
     made = []
 
     def make(python=sys.executable):
-        made.append(Member(Seat("a", "127.0.0.1", "cpu", python, tmp_path)))
+        made.append(BroadcastProcess(MemberConfig("a", "127.0.0.1", "cpu", python, tmp_path)))
         return made[-1]
 
     yield make
@@ -51,15 +51,15 @@ def new_member(tmp_path):
 
 @pytest.fixture
 def meeting():
-    return Meeting.serve("127.0.0.1", 0, 30.0)
+    return Rendezvous.serve("127.0.0.1", 0, 30.0)
 
 
 def send(meeting, content):
     """Rank 0, in a thread of its own."""
 
     def work():
-        group = BroadcastGroup(meeting, Place("g", 0, 2, "127.0.0.1", stall_seconds=30.0))
-        group.send([memoryview(content)], TERMS.bucket_bytes, 1e12)
+        group = BroadcastGroup(meeting, RankInfo("g", 0, 2, "127.0.0.1", stall_seconds=30.0))
+        group.send([memoryview(content)], CONFIG.bucket_bytes, 1e12)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -67,16 +67,16 @@ def send(meeting, content):
 
 
 def offered(meeting, content=CONTENT):
-    transfer = Transfer(step=3, terms=TERMS, shards=[Shard(digest=digest_of(CONTENT), size_bytes=len(content))])
-    return transfer, Membership(group="g", address=meeting.address, workers=["a"])
+    broadcast = Broadcast(step=3, config=CONFIG, shards=[Shard(digest=digest_of(CONTENT), size_bytes=len(content))])
+    return broadcast, BroadcastMembership(group="g", address=meeting.address, workers=["a"])
 
 
 def test_the_process_fills_the_cache_and_leaves_a_receipt(new_member, meeting, tmp_path):
-    transfer, members = offered(meeting)
+    broadcast, members = offered(meeting)
     member, sender = new_member(), send(meeting, CONTENT)
     member.wait_until_ready()
-    member.connect(members, TERMS)
-    member.receive(transfer, members)
+    member.connect(members, CONFIG)
+    member.receive(broadcast, members)
     sender.join()
     assert member.held_group == "g"
     assert [path.read_bytes() for path in (tmp_path / "shards").iterdir()] == [CONTENT]
@@ -85,24 +85,24 @@ def test_the_process_fills_the_cache_and_leaves_a_receipt(new_member, meeting, t
 
 def test_damaged_bytes_are_no_file_and_a_bad_receipt(new_member, meeting, tmp_path):
     other = CONTENT[:-1] + b"x"
-    transfer, members = offered(meeting)
+    broadcast, members = offered(meeting)
     member, sender = new_member(), send(meeting, other)
     member.wait_until_ready()
-    member.connect(members, TERMS)
+    member.connect(members, CONFIG)
     with pytest.raises(CorruptRecordError, match="came damaged"):
-        member.receive(transfer, members)
+        member.receive(broadcast, members)
     sender.join()
     assert list((tmp_path / "shards").iterdir()) == []
     assert meeting.take_receipts(["g/3/a"], 0.0) == [False]
 
 
 def test_a_python_without_torch_or_none_at_all_is_said(new_member, tmp_path):
-    with pytest.raises(TransferError, match="it must be a Python that has torch"):
+    with pytest.raises(BroadcastError, match="it must be a Python that has torch"):
         new_member(str(tmp_path / "python"))
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(TransferError, match="No module named 'torch'"):
+    with pytest.raises(BroadcastError, match="No module named 'torch'"):
         new_member(str(bare)).wait_until_ready()
 
 
@@ -110,7 +110,7 @@ def test_a_process_that_is_killed_ends_what_waits_for_it(new_member, meeting):
     member = new_member()
     member.wait_until_ready()
     threading.Timer(0.2, member.abort).start()
-    with pytest.raises(TransferError, match="it was killed; versions come from object storage"):
-        member.connect(offered(meeting)[1], TERMS)
-    with pytest.raises(TransferError):
+    with pytest.raises(BroadcastError, match="it was killed; versions come from object storage"):
+        member.connect(offered(meeting)[1], CONFIG)
+    with pytest.raises(BroadcastError):
         member.receive(*offered(meeting))

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from gradbus.errors import EngineError, ModelError
-from gradbus_rollout.engine import PromptGroup, TokenSpan
-from gradbus_rollout.sglang_engine import SGLangConfig
-from gradbus_rollout.sglang_engine.draft import Draft, began_with
+from gradbus_rollout.engines.base import PromptGroup, TokenSpan
+from gradbus_rollout.engines.sglang import SGLangConfig
+from gradbus_rollout.engines.sglang.partial_sample import PartialSample, began_with
 
 CONFIG = SGLangConfig(max_new_tokens=10, temperature=0.7, stop_token_ids=frozenset({9, 2}))
 VERSIONS = {"4-aa": 4, "5-bb": 5}
 
 
 def draft(greedy=False):
-    return Draft(PromptGroup("a", (1, 2), (77,), greedy), 77, CONFIG)
+    return PartialSample(PromptGroup("a", (1, 2), (77,), greedy), 77, CONFIG)
 
 
 def reply(tokens, kind="stop", spans=(("4-aa", 0, None),), logprobs=None):

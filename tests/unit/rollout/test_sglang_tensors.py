@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 from gradbus.errors import DiskError, ModelError
-from gradbus.tensor_files import read_headers
-from gradbus_kernels.weights_digest import weights_digest
-from gradbus_rollout.sglang_engine import SGLangConfig, SGLangEngine, SGLangSettings
-from gradbus_rollout.sglang_engine.folder import drop_version_folder, make_version_folder, model_tensors
-from gradbus_rollout.sglang_engine.tensors import check_fit, digest
+from gradbus.formats.safetensors import read_headers
+from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.engines.sglang.folder import drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.engines.sglang.tensors import check_fit, digest
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import sys
 sys.modules["torch"] = None  # any import of it fails
-import gradbus_rollout.service, gradbus_rollout.sglang_engine
+import gradbus_rollout.service, gradbus_rollout.engines.sglang
 """
 
 

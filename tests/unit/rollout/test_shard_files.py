@@ -5,7 +5,7 @@ import pytest
 from gradbus.errors import CorruptRecordError
 from gradbus.ids import digest_of
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_rollout.shard_files import ShardFiles
+from gradbus_rollout.weights.cache_writer import ShardFiles
 
 CONTENTS = [b"first", b"", b"second one", b"3"]
 

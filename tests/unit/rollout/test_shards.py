@@ -13,13 +13,13 @@ from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.spec import WeightsSpec
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
-from gradbus_rollout import stored_shards
-from gradbus_rollout.shard_cache import ShardCache
-from gradbus_rollout.shards import Shards
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version
+from gradbus_rollout.weights import stored_shards
+from gradbus_rollout.weights.cache import ShardCache
+from gradbus_rollout.weights.shards import Shards
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.versions.writer import VersionWriter
 
 DELTAS = WeightsSpec(transport="delta", dtype="bf16", anchor_every=4)
 LAST = 6

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gradbus.bus import Delivery
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_rollout.taskbox import TaskBox
+from gradbus_rollout.tasks.taskbox import TaskBox
 
 TRAIN, EVALUATION = TaskKind.TASK_KIND_TRAIN, TaskKind.TASK_KIND_EVALUATION
 

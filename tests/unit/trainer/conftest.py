@@ -6,7 +6,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.spec import RunSpec
-from gradbus_trainer.batch import Batch, TrainSample
+from gradbus_trainer.step.batch import Batch, TrainSample
 
 VOCABULARY = 23
 

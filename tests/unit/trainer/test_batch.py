@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradbus_trainer.batch import Batch, micro_batches
+from gradbus_trainer.step.batch import Batch, micro_batches
 
 
 @pytest.mark.parametrize("budget", [1, 20, 45, 10_000])

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import LogEntry, Verdict
-from gradbus_trainer.collector import Collected, collector_for
-from gradbus_trainer.frontier import Frontier
+from gradbus_trainer.step.collector import Collected, collector_for
+from gradbus_trainer.step.frontier import Frontier
 
 TRAIN, FILTERED, DROPPED = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
 SIZE = 3

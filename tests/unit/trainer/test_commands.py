@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradbus_trainer.batch import Batch, TrainSample
-from gradbus_trainer.deepspeed_learner.commands import Command, batch_of, batch_tensors
+from gradbus_trainer.learners.deepspeed.commands import Command, batch_of, batch_tensors
+from gradbus_trainer.step.batch import Batch, TrainSample
 
 
 def test_a_command_survives_the_wire():

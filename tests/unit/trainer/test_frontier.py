@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.v1.weights_pb2 import Frontier as FrontierMessage
-from gradbus_trainer.frontier import Frontier
+from gradbus_trainer.step.frontier import Frontier
 
 indexes = st.lists(st.integers(0, 60), max_size=40)
 

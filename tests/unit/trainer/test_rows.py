@@ -10,8 +10,8 @@ from gradbus.spec import AlgorithmSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
-from gradbus_trainer.collector import Collected
-from gradbus_trainer.rows import build_batch
+from gradbus_trainer.step.batch_builder import build_batch
+from gradbus_trainer.step.collector import Collected
 
 OK, INVALID = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH

@@ -8,10 +8,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from gradbus_kernels.weights_digest import WeightsDigest, weights_digest
-from gradbus_trainer import safetensors_stream
-from gradbus_trainer.safetensors_stream import write_safetensors
-from gradbus_trainer.tensors import LazyTensors
+from gradbus_kernels.weights.digest import WeightsDigest, weights_digest
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions import safetensors_stream
+from gradbus_trainer.versions.safetensors_stream import write_safetensors
 
 TENSORS = {
     "model.layers.10.w": torch.randn(3, 5),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.spec import TrainerSpec
-from gradbus_trainer.schedule import learning_rate
+from gradbus_trainer.learners.learning_rate import learning_rate
 
 
 def rates(total, **fields):

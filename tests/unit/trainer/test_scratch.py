@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load
 
 from gradbus.errors import StorageError
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.tensors import LazyTensors
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.scratch import Scratch
 
 TENSORS = LazyTensors.of({"w": torch.arange(5000.0), "v": torch.ones(3)})
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gradbus_trainer.batch import Batch
-from gradbus_trainer.deepspeed_learner.shares import idle_piece, pieces_of
+from gradbus_trainer.learners.deepspeed.shares import idle_piece, pieces_of
+from gradbus_trainer.step.batch import Batch
 
 
 def shares(batch, spec, ranks):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradbus_trainer.tensors import LazyTensors
+from gradbus_trainer.lazy_tensors import LazyTensors
 
 
 def test_nothing_is_made_before_it_is_asked_for_and_all_of_it_again_then():

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gradbus.errors import ModelError, TrainingError
-from gradbus_kernels.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.operators import provenance
-from gradbus_trainer.adamw import AdamW
-from gradbus_trainer.batch import Batch
-from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.learners.adamw import AdamW
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch import Batch
 
 
 def first_step(folder, spec, batch):
@@ -162,8 +162,8 @@ import numpy as np
 import gradbus_reference.service, gradbus_trainer.service
 from gradbus.spec import RunSpec
 from gradbus_reference.model import ReferenceModel
-from gradbus_trainer.batch import Batch, TrainSample
-from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.learners.torch import TorchLearner
 ids, ones = np.array([2, 3], np.int32), np.ones(2, np.float32)
 sample = TrainSample(ids, ids, -ones, ones > 0, 1.0, -ones)
 for spec in sys.argv[2:]:

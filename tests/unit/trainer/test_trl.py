@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from gradbus_trainer.batch import Batch
-from gradbus_trainer.torch_learner import TorchLearner
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch import Batch
 
 TEMPERATURE = 0.8
 

@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 from gradbus.ids import digest_of_file
 from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.versions.writer import VersionWriter
 
 DELTAS = WeightsSpec(transport="delta", dtype="bf16", anchor_every=4)
 

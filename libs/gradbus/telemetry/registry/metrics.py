@@ -310,7 +310,7 @@ _WEIGHTS: Final = (
         "By",
         ("trainer", "rollout"),
         "Bytes of weights put into or taken out of object storage.",
-        ("gradbus.weights.way", "gradbus.weights.direction"),
+        ("gradbus.weights.transport", "gradbus.weights.direction"),
     ),
     Metric(
         "gradbus.weights.activation.duration",
@@ -327,8 +327,8 @@ _WEIGHTS: Final = (
         "{shard}",
         ("rollout",),
         "Shards that one way failed to bring and another had to.",
-        ("gradbus.weights.way",),
-        zeros=_each("gradbus.weights.way", "collective", "delta"),
+        ("gradbus.weights.transport",),
+        zeros=_each("gradbus.weights.transport", "broadcast", "delta"),
     ),
     Metric(
         "gradbus.weights.troubles",
@@ -340,9 +340,9 @@ _WEIGHTS: Final = (
         zeros=_each("gradbus.weights.trouble", "unchanged", "behind", "digest_differs"),
     ),
     Metric(
-        "gradbus.transfers",
+        "gradbus.broadcasts",
         "counter",
-        "{transfer}",
+        "{broadcast}",
         ("trainer",),
         "Broadcasts of a version, by outcome: it reached all workers, some or none.",
         ("gradbus.outcome",),

@@ -11,8 +11,8 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from gradbus.bus import Event, EventLog
-from gradbus_gateway.auth import READ
-from gradbus_gateway.known_parameters import KnownParameters
+from gradbus_gateway.auth.authentication import READ
+from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.resources import EventResource, Page
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from gradbus.api_keys import ApiKeyRecord
+from gradbus.access.api_keys import ApiKeyRecord
 from gradbus.spec import RunSpec
-from gradbus_gateway.auth import READ, WRITE
-from gradbus_gateway.known_parameters import KnownParameters
+from gradbus_gateway.auth.authentication import READ, WRITE
+from gradbus_gateway.http.known_parameters import KnownParameters
+from gradbus_gateway.intake.submission import Request as Submission
+from gradbus_gateway.intake.submission import parse_body, submit
 from gradbus_gateway.resources import Page, RunResource, RunSummary
 from gradbus_gateway.state import Here
-from gradbus_gateway.submission import Request as Submission
-from gradbus_gateway.submission import parse_body, submit
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=KnownParameters)
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 
+from gradbus.experience.reader import read_experience
 from gradbus.spec import RunSpec, ScheduleSpec
-from gradbus_gateway.auth import READ
-from gradbus_gateway.experience import read_experience
+from gradbus_gateway.auth.authentication import READ
+from gradbus_gateway.http.known_parameters import KnownParameters
+from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.judged import JudgedGroup
-from gradbus_gateway.known_parameters import KnownParameters
-from gradbus_gateway.problems import ProblemError
 from gradbus_gateway.resources import Page, SampleResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Gateway, Here

@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from gradbus.api_keys import ApiKeyRecord
-from gradbus_gateway.auth import ANY_KEY, BY_KEY, check_same_origin, cookie_name
-from gradbus_gateway.known_parameters import KnownParameters
-from gradbus_gateway.problems import ProblemError
+from gradbus.access.api_keys import ApiKeyRecord
+from gradbus_gateway.auth.authentication import ANY_KEY, BY_KEY, check_same_origin, cookie_name
+from gradbus_gateway.auth.sessions import CODE_SECONDS, SESSION_SECONDS
+from gradbus_gateway.http.known_parameters import KnownParameters
+from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.resources import CallerResource, SignInResource
-from gradbus_gateway.sessions import CODE_SECONDS, SESSION_SECONDS
 from gradbus_gateway.state import Here
 
 router = APIRouter(prefix="/v1", tags=["page"], route_class=KnownParameters)

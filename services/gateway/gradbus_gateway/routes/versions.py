@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gradbus.adapters import ADAPTER_FILE, CONFIG_FILE, adapter_config
+from gradbus.formats.peft import ADAPTER_FILE, CONFIG_FILE, adapter_config
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_gateway.auth import READ
-from gradbus_gateway.known_parameters import KnownParameters
-from gradbus_gateway.problems import ProblemError
+from gradbus_gateway.auth.authentication import READ
+from gradbus_gateway.http.known_parameters import KnownParameters
+from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.resources import ExportFile, ExportMerge, ExportResource, Page, VersionResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.run_store import Run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gradbus_gateway.auth import READ
-from gradbus_gateway.known_parameters import KnownParameters
+from gradbus_gateway.auth.authentication import READ
+from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.resources import Page, WorkerResource
 from gradbus_gateway.routes.runs import Limit
 from gradbus_gateway.state import Here

@@ -15,18 +15,18 @@ import safetensors.torch
 import torch
 
 from gradbus.bus import Buckets, Bus, EventLog
+from gradbus.control.runs import WorkerPresence
 from gradbus.objects import ObjectStore
-from gradbus.runs import WorkerPresence
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
-from gradbus_kernels.weights_digest import weights_digest
-from gradbus_rollout.versions import Versions
-from gradbus_trainer.collective import Collective
-from gradbus_trainer.publisher import Publisher
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.store_client import StoreClient
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.version_writer import VersionWriter
-from gradbus_trainer.weights_io import export_version
+from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.weights.versions import Versions
+from gradbus_trainer.broadcast.publisher import BroadcastPublisher
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.publisher import Publisher
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.store_client import StoreClient
+from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.versions.writer import VersionWriter
 
 TOKEN = "of-the-test"
 
@@ -34,16 +34,16 @@ FLOATS = 4 << 20
 """16 MiB of weights: more than sockets hold by themselves."""
 
 
-def terms_of(seconds):
+def config_of(seconds):
     """Settings of trainer and workers that wait so long for each other."""
-    waits = dict.fromkeys(("GRADBUS_TRANSFER_STALL_SECONDS", "GRADBUS_TRANSFER_JOIN_SECONDS"), str(seconds))
-    return {"GRADBUS_TRANSFER_BUCKET_BYTES": str(1 << 20)} | waits
+    waits = dict.fromkeys(("GRADBUS_BROADCAST_STALL_SECONDS", "GRADBUS_BROADCAST_JOIN_SECONDS"), str(seconds))
+    return {"GRADBUS_BROADCAST_BUCKET_BYTES": str(1 << 20)} | waits
 
 
 @pytest.fixture
-def terms():
+def config():
     """Short waits: most tests have somebody who does not come."""
-    return terms_of(3)
+    return config_of(3)
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,7 @@ class Lab:
         """A publisher, and the collective that it offers versions with."""
         store = StoreClient(self.stub, self.run_id)
         await self.stub.OpenTerm(OpenTermRequest(run_id=self.run_id, term=term), wait_for_ready=True, timeout=60)
-        collective = Collective(self.stub, self.events, self.run_id, term, "cpu")
+        collective = BroadcastPublisher(self.stub, self.events, self.run_id, term, "cpu")
         return Publisher(store, VersionWriter(self.objects, self.run_id, term), self.events, self.run_id, collective.offer)
 
     async def publish(self, publisher, step):
@@ -153,7 +153,7 @@ class Lab:
 
     async def told(self, step):
         await self.events.stored()
-        found = [event.data for event in await self.events.read() if event.type == "transfer" and event.data["version"] == step]
+        found = [event.data for event in await self.events.read() if event.type == "broadcast" and event.data["version"] == step]
         return (found[-1]["outcome"], found[-1]["received"], found[-1]["dropped"]) if found else None
 
     async def load(self, name, step):
@@ -178,11 +178,11 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(processes, store_process, stub, bus, nats_url, object_url, run_id, tmp_path, monkeypatch, terms):
-    for name, value in terms.items():
+async def lab(processes, store_process, stub, bus, nats_url, object_url, run_id, tmp_path, monkeypatch, config):
+    for name, value in config.items():
         monkeypatch.setenv(name, value)
     store_process.start()
-    order = {"nats": nats_url, "store": f"127.0.0.1:{store_process.port}", "token": TOKEN, "run": run_id, "environment": terms}
+    order = {"nats": nats_url, "store": f"127.0.0.1:{store_process.port}", "token": TOKEN, "run": run_id, "environment": config}
     lab = Lab(processes, bus, stub, ObjectStore.open(object_url), run_id, order, tmp_path / "caches")
     yield lab
     for pid in lab.pids.values():

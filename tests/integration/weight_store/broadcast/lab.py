@@ -12,20 +12,21 @@ from pathlib import Path
 
 import torch
 
+from gradbus import crash_points
 from gradbus.bus import Bus, BusSettings, EventLog
+from gradbus.control.runs import WorkerPresence
 from gradbus.objects import ObjectStore
-from gradbus.process import Station, WorkerWires
+from gradbus.process import WorkerClients, WorkerHeartbeat
 from gradbus.rpc import open_channel
-from gradbus.runs import WorkerPresence
 from gradbus.telemetry import configure_logging
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus_kernels import weights_broadcast
-from gradbus_rollout import member
-from gradbus_rollout.receiver import Receiver
-from gradbus_trainer.collective import Collective
-from gradbus_trainer.scratch import Scratch
-from gradbus_trainer.tensors import LazyTensors
-from gradbus_trainer.weights_io import export_version
+from gradbus_kernels.weights import broadcast as weights_broadcast
+from gradbus_rollout.broadcast.process import MemberConfig
+from gradbus_rollout.broadcast.receiver import BroadcastReceiver
+from gradbus_trainer.broadcast.publisher import BroadcastPublisher
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.scratch import Scratch
+from gradbus_trainer.versions.weights_io import export_version
 
 SIGNALS = {"dies": signal.SIGKILL, "hangs": signal.SIGSTOP}
 
@@ -43,16 +44,16 @@ async def work(order):
         await train(order, bus, stub)
         return
     presence = WorkerPresence(worker=order["name"], role="rollout", incarnation=order["incarnation"], run_id=order["run"])
-    station = Station(bus, presence)
-    wires = WorkerWires(bus, None, ObjectStore.open("file:///nowhere-at-all"), stub, station)
-    async with station.occupied():
+    heartbeat = WorkerHeartbeat(bus, presence)
+    clients = WorkerClients(bus, None, ObjectStore.open("file:///nowhere-at-all"), stub, heartbeat)
+    async with heartbeat.occupied():
         if order["kind"] == "deaf":
             presence.receives = True
             await asyncio.Event().wait()
         if order["kind"] in SIGNALS:
-            member.point = at_pass(3, SIGNALS[order["kind"]])
-        seat = member.Seat(order["name"], "127.0.0.1", "cpu", sys.executable, Path(order["cache"]))
-        async with Receiver(wires, order["run"], seat).receiving():
+            crash_points.reached = at_pass(3, SIGNALS[order["kind"]])
+        seat = MemberConfig(order["name"], "127.0.0.1", "cpu", sys.executable, Path(order["cache"]))
+        async with BroadcastReceiver(clients, order["run"], seat).receiving():
             await asyncio.Event().wait()
 
 
@@ -67,7 +68,7 @@ async def train(order, bus, stub):
     weights_broadcast.BroadcastGroup._broadcast = last
     weights = LazyTensors.of({"w": torch.ones(order["floats"])})
     export = export_version(0, weights, False, Scratch(Path(order["cache"]) / "scratch"))
-    await Collective(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").offer(export)
+    await BroadcastPublisher(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").offer(export)
 
 
 def main():

@@ -9,14 +9,14 @@ import grpc
 import pytest
 
 from gradbus.v1 import weight_store_service_pb2 as pb
-from gradbus.v1.transfer_pb2 import Transfer, TransferTerms
+from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_trainer import collective
+from gradbus_trainer.broadcast import publisher as collective
 
-from .conftest import terms_of
+from .conftest import config_of
 
 
-@pytest.mark.parametrize("terms", [terms_of(60)], ids=["patient"])
+@pytest.mark.parametrize("config", [config_of(60)], ids=["patient"])
 async def test_all_workers_get_the_same_bytes(lab):
     publisher = await lab.trainer()
     assert await lab.publish(publisher, 0) is None, "nobody is there"
@@ -43,7 +43,7 @@ async def test_a_group_is_made_anew_only_when_its_members_change(lab, store_proc
     await lab.worker("b")
     await lab.publish(publisher, 3)
     lines = map(json.loads, (store_process.folder / "log").read_text().splitlines())
-    made = [(line["workers"], line["new_group"]) for line in lines if line["event"] == "transfer_members"]
+    made = [(line["workers"], line["new_group"]) for line in lines if line["event"] == "broadcast_members"]
     assert made == [(["a"], True), (["a"], False), (["a"], False), (["a", "b"], True)]
 
 
@@ -77,7 +77,7 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_workers_that_serve_the_n
     await lab.stub.OpenTerm(pb.OpenTermRequest(run_id=lab.run_id, term=1), wait_for_ready=True, timeout=60)
     await lab.worker("a")
     lab.begin("trainer", "trainer")
-    await lab.logged("transfer_missed")
+    await lab.logged("broadcast_missed")
     assert lab.cached("a") == []
     successor = await lab.trainer(term=2)
     step = await lab.publish_until(successor, ["a"])
@@ -91,9 +91,9 @@ async def test_a_zombie_of_an_older_term_reaches_nobody(lab):
     await zombie._offer(lab.export(0))
     assert await lab.told(0) is None
     assert lab.cached("a") == []
-    transfer = Transfer(run_id=lab.run_id, term=1, shards=[Shard(digest="sha256:" + 64 * "0", size_bytes=1)], terms=TransferTerms())
+    broadcast = Broadcast(run_id=lab.run_id, term=1, shards=[Shard(digest="sha256:" + 64 * "0", size_bytes=1)], config=BroadcastConfig())
     with pytest.raises(grpc.aio.AioRpcError, match="FencedError"):
-        await lab.stub.OpenTransfer(pb.OpenTransferRequest(transfer=transfer))
+        await lab.stub.OpenBroadcast(pb.OpenBroadcastRequest(broadcast=broadcast))
 
 
 @pytest.mark.slow

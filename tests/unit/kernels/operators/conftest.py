@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gradbus_kernels.operators import linear_logprob_cpu, using
-from gradbus_kernels.operators.gpu.launch import HeadChunks
+from gradbus_kernels.operators import using
+from gradbus_kernels.operators.block_sizes import HeadChunks
+from gradbus_kernels.operators.linear_logprob import cpu as linear_logprob_cpu
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +55,6 @@ def small_head_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"TOKENS": 5, "COLUMNS": 7, "PRODUCT_TOKENS": 5, "PRODUCT_COLUMNS": 7, "PIECE": 14}.items():
         monkeypatch.setattr(linear_logprob_cpu, name, size)
     if find_spec("triton") is not None:
-        from gradbus_kernels.operators.gpu import linear_logprob as on_gpu
+        from gradbus_kernels.operators.linear_logprob import triton as on_gpu
 
         monkeypatch.setattr(on_gpu, "LAUNCH", HeadChunks(workspace=41 * 4 * 5, tile=4))

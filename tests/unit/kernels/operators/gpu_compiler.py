@@ -15,8 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from gradbus_kernels.operators import PrefixLayout, Sampling
-from gradbus_kernels.operators.prefix_layout import AttentionRule
-from gradbus_kernels.operators.sample_rows import columns
+from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule
+from gradbus_kernels.operators.sample.reference import columns
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
 CUT_OFF = Sampling(0.7, 50, 0.9, 0.02, greedy=torch.tensor([True, False]))
@@ -24,7 +24,7 @@ CASES = ((torch.bfloat16, Sampling()), (torch.bfloat16, CUT_OFF), (torch.float32
 
 
 def sample() -> None:
-    from gradbus_kernels.operators.gpu.sample import draw_triton
+    from gradbus_kernels.operators.sample.triton import draw_triton
 
     for dtype, sampling in CASES:
         logits = torch.empty(2, 128_256, dtype=dtype)
@@ -32,7 +32,7 @@ def sample() -> None:
 
 
 def linear_sample() -> None:
-    from gradbus_kernels.operators.gpu.sample_linear import draw_linear_triton
+    from gradbus_kernels.operators.linear_sample.triton import draw_linear_triton
 
     for dtype, sampling in CASES[1:]:
         hidden, weight = torch.empty(2, 4096, dtype=dtype), torch.empty(128_256, 4096, dtype=dtype)
@@ -40,14 +40,14 @@ def linear_sample() -> None:
 
 
 def invariant_embedding() -> None:
-    from gradbus_kernels.operators.gpu.invariant_embedding import row_sums_triton
+    from gradbus_kernels.operators.batch_invariant.triton.embedding import row_sums_triton
 
     for dtype in (torch.bfloat16, torch.float32):
         row_sums_triton(torch.tensor([5, 3, 5]), torch.empty(3, 4096, dtype=dtype), 9)
 
 
 def prefix_shared_attention() -> None:
-    from gradbus_kernels.operators.gpu.prefix_shared_attention import attend_on_gpu
+    from gradbus_kernels.operators.prefix_shared_attention.triton import attend_on_gpu
 
     rule = AttentionRule(PrefixLayout.of_lengths([300, 70, 9], [None, 0, 0]), 0.1)
     for dtype in (torch.bfloat16, torch.float32):

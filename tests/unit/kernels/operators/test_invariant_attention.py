@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import using
-from gradbus_kernels.operators.invariant_attention import invariant_attention, invariant_attention_reference, pages
+from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference, pages
 
 SHAPES = [(4, 4, 8), (4, 1, 10), (6, 2, 16), (14, 2, 64)]
 """Query heads, key heads, head_dim."""

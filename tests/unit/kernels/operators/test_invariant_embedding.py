@@ -14,7 +14,7 @@ def fixed_order(request, monkeypatch):
     """The implementations that promise bits."""
     if request.param == "triton":
         pytest.importorskip("triton")
-        from gradbus_kernels.operators.gpu import invariant_embedding as gpu
+        from gradbus_kernels.operators.batch_invariant.triton import embedding as gpu
 
         monkeypatch.setattr(gpu, "LAUNCH", type(gpu.LAUNCH)(places=2, columns=16))
     with using(request.param):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import using
-from gradbus_kernels.operators.invariant_matmul import invariant_matmul, invariant_matmul_reference, multiply_blocks
+from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference, multiply_blocks
 
 COUNTS = (1, 2, 3, 7, 31, 32, 33, 64, 65, 127, 200, 300)
 

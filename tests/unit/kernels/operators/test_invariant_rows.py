@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from gradbus_kernels.operators import invariant_layers as layers
 from gradbus_kernels.operators import using
-from gradbus_kernels.operators.invariant_logprob import invariant_logprob, invariant_logprob_reference, row_logprobs
+from gradbus_kernels.operators.batch_invariant import layers
+from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob, invariant_logprob_reference, row_logprobs
 
 COUNTS = (1, 2, 3, 7, 16, 33)
 ROOM = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradbus_kernels.operators import PrefixLayout, pack_groups, prefix_packing
+from gradbus_kernels.operators import PrefixLayout, pack_groups
+from gradbus_kernels.operators.prefix_shared_attention import packing as prefix_packing
 
 rows = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(0, 6)), max_size=12)
 slow = settings(deadline=None)

@@ -17,8 +17,8 @@ NONE = None
 def _small_blocks(monkeypatch):
     """So that short segments, too, are of several blocks and fill none."""
     if find_spec("triton") is not None:
-        kernels = import_module("gradbus_kernels.operators.gpu.prefix_shared_attention")
-        blocks = import_module("gradbus_kernels.operators.gpu.launch").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
+        kernels = import_module("gradbus_kernels.operators.prefix_shared_attention.triton")
+        blocks = import_module("gradbus_kernels.operators.block_sizes").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
         monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradbus_kernels.operators import Sampling, counter_uniform, sample, sample_at, sample_reference, using
-from gradbus_kernels.operators import sample_cpu as cpu
+from gradbus_kernels.operators.sample import cpu
 
 SETTINGS = [
     Sampling(),
@@ -31,7 +31,7 @@ def small_blocks(monkeypatch, request):
     monkeypatch.setattr(cpu, "_BLOCK", 4)
     monkeypatch.setattr(cpu, "_TILE", 160)
     if "implementation" in request.fixturenames and request.getfixturevalue("implementation") == "triton":
-        from gradbus_kernels.operators.gpu import sample as gpu
+        from gradbus_kernels.operators.sample import triton as gpu
 
         monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=16, group=4, candidates=4, block=32))
 
@@ -135,7 +135,7 @@ def test_the_kernels_give_each_token_its_share_of_evenly_spread_numbers(candidat
 
 def gpu_sample():
     pytest.importorskip("triton")
-    from gradbus_kernels.operators.gpu import sample as gpu
+    from gradbus_kernels.operators.sample import triton as gpu
 
     return gpu
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import Sampling, linear_sample, sample, using
-from gradbus_kernels.operators import sample_linear_cpu as cpu
-from gradbus_kernels.operators.gpu.launch import INTERPRETED
+from gradbus_kernels.operators.block_sizes import INTERPRETED
+from gradbus_kernels.operators.linear_sample import cpu
 
 CUT_OFFS = [Sampling(top_k=5), Sampling(top_p=0.8), Sampling(0.8, min_p=0.1), Sampling(0.9, 12, 0.7, 0.02)]
 
@@ -21,8 +21,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(cpu, "_TILE", 24)
     monkeypatch.setattr(cpu, "_BLOCK", 8)
     if find_spec("triton") is not None:
-        from gradbus_kernels.operators.gpu import sample as on_gpu
-        from gradbus_kernels.operators.gpu import sample_linear as head_on_gpu
+        from gradbus_kernels.operators.linear_sample import triton as head_on_gpu
+        from gradbus_kernels.operators.sample import triton as on_gpu
 
         groups = replace(on_gpu.LAUNCH, group=4, candidates=8, block=32)
         monkeypatch.setattr(on_gpu, "LAUNCH", groups)

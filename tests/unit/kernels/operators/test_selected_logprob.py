@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradbus_kernels.operators import selected_logprob, selected_logprob_reference, using
-from gradbus_kernels.operators import selected_logprob_cpu as cpu
+from gradbus_kernels.operators.selected_logprob import cpu
 
 IGNORED = -100
 
@@ -21,7 +21,7 @@ def small_tiles(monkeypatch, request):
     """So that small shapes have many tiles, slices and blocks."""
     monkeypatch.setattr(cpu, "_TILE", 96)
     if "implementation" in request.fixturenames and request.getfixturevalue("implementation") == "triton":
-        from gradbus_kernels.operators.gpu import selected_logprob as gpu
+        from gradbus_kernels.operators.selected_logprob import triton as gpu
 
         monkeypatch.setattr(gpu, "LAUNCH", replace(gpu.LAUNCH, slice=64, block=32, rows=4))
 

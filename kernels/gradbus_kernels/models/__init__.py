@@ -1,0 +1,1 @@
+"""Models: the decoder, its configuration, LoRA, packing of samples for a forward pass."""

@@ -1,0 +1,103 @@
+"""Causal language models from Hugging Face folders, run on packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from gradbus.errors import ModelError
+from gradbus_kernels.models.config import read_model_shape
+from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.operators import linear_logprob
+
+_HEAD = "lm_head.weight"
+
+
+def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
+    """The model in `folder` (config.json, safetensors), its weights cast to `dtype`. No code of the folder is run.
+
+    Stored tensors that the model has no place for are passed over. Raises ModelError when the folder cannot be read,
+    asks for what the decoder does not compute, or holds the weights of another model.
+    """
+    shape = read_model_shape(folder)
+    with torch.device("meta"):
+        model = CausalLM(shape)
+    model = model.to(dtype).to_empty(device=device)
+    _fill(model, folder)
+    return model
+
+
+@torch.no_grad()
+def _fill(model: CausalLM, folder: Path) -> None:
+    parameters = dict(model.named_parameters())
+    missing = set(parameters)
+    tied_head: torch.Tensor | None = None
+    for name, tensor in stored_tensors(folder):
+        if name in parameters:
+            _check_stored(name, tensor, parameters[name], folder)
+            parameters[name].copy_(tensor)
+            missing.discard(name)
+        elif name == _HEAD:
+            tied_head = tensor
+    if missing:
+        raise ModelError(f"the weights in {folder} lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
+        raise ModelError(f"{folder} stores a head of its own but config.json ties it; set tie_word_embeddings to false there")
+
+
+def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor, folder: Path) -> None:
+    if tensor.shape != parameter.shape:
+        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
+        raise ModelError(f"tensor {name} in {folder} has shape {shapes}; take config.json and weights that belong together")
+    if not tensor.is_floating_point():
+        raise ModelError(f"tensor {name} in {folder} holds {tensor.dtype}; take weights that are not quantised")
+
+
+def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Copies: contiguous float32 on the CPU."""
+    return {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors}
+
+
+def load_weights(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies `tensors` into the parameters of their names in place. Raises ModelError unless names and shapes are exactly theirs."""
+    check_shapes({name: parameter.shape for name, parameter in parameters.items()}, tensors)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ModelError unless `tensors` have these names and shapes."""
+    if shapes.keys() != tensors.keys():
+        differing = ", ".join(sorted(shapes.keys() ^ tensors.keys())[:5])
+        raise ModelError(
+            f"the weights are of another model: tensors that only one of them has: {differing}; start from the run's own model"
+        )
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            found = f"{tuple(tensors[name].shape)}, the model wants {tuple(shape)}"
+            raise ModelError(f"tensor {name} has shape {found}; start from the run's own model")
+
+
+def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies of all response tokens, float32 [R] each, in order of sequence and position.
+
+    Logits are divided by `temperature`. NaN in the weights comes out as NaN.
+    """
+    found = linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+    return found.logprobs, cast("torch.Tensor", found.entropies)
+
+
+def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the operators on the LM head take: hidden states [R, H] and head [V, H] as float32, response tokens int64 [R].
+
+    One forward pass over the sequences packed without padding; only positions that predict a response token are in it.
+    """
+    batch = pack(sequences, model.device)
+    hidden: torch.Tensor = model(batch)
+    return hidden.index_select(0, batch.selected).float(), model.head_weight.float(), batch.targets

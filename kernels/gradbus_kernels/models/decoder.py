@@ -1,0 +1,163 @@
+"""A decoder of the Llama family on packed tokens, its parameters named and ordered as Hugging Face's.
+
+Operation for operation what transformers computes for `LlamaForCausalLM` and `Qwen2ForCausalLM`, without importing it.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from gradbus_kernels.models.config import ModelConfig
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
+from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of N positions, `[N, head_dim]` each."""
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and last norm; no head."""
+
+    def __init__(self, shape: ModelConfig) -> None:
+        super().__init__()
+        self.checkpointing = False
+        """Whether a backward pass computes each layer again instead of keeping what is inside."""
+        self.embed_tokens = _Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(_Layer(shape, window) for window in shape.windows)
+        self.norm = _Norm(shape)
+        # No buffer: a cast of the module to bfloat16 would cost positions their precision.
+        self._frequencies = inverse_frequencies(shape.rope, shape.head_dim)
+        self._attention_factor = attention_factor(shape.rope)
+
+    def forward(self, batch: PackedGroups) -> Tensor:
+        """Hidden states after the last norm, `[N, hidden_size]` in the weights' dtype."""
+        hidden: Tensor = self.embed_tokens(batch.input_ids)
+        rotation = self._rotation(batch.position_ids[0], hidden.dtype)
+        for layer in self.layers:
+            if self.checkpointing and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, rotation, batch.layout, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden = layer(hidden, rotation, batch.layout)
+        normed: Tensor = self.norm(hidden)
+        return normed[0]
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Computed in float32, then cast."""
+        angles = positions[:, None].float() * self._frequencies.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * self._attention_factor).to(dtype), (angles.sin() * self._attention_factor).to(dtype)
+
+
+class CausalLM(nn.Module):
+    """`model` and its head. A tied head is the embedding and has no parameter of its own."""
+
+    def __init__(self, shape: ModelConfig) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Decoder(shape)
+        self.lm_head = None if shape.tied else _Linear(shape.hidden_size, shape.vocab_size, bias=False)
+
+    def forward(self, batch: PackedGroups) -> Tensor:
+        """Hidden states after the last norm, `[N, hidden_size]`; what meets `head_weight` is the caller's choice."""
+        hidden: Tensor = self.model(batch)
+        return hidden
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """`[vocab_size, hidden_size]`."""
+        owner = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return cast("nn.Parameter", owner.weight)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.head_weight.device
+
+
+class _Layer(nn.Module):
+    def __init__(self, shape: ModelConfig, window: int | None) -> None:
+        super().__init__()
+        self.self_attn = _Attention(shape, window)
+        self.mlp = _FeedForward(shape)
+        self.input_layernorm = _Norm(shape)
+        self.post_attention_layernorm = _Norm(shape)
+
+    def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, layout)
+        fed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + fed
+
+
+class _Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023)."""
+
+    def __init__(self, shape: ModelConfig, window: int | None) -> None:
+        super().__init__()
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.head_dim, self.window = shape.head_dim, window
+        self.q_proj = _Linear(shape.hidden_size, query, bias=shape.qkv_bias)
+        self.k_proj = _Linear(shape.hidden_size, key, bias=shape.qkv_bias)
+        self.v_proj = _Linear(shape.hidden_size, key, bias=shape.qkv_bias)
+        self.o_proj = _Linear(query, shape.hidden_size, bias=shape.out_bias)
+
+    def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
+        query, key, value = (self._by_head(project(hidden)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = _rotated(query, rotation), _rotated(key, rotation)
+        query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
+        attended = prefix_shared_attention(query, key, value, layout, self.head_dim**-0.5, self.window)
+        out: Tensor = self.o_proj(attended.flatten(1)[None])
+        return out
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        """`[1, heads, N, head_dim]`."""
+        return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class _FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020)."""
+
+    def __init__(self, shape: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = _Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
+        self.up_proj = _Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
+        self.down_proj = _Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        down: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return down
+
+
+class _Norm(nn.Module):
+    """RMSNorm (Zhang and Sennrich 2019), computed in float32 and cast back before the weight."""
+
+    def __init__(self, shape: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape.hidden_size))
+        self.eps = shape.norm_eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(hidden.dtype)
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: what is loaded overwrites it."""
+
+
+class _Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Nothing: what is loaded overwrites it."""
+
+
+def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Pairs are (i, i + head_dim / 2), as Hugging Face lays the weights out."""
+    cos, sin = rotation
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-second, first), dim=-1) * sin

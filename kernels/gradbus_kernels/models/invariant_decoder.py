@@ -1,0 +1,116 @@
+"""The decoder's forward in the embedded engine's own arithmetic: log-probabilities that are equal to the sampler's in every bit.
+
+Same model, parameters and packing as `gradbus_kernels.models.causal_lm`; other operators. Queries, keys and values are one
+product, gates and ups another, and pairs that turn together lie beside each other, as the engine holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gradbus.errors import ModelError
+from gradbus_kernels.models.config import ModelConfig
+from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.models.rotary import rotation_table
+from gradbus_kernels.operators import using
+from gradbus_kernels.operators.batch_invariant.attention import invariant_attention
+from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedding
+from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
+from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob
+from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul
+from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
+from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups
+
+
+def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[Tensor, Tensor]:
+    """As `packed_logprobs`, and no token's bits depend on what it is packed with. Raises ModelError for what no engine computes so."""
+    shape = model.shape
+    if shape.out_bias or shape.mlp_bias or any(window is not None for window in shape.windows):
+        raise ModelError(
+            'numerics = "batch_invariant" computes neither windows nor these biases; choose another model, or numerics = "fast"'
+        )
+    batch = pack(sequences, model.device)
+    with using("cpu"):  # what the engine computes with, whatever implementation the process asks for elsewhere
+        hidden = _hidden(model, batch).index_select(0, batch.selected)
+        return invariant_logprob(hidden, model.head_weight, batch.targets, temperature, allow_nan=True)
+
+
+def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
+    decoder, shape = model.model, model.shape
+    hidden = invariant_embedding(batch.input_ids[0], decoder.embed_tokens.weight)
+    positions = batch.position_ids[0]
+    table = rotation_table(shape.rope, shape.head_dim, int(positions.max()) + 1).repeat(1, shape.heads + shape.kv_heads)
+    turn = table.to(hidden.device).index_select(0, positions)
+    for layer in cast("Sequence[Any]", decoder.layers):
+        if decoder.checkpointing and torch.is_grad_enabled():
+            hidden = checkpoint(_layer, layer, hidden, turn, batch.layout, shape, use_reentrant=False, preserve_rng_state=False)
+        else:
+            hidden = _layer(layer, hidden, turn, batch.layout, shape)
+    return _norm(decoder.norm, hidden)
+
+
+def _layer(layer: Any, hidden: Tensor, turn: Tensor, layout: PrefixLayout, shape: ModelConfig) -> Tensor:
+    with using("cpu"):  # also where the backward pass computes it again
+        hidden = _attention(layer.self_attn, _norm(layer.input_layernorm, hidden), hidden, turn, layout, shape)
+        return _feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, hidden), hidden)
+
+
+def _norm(norm: Any, hidden: Tensor) -> Tensor:
+    return invariant_rms_norm(hidden, norm.weight, norm.eps)
+
+
+def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, layout: PrefixLayout, shape: ModelConfig) -> Tensor:
+    """Adds grouped-query attention to `hidden`."""
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    size = shape.head_dim
+    weight = torch.cat((_by_pairs(query.weight, size), _by_pairs(key.weight, size), value.weight)).t()
+    bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if shape.qkv_bias else None
+    qkv = invariant_matmul(normed, weight.contiguous(), bias)
+    turned = invariant_rotation(qkv[:, : -shape.kv_heads * size], turn)
+    queries, keys = torch.split(turned, [shape.heads * size, shape.kv_heads * size], dim=1)
+    attended = _attend(queries, keys, qkv[:, -shape.kv_heads * size :], layout, size)
+    return invariant_matmul(attended, attention.o_proj.weight.t().contiguous(), hidden)
+
+
+def _by_pairs(rows: Tensor, size: int) -> Tensor:
+    """Rows of heads of `size`, those that turn together beside each other: Hugging Face has first halves, then second halves."""
+    return rows.view(-1, 2, size // 2, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, layout: PrefixLayout, size: int) -> Tensor:
+    """Attention of each packed sequence to itself, and of a branch to its root; `[N, heads * D]`."""
+    found = []
+    alike = groupby(range(len(layout.parents)), key=lambda segment: (layout.depths[segment], layout.lengths[segment]))
+    for _, members in alike:
+        segments = list(members)
+        key, value = (_seen(part, segments, layout, size) for part in (keys, values))
+        attended = invariant_attention(_own(queries, segments, layout, size), key, value, size**-0.5)
+        found.append(attended.transpose(1, 2).flatten(0, 1).flatten(1))
+    return torch.cat(found)
+
+
+def _own(packed: Tensor, segments: Sequence[int], layout: PrefixLayout, size: int) -> Tensor:
+    """`[S, heads, T, D]` of S neighbouring segments of one length."""
+    first, last = layout.offsets[segments[0]], layout.offsets[segments[-1] + 1]
+    return packed[first:last].view(len(segments), layout.lengths[segments[0]], -1, size).transpose(1, 2)
+
+
+def _seen(packed: Tensor, segments: Sequence[int], layout: PrefixLayout, size: int) -> Tensor:
+    """The same behind what each segment's root holds."""
+    own = _own(packed, segments, layout, size)
+    roots = [_own(packed, [parent], layout, size) for segment in segments if (parent := layout.parents[segment]) is not None]
+    return torch.cat((torch.cat(roots), own), dim=2) if roots else own
+
+
+def _feed_forward(block: Any, normed: Tensor, hidden: Tensor) -> Tensor:
+    """Adds SwiGLU to `hidden`."""
+    weight = torch.cat((block.gate_proj.weight, block.up_proj.weight)).t().contiguous()
+    gated = invariant_swiglu(invariant_matmul(normed, weight))
+    return invariant_matmul(gated, block.down_proj.weight.t().contiguous(), hidden)

@@ -1,0 +1,73 @@
+"""Frequencies of rotary position embedding (Su et al. 2021) and of its stretched kinds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians a position turns each pair by, float32 `[head_dim / 2]`, on the CPU."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return frequencies / rope.scaling["factor"]
+    if rope.kind == "llama3":
+        return _llama3(frequencies, rope)
+    if rope.kind == "yarn":
+        return _yarn(frequencies, rope)
+    return frequencies
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cosines and sines are multiplied by: 1 but for YaRN (Peng et al. 2023, equation 22)."""
+    if rope.kind != "yarn":
+        return 1.0
+    given = rope.scaling.get("attention_factor")
+    if given is not None:
+        return given
+    mscale, all_dim = rope.scaling.get("mscale"), rope.scaling.get("mscale_all_dim")
+    factor = rope.scaling["factor"]
+    return _temperature(factor, mscale) / _temperature(factor, all_dim) if mscale and all_dim else _temperature(factor, 1.0)
+
+
+def rotation_table(rope: RopeConfig, head_dim: int, length: int) -> Tensor:
+    """Complex numbers that turn the pairs of positions 0..length-1, of length 1 but for YaRN; real parts at even places.
+
+    Float32 `[length, head_dim]`, on the CPU; a position's bits do not depend on `length`.
+    """
+    angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(rope, head_dim)
+    return (torch.stack((angles.cos(), angles.sin()), -1) * attention_factor(rope)).flatten(1)
+
+
+def _temperature(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """Llama 3.1: wavelengths beyond the old context are stretched by `factor`, short ones kept, a ramp between."""
+    scaling = rope.scaling
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    ramp = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - ramp) * frequencies / scaling["factor"] + ramp * frequencies
+
+
+def _yarn(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """Peng et al. 2023: pairs that turn more than `beta_fast` times in the old context are kept, fewer than `beta_slow` stretched."""
+    pairs, scaling = len(frequencies), rope.scaling
+
+    def pair_that_turns(times: float) -> float:
+        return pairs * math.log(scaling["original_max_position_embeddings"] / (times * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = pair_that_turns(scaling.get("beta_fast") or 32.0), pair_that_turns(scaling.get("beta_slow") or 1.0)
+    if scaling.get("truncate", 1.0):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    width = high - low or 0.001  # one pair is where both ends lie
+    ramp = ((torch.arange(pairs, dtype=torch.float32, device="cpu") - low) / width).clamp(0.0, 1.0)
+    return ramp * frequencies / scaling["factor"] + (1 - ramp) * frequencies

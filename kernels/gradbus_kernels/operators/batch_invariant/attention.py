@@ -1,0 +1,226 @@
+"""Causal attention whose bits, for a query, are a function of the query and of the keys and values that it sees.
+
+Keys lie in pages of fixed lengths from position 0 on. Every product has the fixed shape of its page, and the softmax, whose
+kernel sums in vector lanes, runs over whole pages: a page that lies past a query weighs 0 and adds exactly nothing. So one
+query against a cache, a chunk of a prompt and a whole sequence give equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.dispatch import choose
+
+MASKED: Final = -1e30
+"""Added to scores of positions a query may not see: exp gives exactly 0 beside any real score."""
+_BLOCK: Final = 32
+"""Queries of the product that defines the bits."""
+_TOKENS: Final = 256
+"""Queries that are taken at a time: what is past all of them is not computed."""
+_PAGE_ENDS: Final = (32, 64, 128, 256)
+_LONGEST_PAGE: Final = 256
+
+
+@cache
+def pages(length: int) -> Sequence[tuple[int, int]]:
+    """(start, end) of the pages that hold positions 0..length-1: 32, 32, 64, 128, then 256 each."""
+    spans: list[tuple[int, int]] = []
+    while not spans or spans[-1][1] < length:
+        start = spans[-1][1] if spans else 0
+        spans.append((start, next((end for end in _PAGE_ENDS if end > start), start + _LONGEST_PAGE)))
+    return tuple(spans)
+
+
+def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Softmax attention of `[B, H, T, D]` over `[B, KH, S, D]`, grouped heads, causal: the last query stands at the last key.
+
+    Differentiable. A query's bits do not depend on B, on the other queries or on how many of them come in one call. Memory
+    beyond inputs and outputs is that of 256 queries' scores; the backward pass is torch's fused attention.
+    """
+    check_floats("query", query, (None, None, None, None))
+    rows, heads, count, size = query.shape
+    check_floats("key", key, (rows, None, None, size), query)
+    key_heads, length = key.shape[1:3]
+    check_floats("value", value, (rows, key_heads, length, size), query)
+    check_dtype("key", key, "query", query)
+    check_dtype("value", value, "query", query)
+    require(math.isfinite(scale), "scale", f"is {scale}; pass a finite number")
+    require(key_heads > 0 and heads % key_heads == 0, "key", f"has {key_heads} heads; pass a number that divides the query's {heads}")
+    require(length >= count, "key", f"has {length} positions for {count} queries; pass all that they see")
+    chosen = choose("invariant_attention", query, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        return invariant_attention_reference(query, key, value, scale)
+    out: Tensor = _Attention.apply(query, key, value, scale, chosen == "triton")  # type: ignore[no-untyped-call]
+    return out
+
+
+def invariant_attention_reference(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """The same by its definition; its bits may depend on the call."""
+    count, length = query.shape[2], key.shape[2]
+    visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
+    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
+    return (query @ key.transpose(2, 3) * scale).masked_fill(~visible, float("-inf")).softmax(-1) @ value
+
+
+def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
+    """Attention of `queries` `[B, Q, D]` over all pages; the result has that shape too. No gradient.
+
+    Pages are keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases, float32 `[B or 1, W, L]`, are 0 or MASKED:
+    those of `biases_of` for `padded_queries` positions.
+    """
+    count, padded, lengths = queries.shape[1], biases[0].shape[1], tuple(bias.shape[-1] for bias in biases)
+    if padded > count:
+        queries = functional.pad(queries, (0, 0, 0, padded - count))
+    width = query_width(count, queries.shape[2], lengths, queries.dtype)
+    if width == padded:
+        found = _attend(queries, spans, biases, scale)
+    else:
+        cuts = [slice(start, start + width) for start in range(0, padded, width)]
+        found = torch.cat([_attend(queries[:, cut], spans, [bias[:, cut] for bias in biases], scale) for cut in cuts], dim=1)
+    return found[:, :count].contiguous() if padded > count else found
+
+
+def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The values of all pages under the softmax over all their scores, float32 `[B, Q, L]` of every page; in the values' dtype."""
+    values = [page for _, page in spans]
+    if len(scores) == 1:
+        return torch.bmm(scores[0].softmax(dim=-1).to(values[0].dtype), values[0])
+    joined = torch.cat(list(scores), dim=-1).softmax(dim=-1).to(values[0].dtype)
+    weights = torch.split(joined, [page.shape[-1] for page in scores], dim=-1)
+    result = torch.bmm(weights[0], values[0])
+    for weight, page in zip(weights[1:], values[1:], strict=True):
+        result.baddbmm_(weight, page)
+    return result
+
+
+def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """0 where a query at `positions` `[Q]` sees a key of a page (start, end), else MASKED; float32 `[Q, end - start]` of every page."""
+    return [
+        _first_visible(end - start, positions.device).index_select(0, (positions + (1 - start)).clamp_(0, end - start))
+        for start, end in spans
+    ]
+
+
+def padded_queries(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
+    """How many queries `attend` makes of `count`. `size` is D, `lengths` are the pages'."""
+    width = query_width(count, size, lengths, dtype)
+    return -(-count // width) * width
+
+
+@cache
+def query_width(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
+    """How many queries to take a product of, so that `count` of them get the definition's bits: `count` itself where that does."""
+    wider = (1 << power for power in range(count.bit_length(), _BLOCK.bit_length()))
+    shapes = [_PageShape(size, length, dtype, torch.get_num_threads()) for length in set(lengths)]
+    return next(width for width in (count, *wider, _BLOCK) if all(_agrees(width, shape) for shape in shapes))
+
+
+class _PageShape(NamedTuple):
+    size: int
+    length: int
+    dtype: torch.dtype
+    threads: int
+
+
+@cache
+def _agrees(count: int, shape: _PageShape) -> bool:
+    """Whether the products of `count` queries have the bits of those of `_BLOCK`. Tried out on random numbers.
+
+    In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
+    Raises RuntimeError where the bits of a block's queries depend on their place: then this machine's BLAS cannot do it.
+    """
+    if count != _BLOCK and shape.dtype != torch.float32:
+        return False
+    draw, padded = torch.Generator().manual_seed(0), -(-count // _BLOCK) * _BLOCK
+    sizes = (padded, shape.size), (padded, shape.length), (shape.length, shape.size), (shape.length, shape.size)
+    queries, weights, keys, values = (torch.randn(2, *size, generator=draw).to(shape.dtype) for size in sizes)
+    bias = torch.randn(2, *sizes[1], generator=draw)
+
+    def products(at: slice, order: list[int]) -> Tensor:
+        query, weight, added = (part[:, at][:, order].contiguous() for part in (queries, weights, bias))
+        found = torch.bmm(weight, values)
+        return torch.cat((_scores(query, keys.transpose(1, 2), added), found, found.clone().baddbmm_(weight, values)), dim=-1)
+
+    forth = list(range(_BLOCK))
+    parts = torch.cat([products(slice(at, at + _BLOCK), forth) for at in range(0, padded, _BLOCK)], dim=1)
+    if not torch.equal(products(slice(0, _BLOCK), forth[::-1]).flip(1), parts[:, :_BLOCK]):
+        raise RuntimeError(f"queries of a product over {shape} depend on their place; run with numerics = 'fast' on this machine")
+    return torch.equal(products(slice(0, count), list(range(count))), parts[:, :count])
+
+
+def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
+    """One product a page."""
+    if queries.dtype == torch.float32:
+        queries, scale = queries * scale, 1.0
+    return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(spans, biases, strict=True)], spans)
+
+
+def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+    """Masked products, float32 `[B, Q, L]`. A product in another dtype is scaled afterwards, where that loses nothing."""
+    if queries.dtype == torch.float32:
+        return torch.baddbmm(bias, queries, keys)
+    return torch.add(bias, torch.bmm(queries, keys).float(), alpha=scale)
+
+
+@cache
+def _first_visible(length: int, device: torch.device) -> Tensor:
+    """Row n of `[length + 1, length]` shows the first n keys."""
+    return torch.full((length + 1, length), MASKED, device=device).triu()
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, triton: bool) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.scale = scale
+        if not query.numel():
+            return query.clone()
+        if triton:
+            from gradbus_kernels.operators.batch_invariant.triton.attention import attention  # noqa: PLC0415 - only where Triton runs
+
+            return attention(query, key, value, scale)
+        return _forward(query, key, value, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of torch's fused attention, computed again: nobody else needs these bits."""
+        if not grad.numel():
+            return (*(torch.zeros_like(tensor) for tensor in ctx.saved_tensors), None, None)
+        query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        count, length = query.shape[2], key.shape[2]
+        mask = None if count == length else torch.ones(count, length, dtype=torch.bool, device=grad.device).tril(length - count)
+        grouped = query.shape[1] != key.shape[1]
+        with torch.enable_grad():
+            out = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=ctx.scale, enable_gqa=grouped
+            )
+        return (*torch.autograd.grad(out, (query, key, value), grad), None, None)
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    (rows, heads, count, size), (key_heads, length) = query.shape, key.shape[1:3]
+    padding = (0, 0, 0, pages(length)[-1][1] - length)
+    keys, values = (functional.pad(part, padding).flatten(0, 1) for part in (key, value))
+    # A token's heads stand beside each other, so that a key head is read once for all of them.
+    grouped = query.reshape(rows, key_heads, heads // key_heads, count, size).transpose(2, 3)
+    parts = []
+    for start in range(0, count, _TOKENS):
+        block = grouped[:, :, start : start + _TOKENS]
+        seen = torch.arange(block.shape[2], device=query.device).add_(length - count + start).repeat_interleave(block.shape[3])
+        spans = pages(int(seen[-1]) + 1)
+        padded = padded_queries(len(seen), size, tuple(stop - begin for begin, stop in spans), query.dtype)
+        biases = [bias[None] for bias in biases_of(functional.pad(seen, (0, padded - len(seen))), spans)]
+        held = [(keys[:, begin:stop].transpose(1, 2), values[:, begin:stop]) for begin, stop in spans]
+        parts.append(attend(block.reshape(rows * key_heads, -1, size), held, biases, scale))
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return joined.view(rows, key_heads, count, -1, size).transpose(2, 3).reshape(query.shape)

@@ -1,0 +1,166 @@
+"""A matrix product whose rows do not know each other: a row's bits are a function of that row and the weight alone.
+
+A BLAS picks its kernel, and with it the order in which it sums, by the shape of the product. So the product of exactly
+`BLOCK` rows is the definition here. Other row counts are used where this machine shows, once a shape, that they give its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.dispatch import choose
+
+BLOCK: Final = 32
+"""Rows of the product that defines the bits."""
+_SIZES: Final = (1024, 512, 256, 128, 64, BLOCK)
+_ALIGNMENT: Final = 64  # bytes: what torch allocates at, and what a BLAS may choose its first instructions by
+
+
+class ProductShape(NamedTuple):
+    """All that a BLAS may choose a kernel by, but the number of rows."""
+
+    inner: int
+    columns: int
+    contiguous: bool
+    """False for the transpose of a contiguous weight."""
+    added: bool
+    dtype: torch.dtype
+    threads: int
+
+
+def invariant_matmul(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
+    """`x weight + addend`: `[N, K]` by `[K, M]`, and `[N, M]` or `[M]`; differentiable.
+
+    A row of the result has the same bits whatever N is, wherever the row stands and whatever the other rows hold. `weight`
+    is contiguous or the transpose of a contiguous tensor; these are two functions, which may differ in the last bit. The
+    gradients are plain products: equal bits for equal calls. Raises ValueError that names the argument.
+    """
+    check_floats("x", x, (None, None))
+    check_floats("weight", weight, (x.shape[1], None), x)
+    check_dtype("weight", weight, "x", x)
+    require(weight.is_contiguous() or weight.t().is_contiguous(), "weight", "is neither contiguous nor a transpose; call contiguous()")
+    if addend is not None:
+        check_floats("addend", addend, (weight.shape[1],) if addend.dim() == 1 else (x.shape[0], weight.shape[1]), x)
+        check_dtype("addend", addend, "x", x)
+    out: Tensor = _Matmul.apply(x, weight, addend)  # type: ignore[no-untyped-call]
+    return out
+
+
+def invariant_matmul_reference(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
+    """The definition: each row in a product of `BLOCK` rows, the others zero."""
+    rows = []
+    for at, row in enumerate(x):
+        block = row.new_zeros(BLOCK, len(row)).index_copy(0, torch.tensor([at % BLOCK], device=row.device), row[None])
+        given = None if addend is None else (addend if addend.dim() == 1 else addend[at]).expand(BLOCK, -1)
+        rows.append((block @ weight if given is None else torch.addmm(given, block, weight))[at % BLOCK])
+    return torch.stack(rows) if rows else x @ weight
+
+
+def multiply(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
+    """`invariant_matmul` unchecked and without a gradient."""
+    chosen = choose("invariant_matmul", x, ("reference", "cpu", "triton"))
+    if chosen == "triton":
+        from gradbus_kernels.operators.batch_invariant.triton.matmul import matmul  # noqa: PLC0415 - only where Triton runs
+
+        return matmul(x, weight, addend)
+    return invariant_matmul_reference(x, weight, addend) if chosen == "reference" else multiply_blocks(x, weight, addend)
+
+
+def multiply_blocks(x: Tensor, weight: Tensor, addend: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """`multiply` on a CPU; into `out` `[N, M]` if given, which may be `addend`."""
+    x = _aligned(x)
+    out = x.new_empty(len(x), weight.shape[1]) if out is None else out
+    shape = *weight.shape, weight.is_contiguous(), addend is not None, x.dtype, torch.get_num_threads()
+    for start, end in _plan(len(x), shape):
+        if end - start == len(x):
+            _product(x, weight, addend, out)
+        else:
+            _product(x[start:end], weight, addend if addend is None or addend.dim() == 1 else addend[start:end], out[start:end])
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _plan(rows: int, shape: tuple[Any, ...]) -> Sequence[tuple[int, int]]:
+    """(start, end) of the products that `rows` rows are taken in: the largest that agree with the definition."""
+    spans, start = [], 0
+    while start < rows:
+        size = next(size for size in _SIZES if size <= max(rows - start, BLOCK) and agrees(size, ProductShape(*shape)))
+        spans.append((start, min(rows, start + size)))
+        start += size
+    return spans
+
+
+@cache
+def agrees(rows: int, shape: ProductShape) -> bool:
+    """Whether a product of `rows` rows has the definition's bits here. Tried out on random numbers at the first use of a shape.
+
+    In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
+    Raises RuntimeError where even a block's rows depend on their place in it: then this machine's BLAS cannot do it.
+    """
+    if rows != BLOCK and shape.dtype != torch.float32:
+        return False
+    draw = torch.Generator().manual_seed(0)
+    x, stored = (torch.randn(*sizes, generator=draw).to(shape.dtype) for sizes in ((rows, shape.inner), (shape.inner, shape.columns)))
+    weight = stored if shape.contiguous else stored.t().contiguous().t()
+    addend = torch.randn(rows, shape.columns, generator=draw).to(shape.dtype) if shape.added else None
+    whole, parts, turned = (x.new_empty(rows, shape.columns) for _ in range(3))
+    _product(x, weight, addend, whole)
+    for start in range(0, rows, BLOCK):
+        span = slice(start, start + BLOCK)
+        _product(x[span], weight, None if addend is None else addend[span], parts[span])
+        _product(x[span].flip(0), weight, None if addend is None else addend[span].flip(0), turned[span])
+        if not torch.equal(turned[span].flip(0), parts[span]):
+            raise RuntimeError(
+                f"rows of a {BLOCK}-row product of {shape} depend on their place; run with numerics = 'fast' on this machine"
+            )
+    return torch.equal(whole, parts)
+
+
+def _product(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor) -> None:
+    """One call of the BLAS, of at least a block's rows."""
+    rows = len(x)
+    if rows < BLOCK:
+        x, into = _padded(x), out.new_empty(BLOCK, out.shape[1])
+        addend = addend if addend is None or addend.dim() == 1 else _padded(addend)
+    else:
+        into = out
+    if addend is None:
+        torch.mm(x, weight, out=into)
+    else:
+        torch.addmm(addend, x, weight, out=into)
+    if into is not out:
+        out.copy_(into[:rows])
+
+
+def _padded(rows: Tensor) -> Tensor:
+    block = rows.new_zeros(BLOCK, rows.shape[1])
+    block[: len(rows)] = rows
+    return block
+
+
+def _aligned(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.addend_dim = 0 if addend is None else addend.dim()
+        return multiply(x, weight, addend)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_addend = ctx.needs_input_grad
+        addend = grad.sum(0) if ctx.addend_dim == 1 else grad
+        return (grad @ weight.t() if needs_x else None, x.t() @ grad if needs_weight else None, addend if needs_addend else None)

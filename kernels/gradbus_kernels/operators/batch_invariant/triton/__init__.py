@@ -1,0 +1,1 @@
+"""Triton kernels of the batch-invariant operators; imported only where they run."""

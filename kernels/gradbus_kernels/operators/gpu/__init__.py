@@ -1,1 +1,0 @@
-"""Triton kernels, one file an operator, and `launch`, the table of their block sizes. Imported only where they run."""

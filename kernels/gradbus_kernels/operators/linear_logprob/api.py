@@ -1,0 +1,83 @@
+"""Log-probabilities and entropies of given tokens from hidden states and the LM head, without the `[N, V]` matrix of logits.
+
+The forward pass keeps `[N]` numbers and a tile of logits; the backward pass makes the logits again, some tokens at a time
+(Wijmans et al. 2024, arXiv:2411.09009; Liger, arXiv:2410.10989).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
+from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.linear_logprob.head import Coefficients, Head, backend
+from gradbus_kernels.operators.selected_logprob.api import selected_logprob_reference
+
+
+class LinearLogprob(NamedTuple):
+    """`[N]` each, in nats; float32, or float64 for float64 inputs."""
+
+    logprobs: Tensor
+    entropies: Tensor | None
+    """None if they are left out."""
+
+
+def linear_logprob(
+    hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, entropy: bool = True, allow_nan: bool = False
+) -> LinearLogprob:
+    """Log-probabilities of `ids` under softmax(hidden · weightᵀ / temperature), and that distribution's entropies.
+
+    `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]` in [0, V). Differentiable in hidden and
+    weight; what needs no gradient costs none. Products are taken in the inputs' dtype, statistics in float32. `entropy=False`
+    leaves the entropies out.
+    Raises ValueError for arguments that do not fit, and for NaN or +inf among the logits unless `allow_nan`.
+    """
+    check_head(hidden, weight, temperature)
+    check_ids("ids", ids, (len(hidden),), len(weight), hidden)
+    chosen = choose("linear_logprob", hidden, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        outcome = linear_logprob_reference(hidden, weight, ids, temperature=temperature, entropy=entropy)
+    else:
+        outcome = LinearLogprob(*_LinearLogprob.apply(hidden, weight, ids, (temperature, entropy, chosen)))  # type: ignore[no-untyped-call]
+    if not allow_nan:
+        check_finite("hidden · weightᵀ", outcome.logprobs)
+    return outcome
+
+
+def linear_logprob_reference(
+    hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float = 1.0, entropy: bool = True, allow_nan: bool = True
+) -> LinearLogprob:
+    """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
+    found = selected_logprob_reference(hidden @ weight.T, ids, temperature, entropy)
+    outcome = LinearLogprob(found.logprobs, found.entropy)
+    if not allow_nan:
+        check_finite("hidden · weightᵀ", outcome.logprobs)
+    return outcome
+
+
+class _LinearLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, how: tuple[float, bool, Implementation]
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(hidden, weight, ids)
+        ctx.temperature, entropy, ctx.implementation = how
+        ctx.set_materialize_grads(False)
+        return backend(ctx.implementation).statistics(Head(hidden.detach(), weight.detach(), ids, ctx.temperature), entropy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, logprobs: Tensor | None, entropies: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if logprobs is None and entropies is None:
+            return None, None, None, None
+        hidden, weight, ids = ctx.saved_tensors
+        head = Head(hidden, weight, ids, ctx.temperature)
+        slopes = torch.zeros_like(entropies) if logprobs is None else logprobs  # type: ignore[arg-type]
+        found = backend(ctx.implementation).gradients(
+            head, lambda rows, _: Coefficients(slopes[rows], None if entropies is None else entropies[rows]), ctx.needs_input_grad[:2]
+        )
+        return found.hidden, found.weight, None, None

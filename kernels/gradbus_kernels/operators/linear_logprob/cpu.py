@@ -1,0 +1,242 @@
+"""Softmax statistics and gradients of an LM head in tiles that stay in a core's cache.
+
+bfloat16 is multiplied as it is where the CPU can, float16 as float32; the statistics are always float32 (or float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
+from gradbus_kernels.operators.slices import slices
+
+PRODUCT_TOKENS: Final = 4096
+"""Of a product of the forward pass, at most unless the vocabulary is small. With the next, 32 MiB of float32: a BLAS's full speed."""
+PRODUCT_COLUMNS: Final = 2048
+PIECE: Final = 1 << 18
+"""Logits of such a product that are summed at a time: they stay in a core's second cache, and so do their exponentials."""
+TOKENS: Final = 512
+"""Of a tile of the gradients, at least. With the next, 2 MiB of float32: a core's second cache."""
+COLUMNS: Final = 1024
+WORKSPACE: Final = 256 << 20
+"""Bytes of logits, at most, that the gradients are made from."""
+LOWEST: Final = -1e4
+"""Stands for log 0, which e = 0 would turn into NaN."""
+
+
+def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Online log-sum-exp and entropy (Milakov and Gimelshein 2018, arXiv:1805.02867): the logits of one product exist at a time."""
+    columns = min(PRODUCT_COLUMNS, len(head.weight))
+    tokens = max(1, min(max(PRODUCT_TOKENS, PRODUCT_TOKENS * PRODUCT_COLUMNS // columns), len(head.ids)))
+    height = max(1, min(PIECE // columns, tokens))
+    work = _Work(head, columns, height * columns)
+    online = _Online(work, entropy)
+    logits = work.hidden.new_empty(tokens * columns)
+    for span in slices(len(head.weight), columns):
+        part = work.part(span)
+        for rows in slices(len(head.ids), tokens):
+            product = logits[: (rows.stop - rows.start) * len(part)].view(-1, len(part))
+            torch.mm(work.hidden[rows], part.T, out=product)
+            for piece in slices(len(product), height):
+                online.add(slice(rows.start + piece.start, rows.start + piece.stop), span, product[piece])
+    return online.statistics()
+
+
+def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
+    """The logits of some tokens exist at a time, over the whole vocabulary: of as many as make a tile, within WORKSPACE."""
+    columns = min(COLUMNS, len(head.weight))
+    tokens = min(max(TOKENS, TOKENS * COLUMNS // columns), _room(head))
+    work = _Work(head, columns, min(tokens, len(head.ids)) * columns)
+    found = Statistics(*head.hidden.new_empty(2, len(head.ids), dtype=head.accumulator).unbind())
+    grad_hidden = torch.zeros_like(head.hidden) if wanted[0] else None
+    # What several products are added to is as precise as their sum.
+    sum_dtype = head.hidden.dtype if len(head.ids) <= tokens else head.accumulator
+    grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
+    logits = work.hidden.new_empty(min(tokens, len(head.ids)) * len(head.weight))
+    for rows in slices(len(head.ids), tokens):
+        chunk = _Chunk(work, rows, logits)
+        statistics = chunk.statistics()
+        for whole, part in zip(found, statistics, strict=True):
+            whole[rows] = part
+        scale = chunk.to_gradient(differentiate(rows, statistics))
+        if scale.any():
+            chunk.add_products(scale, grad_hidden, grad_weight)
+    return Gradients(found, grad_hidden, None if grad_weight is None else grad_weight.to(head.weight.dtype))
+
+
+class _Chunk:
+    """The logits of some tokens, tile by tile, which become their gradient in place.
+
+    First z, then e = exp(z - max z). With S = sum e, a log-probability's gradient is (onehot - e / S) / temperature: only the token's
+    own entry differs from e by more than a factor of the row, and that factor goes into the other matrix of each product.
+    """
+
+    def __init__(self, work: _Work, rows: slice, buffer: Tensor) -> None:
+        self._work, self._rows, self._buffer = work, rows, buffer
+        head = work.head
+        self._ids, self._inverse = head.ids[rows], 1.0 / head.temperature
+        self._own, self._total, self._moment = head.hidden.new_zeros(3, len(self._ids), dtype=head.accumulator).unbind()
+
+    def statistics(self) -> Statistics:
+        """Makes the logits, then e of them."""
+        top = self._multiply()
+        self._own = self._own * self._inverse - top
+        for _, tile in self._tiles():
+            shifted = self._work.scratch(tile)
+            torch.add(-top[:, None], self._work.wide(tile), alpha=self._inverse, out=shifted)
+            shares = torch.exp(shifted, out=self._work.wide_buffer(tile))
+            if shares is not tile:
+                tile.copy_(shares)
+            self._total.add_(shares.sum(1))
+            self._moment.add_(shifted.clamp_(min=LOWEST).mul_(shares).sum(1))
+        log_total = self._total.log()
+        return Statistics(self._own - log_total, log_total - self._moment / self._total)
+
+    def to_gradient(self, coefficients: Coefficients) -> Tensor:
+        """Makes e the gradient of the loss in the logits, less a factor for each token, which it returns."""
+        slope, share = coefficients.logprobs, self._own.exp()
+        if coefficients.entropies is None:
+            self._replace_own(share - self._total)
+            return -slope * self._inverse / self._total
+        # An entropy's gradient is -p (log p + entropy).
+        bend = -coefficients.entropies
+        level = -slope - bend * self._moment / self._total
+        for _, tile in self._tiles():
+            shares = self._work.wide(tile)
+            shifted = torch.log(shares, out=self._work.scratch(tile)).clamp_(min=LOWEST)
+            torch.mul(shifted.mul_(bend[:, None]).add_(level[:, None]), shares, out=shares)
+            if shares is not tile:
+                tile.copy_(shares)
+        self._replace_own(share * (level + bend * self._own.clamp(min=LOWEST)) + slope * self._total)
+        return self._inverse / self._total
+
+    def add_products(self, scale: Tensor, grad_hidden: Tensor | None, grad_weight: Tensor | None) -> None:
+        """Adds to the gradients what these tokens contribute."""
+        hidden, head = self._work.hidden[self._rows], self._work.head
+        sums = hidden.new_zeros(hidden.shape, dtype=head.accumulator)
+        scaled = (head.hidden[self._rows].to(head.accumulator) * scale[:, None]).to(hidden.dtype)
+        for columns, tile in self._tiles():
+            if grad_hidden is not None:
+                add_product(sums, tile, self._work.part(columns))
+            if grad_weight is not None:
+                add_product(grad_weight[columns], tile.T, scaled)
+        if grad_hidden is not None:
+            grad_hidden[self._rows] = sums.mul_(scale[:, None])
+
+    def _multiply(self) -> Tensor:
+        """The largest of each row, after the temperature."""
+        hidden = self._work.hidden[self._rows]
+        tops = []
+        for columns, tile in self._tiles():
+            torch.mm(hidden, self._work.part(columns).T, out=tile)
+            tops.append(tile.amax(1))
+            _choose(self._own, tile, self._ids, columns)
+        return torch.stack(tops).amax(0).to(self._own.dtype) * self._inverse
+
+    def _replace_own(self, entries: Tensor) -> None:
+        for columns, tile in self._tiles():
+            places = ((self._ids >= columns.start) & (self._ids < columns.stop)).nonzero().squeeze(1)
+            tile[places, self._ids[places] - columns.start] = entries[places].to(tile.dtype)
+
+    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        count = len(self._ids)
+        for columns in slices(len(self._work.head.weight), self._work.columns):
+            yield columns, self._buffer[count * columns.start : count * columns.stop].view(count, -1)
+
+
+class _Work:
+    """The hidden states as they are multiplied, and two buffers of as many logits as are worked on at a time."""
+
+    def __init__(self, head: Head, columns: int, size: int) -> None:
+        self.head, self.columns = head, columns
+        self.hidden = head.hidden.to(_product_dtype(head.hidden.dtype))
+        self._buffers = head.hidden.new_empty(2, size, dtype=head.accumulator)
+
+    def part(self, columns: slice) -> Tensor:
+        """Of the weight, `[v, H]`."""
+        return self.head.weight[columns].to(self.hidden.dtype)
+
+    def wide(self, tile: Tensor) -> Tensor:
+        """The tile itself or a copy of it, in the accumulator's dtype."""
+        return tile if tile.dtype == self.head.accumulator else self.wide_buffer(tile).copy_(tile)
+
+    def wide_buffer(self, tile: Tensor) -> Tensor:
+        """The tile itself, or memory for its copy."""
+        return tile if tile.dtype == self.head.accumulator else self._shaped(0, tile)
+
+    def scratch(self, tile: Tensor) -> Tensor:
+        """More memory of the tile's shape."""
+        return self._shaped(1, tile)
+
+    def _shaped(self, number: int, tile: Tensor) -> Tensor:
+        return self._buffers[number, : tile.numel()].view(tile.shape)
+
+
+class _Online:
+    """Sums under the largest logit so far: total = sum e, moment = sum e log e with e = exp(z - top)."""
+
+    def __init__(self, work: _Work, entropy: bool) -> None:
+        head = work.head
+        self._work, self._ids, self._inverse, self._entropy = work, head.ids, 1.0 / head.temperature, entropy
+        self._top, self._total, self._moment, self._own = head.hidden.new_zeros(4, len(head.ids), dtype=head.accumulator).unbind()
+        self._top.fill_(torch.finfo(head.accumulator).min)
+
+    def add(self, rows: slice, columns: slice, tile: Tensor) -> None:
+        """The logits before the temperature, of these tokens at these ids; overwritten."""
+        top, total, moment = self._top[rows], self._total[rows], self._moment[rows]
+        _choose(self._own[rows], tile, self._ids[rows], columns)
+        higher = torch.maximum(top, tile.amax(1).to(top.dtype) * self._inverse)
+        fall = top - higher
+        shrink = fall.exp()
+        moment.addcmul_(total, fall).mul_(shrink)
+        total.mul_(shrink)
+        top.copy_(higher)
+        wide = self._work.wide(tile)
+        shifted = torch.add(-higher[:, None], wide, alpha=self._inverse, out=wide)
+        if self._entropy:
+            shares = torch.exp(shifted, out=self._work.scratch(tile))
+            moment.add_(_weighted_sum(shifted, shares))
+        else:
+            shares = shifted.exp_()
+        total.add_(shares.sum(1))
+
+    def statistics(self) -> tuple[Tensor, Tensor | None]:
+        """Of all that was added."""
+        log_total = self._total.log()
+        entropies = log_total - self._moment / self._total if self._entropy else None
+        return self._own * self._inverse - self._top - log_total, entropies
+
+
+def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+    """Of each row; overwrites `values`. What has no weight does not count, be it infinite."""
+    total = values.mul_(weights).sum(1)
+    return values.masked_fill_(weights == 0, 0.0).sum(1) if bool(total.isnan().any()) else total
+
+
+def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
+    """Keeps the logits of those tokens whose ids are among `columns`."""
+    local = ids - columns.start
+    inside = (local >= 0) & (local < tile.shape[1])
+    chosen = tile.gather(1, local.clamp(0, tile.shape[1] - 1)[:, None]).squeeze(1)
+    own.copy_(torch.where(inside, chosen.to(own.dtype), own))
+
+
+def _room(head: Head) -> int:
+    """For the logits of so many tokens; of whole blocks of a matrix product if there are some."""
+    room = max(1, WORKSPACE // (len(head.weight) * _product_dtype(head.hidden.dtype).itemsize))
+    return room if room < 64 else room - room % 64
+
+
+def _product_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16()):
+        return torch.float32
+    return dtype
+
+
+def _has_bfloat16() -> bool:
+    """Whether the processor multiplies it; torch has no public name for this."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

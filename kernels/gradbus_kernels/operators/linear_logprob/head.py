@@ -1,0 +1,89 @@
+"""What the implementations of the operators on hidden states and LM head take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.operators.dispatch import Implementation
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Checked arguments, detached."""
+
+    hidden: Tensor
+    """`[N, H]`."""
+    weight: Tensor
+    """`[V, H]`."""
+    ids: Tensor
+    """int64 `[N]`."""
+    temperature: float
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        """The dtype of statistics and sums."""
+        return torch.promote_types(self.hidden.dtype, torch.float32)
+
+
+class Statistics(NamedTuple):
+    """Of each token's softmax, `[N]` in the accumulator's dtype."""
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
+class Coefficients(NamedTuple):
+    """The loss's derivatives by log-probability and entropy of some tokens; None: the entropy has no part in it."""
+
+    logprobs: Tensor
+    entropies: Tensor | None
+
+
+Differentiate = Callable[[slice, Statistics], Coefficients]
+"""From the statistics of a slice of the tokens to their coefficients."""
+
+
+class Gradients(NamedTuple):
+    """Statistics, and the gradients that were wanted, in the dtypes of what they are gradients of."""
+
+    statistics: Statistics
+    hidden: Tensor | None
+    weight: Tensor | None
+
+
+class Backend(Protocol):
+    """A way to compute; a module."""
+
+    def statistics(self, head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities and, if wanted, entropies; without a gradient."""
+        ...
+
+    def gradients(self, head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
+        """In one pass over the tokens: each slice's logits are made once. `wanted`: of hidden, of weight."""
+        ...
+
+
+def backend(implementation: Implementation) -> Backend:
+    """The module of "cpu" or "triton"."""
+    if implementation == "triton":
+        from gradbus_kernels.operators.linear_logprob import triton as on_gpu  # noqa: PLC0415 -- triton only where it runs
+
+        return on_gpu
+    from gradbus_kernels.operators.linear_logprob import cpu as on_cpu  # noqa: PLC0415 -- it imports this module
+
+    return on_cpu
+
+
+def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """sums += left · right, added in the dtype of `sums`."""
+    if sums.dtype == left.dtype:
+        sums.addmm_(left, right)
+    elif sums.is_cuda:
+        torch.addmm(sums, left, right, out_dtype=sums.dtype, out=sums)
+    else:
+        sums.add_(left @ right)

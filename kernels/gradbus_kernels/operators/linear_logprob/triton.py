@@ -1,0 +1,77 @@
+"""An LM head on a GPU: the vendor's matrix products, and between them the kernels of `selected_logprob`, in place.
+
+The logits of some tokens exist at a time. Beside the products they are written once, read twice and overwritten by their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.operators.block_sizes import LINEAR_LOGPROB as LAUNCH
+from gradbus_kernels.operators.linear_logprob.head import Differentiate, Gradients, Head, Statistics, add_product
+from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
+from gradbus_kernels.operators.selected_logprob.triton import backward_triton, forward_triton
+from gradbus_kernels.operators.slices import slices
+
+
+def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Of all tokens, some at a time."""
+    logprobs, entropies = _empty(head)
+    for rows in _slices(head):
+        passed = forward_triton(_logits(head, rows), entropy)
+        logprobs[rows] = passed.logprobs
+        if passed.entropy is not None:
+            entropies[rows] = passed.entropy
+    return logprobs, entropies if entropy else None
+
+
+def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
+    """The same, and what each slice of the tokens adds to the gradients."""
+    found, grad_hidden = _empty(head), torch.empty_like(head.hidden) if wanted[0] else None
+    # What several products are added to is as precise as their sum.
+    sum_dtype = head.hidden.dtype if len(head.ids) <= _tokens(head) else head.accumulator
+    grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
+    for rows in _slices(head):
+        inputs = _logits(head, rows)
+        passed = forward_triton(inputs, entropy=True)
+        part = _keep(found, rows, _of(passed))
+        slopes = differentiate(rows, part)
+        grad_logits = backward_triton(inputs, passed, RowGradients(slopes.logprobs, slopes.entropies, None), in_place=True)
+        if grad_hidden is not None:
+            torch.mm(grad_logits, head.weight, out=grad_hidden[rows])
+        if grad_weight is not None:
+            add_product(grad_weight, grad_logits.T, head.hidden[rows])
+    return Gradients(found, grad_hidden, None if grad_weight is None else grad_weight.to(head.weight.dtype))
+
+
+def _tokens(head: Head) -> int:
+    """As many as the workspace has room for; whole tiles of a matrix product where there are some."""
+    room = max(1, LAUNCH.workspace // (len(head.weight) * head.hidden.element_size()))
+    return room if room < LAUNCH.tile else room - room % LAUNCH.tile
+
+
+def _slices(head: Head) -> Iterator[slice]:
+    return slices(len(head.ids), _tokens(head))
+
+
+def _logits(head: Head, rows: slice) -> RowInputs:
+    logits = head.hidden.new_empty(rows.stop - rows.start, len(head.weight))
+    torch.mm(head.hidden[rows], head.weight.T, out=logits)  # into memory, for autocast would change a result's dtype
+    return RowInputs(logits, head.ids[rows], None, None, head.temperature)
+
+
+def _empty(head: Head) -> Statistics:
+    return Statistics(*head.hidden.new_empty(2, len(head.ids), dtype=head.accumulator).unbind())
+
+
+def _keep(found: Statistics, rows: slice, part: Statistics) -> Statistics:
+    found.logprobs[rows], found.entropies[rows] = part
+    return part
+
+
+def _of(passed: RowStatistics) -> Statistics:
+    return Statistics(passed.logprobs, cast("Tensor", passed.entropy))

@@ -1,0 +1,1 @@
+"""Sampling fused with the LM head, for small batches."""

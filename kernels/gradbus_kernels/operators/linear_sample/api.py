@@ -1,0 +1,44 @@
+"""`sample` fused with the LM head, for small batches: no pass over the logits beyond the product that makes them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor
+
+from gradbus_kernels.operators.arguments import check_finite, check_head
+from gradbus_kernels.operators.counter import counter_uniform
+from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.linear_sample.cpu import draw_linear_cpu
+from gradbus_kernels.operators.sample.api import by_row, check_draws, sample_reference, shaped
+from gradbus_kernels.operators.sample.reference import Sampled, Sampling, columns
+
+_PLAIN: Final = Sampling()
+
+
+def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+    """`sample(hidden @ weight.T, ...)` up to rounding.
+
+    `hidden` float `[B, H]`, `weight` `[V, H]` of the same dtype; `seeds`, `positions`, `sampling` and the results as in `sample`.
+    Raises ValueError for what `sample` refuses. On a GPU a row's bits do not depend on the batch around it; on a CPU the matrix
+    product decides whether they do.
+    """
+    check_head(hidden, weight)
+    check_draws(hidden, seeds, positions, sampling)
+    chosen = choose("linear_sample", hidden, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        drawn = linear_sample_reference(hidden, weight, seeds, positions, sampling)
+    else:
+        uniforms, rows = counter_uniform(seeds, positions), columns(sampling, hidden)
+        if chosen == "triton":
+            from gradbus_kernels.operators.linear_sample.triton import draw_linear_triton as draw  # noqa: PLC0415 -- only where it runs
+        else:
+            draw = draw_linear_cpu
+        drawn = shaped(draw(hidden, weight, by_row(uniforms), rows), uniforms)
+    check_finite("hidden · weightᵀ", by_row(drawn.logprobs).sum(1))
+    return drawn
+
+
+def linear_sample_reference(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+    """The same in plain torch, of the whole logits."""
+    return sample_reference(hidden @ weight.T, seeds, positions, sampling)

@@ -1,0 +1,138 @@
+"""The policy loss fused with the LM head: loss and gradients in one pass over the tokens, without the `[N, V]` matrix of logits.
+
+A token's part in the loss depends on its own log-probability and entropy alone, so the derivative is known as soon as its logits
+are: the forward pass makes the gradients too, in 6 N D V operations, where recomputation takes 8. A ratio of whole sequences
+(GSPO) needs all log-probabilities first and takes those 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
+from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.linear_logprob.api import linear_logprob, linear_logprob_reference
+from gradbus_kernels.operators.linear_logprob.head import Coefficients, Head, Statistics, backend
+from gradbus_kernels.operators.policy_loss.api import (
+    PolicyLoss,
+    PolicySettings,
+    PolicyTokens,
+    policy_loss,
+    policy_loss_of_used,
+    policy_terms,
+)
+
+
+def linear_grpo_loss(
+    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
+) -> PolicyLoss:
+    """`policy_loss` of softmax(hidden · weightᵀ / temperature) at `ids`.
+
+    `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]`; `tokens` as there. Tokens whose weights are 0
+    cost nothing, and their ids and hidden states may be anything. `total` is differentiable in hidden and weight, once: the backward
+    pass scales what the forward pass made and gives it away. The loss and all that is shown of it is float32 (float64 for float64).
+    Raises ValueError for arguments that do not fit, and for NaN in what is used of them unless `settings.allow_nan`.
+    """
+    check_head(hidden, weight, temperature)
+    tokens.check(len(hidden), settings, hidden)
+    used = tokens.used
+    check_ids("ids", ids.where(used, 0) if ids.shape == used.shape else ids, (len(hidden),), len(weight), hidden)
+    loss = _Loss(tokens, settings, temperature, choose("linear_grpo_loss", hidden, ("reference", "cpu", "triton")))
+    outcome = loss.of(hidden, weight, ids) if bool(used.all()) else _of_used(loss, used, hidden, weight, ids)
+    if not settings.allow_nan and bool(outcome.total.isnan()):
+        _name_nan(outcome, tokens)
+    return outcome
+
+
+def _of_used(loss: _Loss, used: Tensor, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+    tokens, places = loss.tokens, used.nonzero().squeeze(1)
+    dense = replace(loss, tokens=tokens.at(places)).of(hidden.index_select(0, places), weight, ids[places])
+    blank = {"logprobs": 0.0, "entropies": 0.0, "ratios": 1.0}
+    rows = {name: getattr(dense, name) for name in blank}
+    spread = {name: part.new_full((len(hidden),), blank[name]).index_copy(0, places, part) for name, part in rows.items()}
+    return replace(dense, **spread)
+
+
+def linear_grpo_loss_reference(
+    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
+) -> PolicyLoss:
+    """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
+    found = linear_logprob_reference(hidden, weight, ids.where(tokens.used, 0), temperature=temperature)
+    return policy_loss(found.logprobs, cast("Tensor", found.entropies), tokens, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Of tokens that are all used."""
+
+    tokens: PolicyTokens
+    settings: PolicySettings
+    temperature: float
+    implementation: Implementation
+
+    def of(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+        """See `linear_grpo_loss`."""
+        if self.implementation == "reference":
+            return linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
+        if self.settings.level == "sequence":
+            return self._given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
+        return self._in_one_pass(hidden, weight, ids)
+
+    def _in_one_pass(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
+        head, chosen = Head(hidden.detach(), weight.detach(), ids, self.temperature), backend(self.implementation)
+        wanted = (torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad)
+        if not any(wanted):
+            return self._given(chosen.statistics(head, entropy=True))
+        found = chosen.gradients(head, self._differentiate, wanted)
+        outcome = self._given(found.statistics)
+        total = _Attach.apply(hidden, weight, outcome.total, [found.hidden, found.weight])  # type: ignore[no-untyped-call]
+        return replace(outcome, total=total)
+
+    def _given(self, statistics: tuple[Tensor, Tensor | None]) -> PolicyLoss:
+        logprobs, entropies = statistics
+        return policy_loss_of_used(logprobs, cast("Tensor", entropies), self.tokens, self.settings)
+
+    def _differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
+        logprobs, entropies = (part.detach().requires_grad_() for part in statistics)
+        wanted = (logprobs, entropies) if self.settings.entropy else (logprobs,)
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(policy_terms(logprobs, entropies, self.tokens.at(rows), self.settings).total, wanted)
+        return Coefficients(slopes[0], slopes[1] if self.settings.entropy else None)
+
+
+def _name_nan(outcome: PolicyLoss, tokens: PolicyTokens) -> None:
+    """Raises ValueError about the argument that made the loss NaN."""
+    check_finite("hidden · weightᵀ", outcome.logprobs)
+    for field in fields(tokens):
+        part = getattr(tokens, field.name)
+        if part is not None:
+            check_finite(f"tokens.{field.name}", part.where(tokens.used, 0))
+    raise ValueError("tokens: hold infinities that add up to NaN; look for what made them before this call")
+
+
+class _Attach(torch.autograd.Function):
+    """The loss, with gradients that are there already."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, total: Tensor, gradients: list[Tensor | None]) -> Tensor:  # noqa: ARG004
+        ctx.gradients = gradients
+        return total.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.gradients:
+            raise RuntimeError("the gradients of linear_grpo_loss were given away by its first backward pass; call it again")
+        # Kept nowhere else, so that a parameter can take its gradient without a copy.
+        hidden, weight = ctx.gradients
+        ctx.gradients.clear()
+        if bool(grad_total != 1.0):
+            for gradient in (hidden, weight):
+                if gradient is not None:
+                    gradient.mul_(grad_total)
+        return hidden, weight, None, None

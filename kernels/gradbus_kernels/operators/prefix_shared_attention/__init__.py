@@ -1,0 +1,1 @@
+"""Attention and packing for responses that share a prompt."""

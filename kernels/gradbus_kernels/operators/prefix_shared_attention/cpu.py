@@ -1,0 +1,164 @@
+"""Prefix-shared attention from torch's flash attention for CPUs, which gives the logarithms of its sums.
+
+A branch is two attentions, to its own tokens and to its root's; their outputs are joined by their log-sum-exps, exactly
+(Dao et al. 2022). With the joined output and log-sum-exp each of the two has its own backward pass. No key is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+    """See `prefix_shared_attention`. Saves its inputs, its output and a float32 per head and token."""
+    output: Tensor = _Attention.apply(query, key, value, rule)  # type: ignore[no-untyped-call]
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """`rows` stretches of `length` queries; each sees a stretch of keys: its own tokens, or some of its root's."""
+
+    first: int
+    rows: int
+    length: int
+    keys: range | None = None
+    """The root's tokens in sight; None where queries see their own stretch, causally."""
+    depth: int | None = 0
+    """How many tokens a row's first query is behind the first key; None where each query sees each key."""
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """Views `[rows, heads, length, ...]` of the queries' part of `[N, heads, ...]`."""
+        stretch = tokens[self.first : self.first + self.rows * self.length]
+        return stretch.view(self.rows, self.length, *tokens.shape[1:]).transpose(1, 2)
+
+    def of_keys(self, tokens: Tensor) -> Tensor:
+        """The same of the keys' part."""
+        if self.keys is None:
+            return self.of(tokens)
+        return tokens[self.keys.start : self.keys.stop].transpose(0, 1).expand(self.rows, -1, -1, -1)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """0 where a query sees a key and -inf elsewhere, `[queries, keys]`; None where nothing else than causality hides."""
+        keys = self.length if self.keys is None else len(self.keys)
+        if window is None or self.depth is None or self.depth + self.length <= window:
+            return None
+        back = self.depth + torch.arange(self.length)[:, None] - torch.arange(keys)
+        return torch.zeros(self.length, keys, dtype=dtype).masked_fill((back < 0) | (back >= window), float("-inf"))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        output = torch.empty(query.shape, dtype=query.dtype)
+        sums = torch.empty(query.shape[:2], dtype=_wide(query.dtype))
+        for part in (*_own(rule.layout), *_prefixes(rule, joined=False)):
+            mask = part.mask(rule.window, query.dtype)
+            causal = part.keys is None and mask is None
+            inputs = part.of(query), part.of_keys(key), part.of_keys(value)
+            found, logs = _forward(*inputs, 0.0, causal, attn_mask=mask, scale=rule.scale)
+            if part.keys is None:
+                part.of(output).copy_(found)
+                part.of(sums).copy_(logs)
+            else:
+                _join(part.of(output), part.of(sums), found, logs)
+        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.rule = rule
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, sums = ctx.saved_tensors
+        rule: AttentionRule = ctx.rule
+        wide = _wide(query.dtype)
+        gradients = [torch.empty(tensor.shape, dtype=wide) for tensor in (query, key, value)]
+        for part in (*_own(rule.layout), *_prefixes(rule, joined=True)):
+            mask = part.mask(rule.window, wide)
+            causal = part.keys is None and mask is None
+            inputs = [part.of(query), part.of_keys(key), part.of_keys(value), part.of(output)]
+            found = _backward(
+                part.of(upstream).to(wide), *(t.to(wide) for t in inputs), part.of(sums), 0.0, causal, attn_mask=mask, scale=rule.scale
+            )
+            _collect(part, gradients, found)
+        return *(gradient.to(query.dtype) for gradient in gradients), None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _join(output: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
+    """Joins attention to further keys into `output` and `sums`, in place."""
+    both = torch.logaddexp(sums, logs)
+    share = (logs - both).exp_().unsqueeze(-1)
+    output.copy_(torch.lerp(output.to(share.dtype), found.to(share.dtype), share))
+    sums.copy_(both)
+
+
+def _collect(part: _Part, gradients: list[Tensor], found: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Own parts come first and hold each token once; what comes to it through a shared prompt is added."""
+    of_query, *of_keys = gradients
+    if part.keys is None:
+        part.of(of_query).copy_(found[0])
+        for gradient, more in zip(of_keys, found[1:], strict=True):
+            part.of(gradient).copy_(more)
+        return
+    part.of(of_query).add_(found[0])
+    for gradient, more in zip(of_keys, found[1:], strict=True):
+        gradient[part.keys.start : part.keys.stop].transpose(0, 1).add_(more.sum(0))
+
+
+def _own(layout: PrefixLayout) -> Iterator[_Part]:
+    """Neighbours of one length are rows of one part."""
+    for length, members in groupby(_filled(layout), key=lambda segment: layout.lengths[segment]):
+        run = list(members)
+        yield _Part(layout.offsets[run[0]], len(run), length)
+
+
+def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
+    """Neighbours of one root and one length are rows of one part; `joined`, they are one row, whatever their lengths.
+
+    Joined is faster, and the bits of a row may then depend on where it lies. A branch that a window keeps from some of
+    its root is a part of its own: its first queries, and the last keys of the root.
+    """
+
+    layout, window = rule.layout, rule.window
+
+    def alike(segment: int) -> tuple[int | None, int, int]:
+        length = layout.lengths[segment]
+        if window is not None and layout.depths[segment] + length > window:
+            return layout.parents[segment], length, segment
+        return layout.parents[segment], 0 if joined else length, -1
+
+    for (root, _, alone), members in groupby(_filled(layout), key=alike):
+        run = list(members)
+        first, queries = layout.offsets[run[0]], sum(layout.lengths[segment] for segment in run)
+        if root is None or not layout.lengths[root]:
+            continue
+        seen = layout.lengths[root]
+        if alone >= 0:
+            reach = (window or 1) - 1
+            seen, queries = min(seen, reach), min(queries, reach)
+        keys = range(layout.offsets[root + 1] - seen, layout.offsets[root + 1])
+        rows = 1 if joined else len(run)
+        if seen:
+            yield _Part(first, rows, queries // rows, keys, seen if alone >= 0 else None)
+
+
+def _filled(layout: PrefixLayout) -> Iterator[int]:
+    """Segments that hold tokens: each begins where the one before ends."""
+    return (segment for segment, length in enumerate(layout.lengths) if length)

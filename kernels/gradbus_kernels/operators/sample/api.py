@@ -1,0 +1,95 @@
+"""Tokens drawn from logits, each by its request's seed and position alone.
+
+Inverse transform sampling: the first token whose cumulative probability, in the order of ids, exceeds the uniform number
+of (seed, position). Exact, and no sorting where nothing is cut off. The bits of a row do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.operators.arguments import check_finite, check_floats, require
+from gradbus_kernels.operators.counter import counter_uniform
+from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.sample.cpu import draw_cpu
+from gradbus_kernels.operators.sample.reference import Sampled, Sampling, columns, draw_rows
+
+_PLAIN: Final = Sampling()
+
+
+def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+    """A token for each row, or S of them.
+
+    `logits` float `[B, V]`; `seeds` int64 `[B]` or `[B, S]`; `positions` int64 of the same shape, 0 or more: which token of its
+    request a draw is. Results have the shape of `seeds`. A logit of -inf takes its token out of the vocabulary.
+    Raises ValueError for arguments that do not fit, and for rows with NaN, with +inf or without any finite logit.
+    """
+    check_floats("logits", logits, (None, None))
+    require(logits.shape[1] > 0, "logits", "has an empty vocabulary; pass at least one column")
+    check_draws(logits, seeds, positions, sampling)
+    drawn = sample_at(logits, counter_uniform(seeds, positions), sampling)
+    check_finite("logits", by_row(drawn.logprobs).sum(1))
+    return drawn
+
+
+def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+    """The same in plain torch; sorts the whole vocabulary where something is cut off."""
+    uniforms = counter_uniform(seeds, positions)
+    return shaped(draw_rows(logits, by_row(uniforms), columns(sampling, logits)), uniforms)
+
+
+def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+    """`sample` by given uniform numbers in [0, 1), float64 `[B]` or `[B, S]`: for loops that make them ahead by `counter_uniform`.
+
+    Arguments are not checked. A row that `sample` refuses gets log-probabilities that are not finite.
+    """
+    chosen = choose("sample", logits, ("reference", "cpu", "triton"))
+    flat, rows = by_row(uniforms), columns(sampling, logits)
+    if chosen == "triton":
+        from gradbus_kernels.operators.sample.triton import draw_triton  # noqa: PLC0415 -- triton only where it runs
+
+        return shaped(draw_triton(logits, flat, rows), uniforms)
+    return shaped((draw_cpu if chosen == "cpu" else draw_rows)(logits, flat, rows), uniforms)
+
+
+def by_row(numbers: Tensor) -> Tensor:
+    """`[B]` as `[B, 1]`; `[B, S]` as it is."""
+    return numbers if numbers.dim() == 2 else numbers.unsqueeze(1)
+
+
+def shaped(drawn: Sampled, like: Tensor) -> Sampled:
+    """Rows of draws as the seeds they came from."""
+    return Sampled(*(part.reshape(like.shape) for part in drawn))
+
+
+def check_draws(batch: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling) -> None:
+    """Raises ValueError unless seeds, positions and settings fit the rows of `batch` `[B, ...]`."""
+    for name, numbers in (("seeds", seeds), ("positions", positions)):
+        require(numbers.dtype == torch.int64, name, f"is {numbers.dtype}; pass int64")
+        require(numbers.device == batch.device, name, f"is on {numbers.device}; pass it on {batch.device}, where the others are")
+    fits = seeds.dim() in (1, 2) and len(seeds) == len(batch)
+    require(fits, "seeds", f"has shape {tuple(seeds.shape)}; pass ({len(batch)}) or ({len(batch)}, any)")
+    require(positions.shape == seeds.shape, "positions", f"has shape {tuple(positions.shape)}; pass {tuple(seeds.shape)}, as seeds")
+    require(not bool((positions < 0).any()), "positions", "holds a negative number; count from 0")
+    for field in fields(sampling):
+        _check_setting(field.name, getattr(sampling, field.name), batch)
+
+
+def _check_setting(name: str, value: float | Tensor, batch: Tensor) -> None:
+    if isinstance(value, Tensor):
+        require(value.shape == batch.shape[:1], name, f"has shape {tuple(value.shape)}; pass a number or ({len(batch)})")
+        require(value.device == batch.device, name, f"is on {value.device}; pass it on {batch.device}, where the others are")
+    held = torch.as_tensor(value)
+    fine, words = {
+        "temperature": ((held > 0) & (held < float("inf")), "pass positive numbers; for the likeliest token pass greedy"),
+        "top_k": ((held >= 0) & (held == held.long()), "pass integers, 0 (off) or more"),
+        "top_p": ((held > 0) & (held <= 1), "pass numbers in (0, 1]"),
+        "min_p": ((held >= 0) & (held <= 1), "pass numbers in [0, 1]"),
+        "greedy": (torch.full_like(held, held.dtype == torch.bool, dtype=torch.bool), "pass bool"),
+    }[name]
+    wrong = held[~fine].tolist()
+    require(not wrong, name, f"holds {wrong[:1]}; {words}")

@@ -1,0 +1,1 @@
+"""How policy weights travel: digests, deltas, broadcast."""

@@ -1,0 +1,253 @@
+"""A stream of bytes from rank 0 to all other ranks, in flat uint8 buckets over gloo or NCCL.
+
+No default process group: a process may be in several groups, and leaves one that broke without a trace. Nothing is pickled;
+every wait has a deadline.
+
+Run as a program it is a member that another process, perhaps without torch, gives orders to: it needs nothing but torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import torch
+
+# As torch.distributed has them; here they have types.
+from torch._C._distributed_c10d import Backend, BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_GOOD, _BAD = "1", "0"
+_SMALL_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """A member's place in a group."""
+
+    group: str
+    """Its name: groups that share a TCPStore differ in it."""
+    rank: int
+    size: int
+    host: str
+    """Address of this machine that the others reach; gloo binds to it."""
+    device: str = "cpu"
+    """`cpu`: gloo; a CUDA device: NCCL."""
+    stall_seconds: float = 5.0
+    """Deadline of connecting, and of each bucket."""
+
+
+class Rendezvous:
+    """A store of rank 0 in which the members of a new group find each other, and leave receipts."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self.store = store
+
+    @classmethod
+    def serve(cls, host: str, port: int, seconds: float) -> Rendezvous:
+        """Bound to `host` alone: by itself a TCPStore listens everywhere. Raises OSError when the address is taken."""
+        with socket.create_server((host, port)) as listener:
+            address, bound = listener.getsockname()[:2]
+            handle = listener.detach()
+        wait = timedelta(seconds=seconds)
+        return cls(TCPStore(address, bound, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=handle))
+
+    @classmethod
+    def visit(cls, address: str, seconds: float) -> Rendezvous:
+        """The one served at `host:port`. Raises RuntimeError (torch's DistError) when nobody answers."""
+        host, _, port = address.rpartition(":")
+        return cls(TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds)))
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"{self.store.host}:{self.store.port}"
+
+    def leave_receipt(self, key: str, good: bool) -> None:
+        """Says whether everything came as it should."""
+        self.store.set(key, _GOOD if good else _BAD)
+
+    def take_receipts(self, keys: Sequence[str], seconds: float) -> list[bool]:
+        """Which of `keys` have a good receipt, after `seconds` at most."""
+        if seconds > 0:
+            with suppress(RuntimeError):  # not all came in time
+                self.store.wait(list(keys), timedelta(seconds=seconds))
+        return [self._take(key) == _GOOD for key in keys]
+
+    def _take(self, key: str) -> str:
+        if not self.store.check([key]):
+            return ""
+        found = self.store.get(key).decode()
+        self.store.delete_key(key)
+        return found
+
+
+def bucket_sizes(total: int, bucket_bytes: int) -> list[int]:
+    """Sizes of the buckets that `total` bytes travel in: all full but the last."""
+    whole, rest = divmod(total, bucket_bytes)
+    return [bucket_bytes] * whole + ([rest] if rest else [])
+
+
+class BroadcastGroup:
+    """Two buckets: one travels while the other is filled or emptied. Blocks; belongs to one thread.
+
+    All methods raise RuntimeError (torch's) or TimeoutError when a member is gone, hangs or is too slow; the group is then
+    of no use any more.
+    """
+
+    def __init__(self, meeting: Rendezvous, place: RankInfo) -> None:
+        """Returns when all members of the group have come."""
+        self._place = place
+        self._group = _connected(PrefixStore(place.group, meeting.store), place)
+        self._buckets: list[torch.Tensor] = []
+
+    def send(self, parts: Sequence[memoryview], bucket_bytes: int, deadline: float) -> None:
+        """Rank 0: the bytes of all `parts`, one after the other, until `deadline` (of `time.monotonic`)."""
+        source = _Joined(parts)
+        under_way: deque[Work] = deque()
+        for bucket in self._each_bucket(source.total, bucket_bytes):
+            if bucket.is_cuda:
+                host = torch.empty(bucket.shape, dtype=torch.uint8)
+                source.fill(host)
+                bucket.copy_(host)
+            else:
+                source.fill(bucket)
+            under_way.append(self._broadcast(bucket))
+            if len(under_way) == len(self._buckets):
+                self._wait(under_way.popleft(), deadline)
+        while under_way:
+            self._wait(under_way.popleft(), deadline)
+
+    def receive(self, take: Callable[[memoryview], None], total: int, bucket_bytes: int, deadline: float) -> None:
+        """The other ranks: hands `total` bytes to `take`, in order; a piece is valid until `take` returns."""
+        under_way: deque[tuple[Work, torch.Tensor]] = deque()
+
+        def finish() -> None:
+            work, bucket = under_way.popleft()
+            self._wait(work, deadline)
+            take(_bytes_of(bucket.cpu()))
+
+        for bucket in self._each_bucket(total, bucket_bytes):
+            under_way.append((self._broadcast(bucket), bucket))
+            if len(under_way) == len(self._buckets):
+                finish()
+        while under_way:
+            finish()
+
+    def abort(self) -> None:
+        """Ends what is under way, from any thread, and closes the connections."""
+        self._group.abort()
+
+    def _each_bucket(self, total: int, bucket_bytes: int) -> Iterator[torch.Tensor]:
+        """Two buffers in turn, made once for streams of one shape."""
+        sizes = bucket_sizes(total, bucket_bytes)
+        if sizes and (not self._buckets or self._buckets[0].numel() < sizes[0]):
+            self._buckets = [torch.empty(sizes[0], dtype=torch.uint8, device=self._place.device) for _ in range(2)]
+        for number, size in enumerate(sizes):
+            yield self._buckets[number % 2][:size]
+
+    def _broadcast(self, bucket: torch.Tensor) -> Work:
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        options.timeout = timedelta(seconds=self._place.stall_seconds)
+        options.asyncOp = True
+        work: Work = self._group.broadcast([bucket], options)  # type: ignore[attr-defined] # not in its stub
+        return work
+
+    def _wait(self, work: Work, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left < _SMALL_SECONDS:
+            raise TimeoutError("the broadcast took longer than its deadline; raise GRADBUS_BROADCAST_SECONDS")
+        work.wait(timedelta(seconds=min(left, self._place.stall_seconds)))
+
+
+class _Joined:
+    """Several parts read as one stream."""
+
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self._parts = deque(parts)
+        self.total = sum(len(part) for part in parts)
+
+    def fill(self, bucket: torch.Tensor) -> None:
+        """Copies the next bytes into the whole of `bucket` (in host memory)."""
+        target = _bytes_of(bucket)
+        while target:
+            part = self._parts.popleft()
+            count = min(len(part), len(target))
+            target[:count] = part[:count]
+            target = target[count:]
+            if count < len(part):
+                self._parts.appendleft(part[count:])
+
+
+def _bytes_of(bucket: torch.Tensor) -> memoryview:
+    return memoryview(cast("Buffer", bucket.numpy()))
+
+
+def _connected(store: Store, place: RankInfo) -> Backend:
+    timeout = timedelta(seconds=place.stall_seconds)
+    if place.device.startswith("cuda"):
+        return _nccl(store, place, timeout)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined] # its stub calls it otherwise
+    options._timeout = timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname=place.host)]
+    return ProcessGroupGloo(store, place.rank, place.size, options)
+
+
+def _nccl(store: Store, place: RankInfo, timeout: timedelta) -> Backend:
+    # A broken broadcast is ours to handle: by default NCCL's watchdog ends the process.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 - not in torch for CPUs
+
+    torch.cuda.set_device(place.device)
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, place.rank, place.size, options)
+
+
+def obey(orders: Iterable[str], out: BinaryIO) -> None:
+    """Carries out one order a line, a JSON object, and answers on `out`: a line feed, or the bytes received.
+
+    `connect` (`address` of the meeting, `place`), `receive` (`total`, `bucket_bytes`, `seconds`), `receipt` (`key`, `good`). The first
+    line feed says that it listens. Raises what the group raises.
+    """
+    meeting: Rendezvous | None = None
+    group: BroadcastGroup | None = None
+
+    def answer(content: memoryview | bytes) -> None:
+        out.write(content)
+        out.flush()
+
+    answer(b"\n")
+    for line in orders:
+        order = json.loads(line)
+        if order["do"] == "connect":
+            if group is not None:
+                group.abort()
+            place = RankInfo(**order["place"])
+            meeting = Rendezvous.visit(order["address"], place.stall_seconds)
+            group = BroadcastGroup(meeting, place)
+            answer(b"\n")
+        elif group is not None and order["do"] == "receive":
+            group.receive(answer, order["total"], order["bucket_bytes"], time.monotonic() + order["seconds"])
+        elif meeting is not None and order["do"] == "receipt":
+            meeting.leave_receipt(order["key"], order["good"])
+            answer(b"\n")
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries that print must not print into the answers
+    obey(sys.stdin, answers)

@@ -1,0 +1,1 @@
+"""Deltas between two versions of the weights, bit for bit."""

@@ -1,0 +1,158 @@
+"""The changes of a run of weights, coded with what the old weights tell of them.
+
+A small step moves a weight by about the step over its unit in the last place: a large weight seldom changes and then
+by one unit, a small one often and by more. Both sides hold the old weights, so the small ones need not be named: they are
+listed by comparing. The large weights and the list each have a subset that changed and the changes themselves.
+A change is a difference of ranks, the integers that stand in the order of the floats. Every bit pattern has a rank (NaN,
+infinity, -0 and subnormals too), and ranks wrap around, so any change can be coded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
+from gradbus_kernels.weights.delta.subset import Indices, read_subset, set_places, write_subset
+
+Bits = NDArray[np.unsignedinteger[Any]]
+"""Floats as unsigned integers of their width."""
+
+SMALL_SHARE: Final = 1 / 128
+"""How much of the weights is listed even where fewer change."""
+DENSE: Final = 1 / 4
+"""From this share of changes on, all are listed."""
+FEW: Final = 64
+"""With fewer changes, none are: a list costs more time than it saves bytes."""
+SAMPLE: Final = 4096
+BLOCK: Final = 1 << 17
+"""Elements compared together: they stay in a core's cache."""
+
+
+class FloatFormat(NamedTuple):
+    """How a float is laid out: a sign, the exponent, the fraction."""
+
+    name: str
+    """As safetensors spells it."""
+    width: int
+    fraction: int
+    """Bits of the fraction."""
+
+
+def encode_chunk(old: Bits, new: Bits, form: FloatFormat) -> bytes:
+    """How `old` becomes `new`, of the same length; empty if it already is."""
+    places = _places(len(old), lambda block: old[block] != new[block])
+    if not len(places):
+        return b""
+    out = Writer()
+    limit = _choose_limit(old, len(places), form)
+    out.number(limit)
+    large = np.sort(places[_magnitudes(old.take(places), form) >= limit])
+    write_subset(out, large, len(old))
+    small = _small_places(old, limit, form)
+    chosen = np.flatnonzero(old.take(small) != new.take(small))
+    write_subset(out, chosen, len(small))
+    for part in (large, small.take(chosen)):
+        _write_steps(out, _ranks(new.take(part), form) - _ranks(old.take(part), form), form)
+    return out.done()
+
+
+def apply_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat) -> None:
+    """Write into `new`, which holds a copy of `old`, what differs. Raises DamagedDeltaError for content never written."""
+    source = Reader(content)
+    limit = source.number(1 << form.width - 1)
+    large = read_subset(source, len(old))
+    small = _small_places(old, limit, form)
+    chosen = read_subset(source, len(small))
+    for part in (large, small.take(chosen)):
+        new[part] = _from_ranks(_ranks(old.take(part), form) + _read_steps(source, len(part), form), form)
+    if source.left:
+        raise DamagedDeltaError(f"{source.left} bytes are left over")
+
+
+def _write_steps(out: Writer, steps: Bits, form: FloatFormat) -> None:
+    negative = _signs(steps, form)
+    out.bits(negative != 0)
+    _write_sizes(out, _negated(steps, negative), form)
+
+
+def _read_steps(source: Reader, count: int, form: FloatFormat) -> Bits:
+    negative = source.bits(count).astype(f"u{form.width // 8}")
+    return _negated(_read_sizes(source, count, form), negative)
+
+
+def _write_sizes(out: Writer, sizes: Bits, form: FloatFormat) -> None:
+    """Positive integers by Elias's gamma code: which have another bit after the leading one, and that bit, in turns."""
+    lengths = np.frexp(sizes.astype(np.float64))[1].astype(sizes.dtype) - sizes.dtype.type(1)
+    for level in range(1, form.width):
+        if not len(sizes):
+            break
+        longer = np.flatnonzero(lengths >= level)
+        write_subset(out, longer, len(sizes))
+        sizes, lengths = sizes[longer], lengths[longer]
+        out.bits((sizes >> lengths - level & 1) != 0)
+
+
+def _read_sizes(source: Reader, count: int, form: FloatFormat) -> Bits:
+    sizes = np.ones(count, f"u{form.width // 8}")
+    longer = np.arange(count)
+    for _ in range(1, form.width):
+        if not len(longer):
+            break
+        longer = longer[read_subset(source, len(longer))]
+        sizes[longer] = sizes[longer] * 2 + source.bits(len(longer))
+    return sizes
+
+
+def _choose_limit(old: Bits, changes: int, form: FloatFormat) -> int:
+    """The power of two, as the bits of a float, below which weights are listed: about as many as change."""
+    if changes < FEW:
+        return 0
+    share = max(changes / len(old), SMALL_SHARE)
+    if share > DENSE:
+        return 1 << form.width - 1
+    sample = np.sort(_magnitudes(old[:: max(1, len(old) // SAMPLE)], form))
+    return int(sample[int(len(sample) * share)] >> form.fraction << form.fraction)
+
+
+def _small_places(old: Bits, limit: int, form: FloatFormat) -> Indices:
+    if limit == 1 << form.width - 1:
+        return np.arange(len(old))
+    return _places(len(old) if limit else 0, lambda block: _magnitudes(old[block], form) < limit)
+
+
+def _places(size: int, test: Callable[[slice], NDArray[np.bool_]]) -> Indices:
+    """Where `test`, asked about a block at a time, says yes, in the order of `set_places`."""
+    words = np.zeros(-(-size // 64), np.uint64)
+    packed = words.view(np.uint8)
+    for begin in range(0, size, BLOCK):
+        part = np.packbits(test(slice(begin, begin + BLOCK)), bitorder="little")
+        packed[begin // 8 : begin // 8 + len(part)] = part
+    return set_places(words)
+
+
+def _magnitudes(bits: Bits, form: FloatFormat) -> Bits:
+    return np.bitwise_and(bits, bits.dtype.type((1 << form.width - 1) - 1))
+
+
+def _signs(bits: Bits, form: FloatFormat) -> Bits:
+    return np.right_shift(bits, bits.dtype.type(form.width - 1))
+
+
+def _negated(values: Bits, chosen: Bits) -> Bits:
+    """Minus a value where `chosen` is 1, not 0; several times faster than `np.where`."""
+    return np.bitwise_xor(values, np.negative(chosen)) + chosen
+
+
+def _ranks(bits: Bits, form: FloatFormat) -> Bits:
+    """A negative float has all bits turned, any other its sign bit."""
+    turned: Bits = np.negative(_signs(bits, form)) | bits.dtype.type(1 << form.width - 1)
+    return np.bitwise_xor(bits, turned)
+
+
+def _from_ranks(ranks: Bits, form: FloatFormat) -> Bits:
+    turned: Bits = (_signs(ranks, form) - ranks.dtype.type(1)) | ranks.dtype.type(1 << form.width - 1)
+    return np.bitwise_xor(ranks, turned)

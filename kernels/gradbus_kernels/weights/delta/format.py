@@ -1,0 +1,149 @@
+"""The bytes of a weights delta: what `weights_delta` makes of torch's tensors and `weights_delta_file` of files. No torch here.
+
+A tensor is coded in chunks, as `weights_delta_chunk` says; a chunk whose delta is no smaller than itself goes whole.
+
+Layout, integers in LEB128 unless told: `GBWD`, one byte of format version, the checksum of all that follows, the
+number of tensors; then for each, in order of name: name and dtype (length, UTF-8), number of dimensions, shape, digest
+of the old and of the new tensor, and for each chunk its length and its content. Length 0: nothing changed; as long as
+the chunk: the new elements; else a delta. Checksum and digests are XXH3-128, 16 bytes. They guard against accidents: the
+wrong base, damage in transit, a fault in memory. Whoever writes a delta decides what it holds, so the caller
+authenticates it as it does whole weights, by a digest of its bytes from a source it trusts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from xxhash import xxh3_128, xxh3_128_digest
+
+from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError, Reader, Writer
+from gradbus_kernels.weights.delta.chunk import Bits, FloatFormat, apply_chunk, encode_chunk
+
+MAGIC: Final = b"GBWD"
+VERSION: Final = 1
+CHUNK: Final = 1 << 22
+"""Elements of a chunk. Part of the format."""
+DIGEST_BYTES: Final = 16
+FORMATS: Final[Mapping[str, FloatFormat]] = {
+    form.name: form for form in (FloatFormat("F32", 32, 23), FloatFormat("F16", 16, 10), FloatFormat("BF16", 16, 7))
+}
+"""What a delta takes, by the names that safetensors has for them."""
+
+
+class FlatTensor(NamedTuple):
+    """A tensor as its bits."""
+
+    form: FloatFormat
+    shape: tuple[int, ...]
+    bits: Bits
+    """All elements in row-major order."""
+
+
+class WrongBaseError(DeltaError):
+    """The tensors at hand are not the ones the delta starts from."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(f"the weights delta starts from another version ({fault}); apply it to that one, or fetch the whole version")
+
+
+def encode_tensors(old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor]) -> bytes:
+    """How `old` becomes `new`. Raises DeltaError where names, shapes or formats do not match."""
+    if old.keys() != new.keys():
+        raise DeltaError(f"tensors {sorted(old.keys() ^ new.keys())} are in one version only; publish the whole version")
+    out = Writer()
+    out.number(len(old))
+    for name in sorted(old):
+        _write_tensor(out, name, old[name], new[name])
+    body = out.done()
+    return b"".join([MAGIC, bytes([VERSION]), xxh3_128_digest(body), body])
+
+
+def apply_tensors(delta: bytes | memoryview, old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor]) -> None:
+    """Fills `new`, of the same names, shapes and formats as `old` and in memory of its own. Raises as `apply_delta` does."""
+    source = _open(delta)
+    count = source.number(source.left)
+    if count != len(old):
+        raise WrongBaseError(f"it was made from {count} tensors, here are {len(old)}")
+    for name in sorted(old):
+        _read_tensor(source, name, old[name], new[name])
+    if source.left:
+        raise DamagedDeltaError(f"{source.left} bytes are left over")
+
+
+def flat_digest(name: str, tensor: FlatTensor) -> bytes:
+    """XXH3-128 over name, dtype, shape (as a delta spells them) and the elements in row-major order."""
+    return _digest(_header(name, tensor), tensor.bits)
+
+
+def _digest(header: bytes, bits: Bits) -> bytes:
+    digest = xxh3_128(header)
+    digest.update(bits.data)
+    return digest.digest()
+
+
+def _write_tensor(out: Writer, name: str, old: FlatTensor, new: FlatTensor) -> None:
+    header = _header(name, old)
+    if header != _header(name, new):
+        raise DeltaError(f"tensor {name} has another shape or dtype in the new version; publish the whole version")
+    before, after = old.bits, new.bits
+    for part in (header, _digest(header, before), _digest(header, after)):
+        out.raw(part)
+    for chunk in _chunks(before):
+        content = encode_chunk(before[chunk], after[chunk], old.form)
+        whole = after[chunk].tobytes() if len(content) >= after[chunk].nbytes else content
+        out.number(len(whole))
+        out.raw(whole)
+
+
+def _read_tensor(source: Reader, name: str, old: FlatTensor, new: FlatTensor) -> None:
+    header = _header(name, old)
+    if not source.accept(header):
+        raise WrongBaseError(f"it does not name tensor {name}, {old.form.name} of shape {list(old.shape)}, where that stands")
+    before, after = old.bits, new.bits
+    digests = bytes(source.raw(DIGEST_BYTES)), bytes(source.raw(DIGEST_BYTES))
+    if _digest(header, before) != digests[0]:
+        raise WrongBaseError(f"tensor {name} has other elements")
+    for chunk in _chunks(before):
+        content = source.raw(source.number(before[chunk].nbytes))
+        _read_chunk(content, before[chunk], after[chunk], old.form)
+    if _digest(header, after) != digests[1]:
+        raise DamagedDeltaError(f"tensor {name} comes out with other elements")
+
+
+def _header(name: str, tensor: FlatTensor) -> bytes:
+    out = Writer()
+    for text in (name, tensor.form.name):
+        out.number(len(text.encode()))
+        out.raw(text.encode())
+    for number in (len(tensor.shape), *tensor.shape):
+        out.number(number)
+    return out.done()
+
+
+def _read_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat) -> None:
+    if len(content) == new.nbytes:
+        np.copyto(new, np.frombuffer(content, new.dtype))
+        return
+    np.copyto(new, old)
+    if len(content):
+        apply_chunk(content, old, new, form)
+
+
+def _open(delta: bytes | memoryview) -> Reader:
+    source = Reader(delta)
+    if not source.accept(MAGIC):
+        raise DamagedDeltaError("it does not begin as one")
+    version = source.raw(1)[0]
+    if version != VERSION:
+        raise DeltaError(f"the weights delta has format {version}, this build reads {VERSION}; install one build everywhere")
+    checksum = source.raw(DIGEST_BYTES)
+    body = source.raw(source.left)
+    if xxh3_128_digest(body) != checksum:
+        raise DamagedDeltaError("its checksum does not match")
+    return Reader(body)
+
+
+def _chunks(bits: Bits) -> Iterator[slice]:
+    return (slice(begin, begin + CHUNK) for begin in range(0, len(bits), CHUNK))

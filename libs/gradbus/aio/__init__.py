@@ -1,0 +1,1 @@
+"""asyncio: background tasks and threads that end with their block."""

@@ -1,0 +1,100 @@
+"""Sampled groups on their way to the log. The first durable answer wins; later ones change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gradbus.buffer import keys
+from gradbus.errors import CorruptRecordError
+from gradbus.experience.records import seal, unseal
+from gradbus.telemetry import WireOperation, get_logger
+from gradbus.v1.group_pb2 import Group
+
+_log = get_logger(__name__)
+_EVALUATION_SECONDS = 3600
+_PUT = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "put_groups"})
+_GET = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "get_groups"})
+
+
+async def runs_in(client: Redis) -> set[str]:
+    """Ids of the runs that have any key but a term."""
+    found: set[str] = set()
+    async for key in client.scan_iter(match=keys.everything("*"), count=1000):
+        run_id = keys.run_of(key.decode(errors="replace"))
+        if key != keys.term(run_id).encode():
+            found.add(run_id)
+    return found
+
+
+class GroupStore:
+    """One run's unfinished groups and held-out completions."""
+
+    def __init__(self, client: Redis, run_id: str) -> None:
+        self._client = client
+        self._run_id = run_id
+
+    async def put(self, groups: Sequence[Group]) -> None:
+        """Stores training groups; a group that is already there stays as it is."""
+        await self._put({keys.assembly(self._run_id, group.index): group for group in groups})
+
+    async def get(self, indexes: Sequence[int]) -> dict[int, Group]:
+        """Those of `indexes` that are there and whole; what is corrupt is removed and will be sampled again."""
+        return await self._read({index: keys.assembly(self._run_id, index) for index in indexes})
+
+    async def discard(self, indexes: Iterable[int]) -> None:
+        """Removes groups that nobody needs any more."""
+        names = [keys.assembly(self._run_id, index) for index in indexes]
+        if names:
+            await self._client.delete(*names)
+
+    async def put_evaluation(self, version: int, groups: Sequence[Group]) -> None:
+        """Stores held-out completions of a version."""
+        await self._put({keys.evaluation(self._run_id, version, group.index): group for group in groups}, _EVALUATION_SECONDS)
+
+    async def get_evaluation(self, version: int, indexes: Sequence[int]) -> dict[int, Group]:
+        """Those held-out completions of a version that are there and whole."""
+        return await self._read({index: keys.evaluation(self._run_id, version, index) for index in indexes})
+
+    async def discard_evaluation(self, version: int, indexes: Iterable[int]) -> None:
+        """Removes held-out completions once they are counted."""
+        names = [keys.evaluation(self._run_id, version, index) for index in indexes]
+        if names:
+            await self._client.delete(*names)
+
+    async def remove_run(self) -> None:
+        """Removes every key of the run but its term, which goes on fencing whoever does not know that the run is over."""
+        kept = keys.term(self._run_id).encode()
+        async for key in self._client.scan_iter(match=keys.everything(self._run_id), count=1000):
+            if key != kept:
+                await self._client.unlink(key)
+
+    async def _put(self, groups: Mapping[str, Group], seconds: int | None = None) -> None:
+        records = {name: seal(group.SerializeToString()) for name, group in groups.items()}
+        with _PUT.measured(sum(map(len, records.values())), len(records)):
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name, record in records.items():
+                    pipe.set(name, record, nx=True, ex=seconds)
+                await pipe.execute()
+
+    async def _read(self, names: dict[int, str]) -> dict[int, Group]:
+        if not names:
+            return {}
+        with _GET.measured(items=0) as reading:
+            records: list[Any] = await self._client.mget(list(names.values()))
+            there = [len(record) for record in records if record is not None]
+            reading.items, reading.payload_bytes = len(there), sum(there)
+        found: dict[int, Group] = {}
+        for (index, name), record in zip(names.items(), records, strict=True):
+            if record is None:
+                continue
+            try:
+                group = Group.FromString(unseal(record, f"group {index} of {self._run_id}"))
+            except CorruptRecordError as error:
+                _log.warning("corrupt_group_removed", run_id=self._run_id, index=index, error=str(error))
+                await self._client.delete(name)
+                continue
+            found[index] = group
+        return found

@@ -1,0 +1,137 @@
+"""The experience log: one stream a run, one entry a group, each group once. Only the conductor's user may append."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from gradbus.buffer import functions, keys
+from gradbus.errors import CorruptRecordError, FencedError, SettingsError
+from gradbus.experience.records import record_digest, seal, unseal
+from gradbus.telemetry import WireOperation
+from gradbus.v1.group_pb2 import LogEntry
+
+_WRITE = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "append"})
+_READ = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "read_log"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One entry as the log holds it."""
+
+    stream_id: str
+    index: int
+    record: bytes
+
+    def decode(self) -> LogEntry:
+        """The entry; CorruptRecordError if its content does not match its digest or its place."""
+        entry = LogEntry.FromString(unseal(self.record, f"log entry {self.stream_id}"))
+        if entry.index != self.index:
+            raise CorruptRecordError(f"log entry {self.stream_id} names index {entry.index}, stored as {self.index}; it must be made again")
+        return entry
+
+    @property
+    def written(self) -> int:
+        """When the buffer took it: nanoseconds since 1970, to the millisecond."""
+        return int(self.stream_id.partition("-")[0]) * 1_000_000
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the entry's payload, hex."""
+        return record_digest(self.record)
+
+
+class ExperienceLog:
+    """One run's log."""
+
+    def __init__(self, client: Redis, run_id: str) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._fixed = [keys.term(run_id), keys.admitted(run_id), keys.experience(run_id)]
+
+    async def open_term(self, term: int) -> None:
+        """Fences every older conductor. Raises FencedError if a newer one wrote already."""
+        await self._call(functions.OPEN, term, self._fixed[:1], [])
+
+    async def append(self, term: int, entries: Mapping[int, LogEntry]) -> list[int]:
+        """Adds entries by index; those already in the log stay as they are. Returns the indexes that were new.
+
+        Raises FencedError if a newer conductor wrote.
+        """
+        if not entries:
+            return []
+        arguments: list[int | bytes] = []
+        payload = 0
+        for index, entry in entries.items():
+            record = seal(entry.SerializeToString())
+            arguments += [index, record]
+            payload += len(record)
+        names = self._fixed + [keys.assembly(self._run_id, index) for index in entries]
+        with _WRITE.measured(payload, len(entries)):
+            accepted = await self._call(functions.APPEND, term, names, arguments)
+        return [int(index) for index in accepted]
+
+    async def forget(self, term: int, entries: Sequence[StoredEntry]) -> None:
+        """Takes corrupt entries out again, so that their groups are made anew."""
+        arguments: list[int | str] = [part for entry in entries for part in (entry.index, entry.stream_id)]
+        await self._call(functions.FORGET, term, self._fixed, arguments)
+
+    async def reopen(self, term: int, first: int, held: Collection[int]) -> list[int]:
+        """Lets indexes from `first` on that are marked as admitted, and are not among those `held`, be appended again; returns them.
+
+        For a log that lost entries: `first` must be below nothing that was trimmed.
+        """
+        lost = sorted(index for index in await self._marked(first, -1) - set(held) if index >= first)
+        if lost:
+            await self._call(functions.REOPEN, term, self._fixed[:2], lost)
+        return lost
+
+    async def admitted(self, first: int, last: int) -> set[int]:
+        """Indexes in [first, last) that are in the log or were trimmed from it."""
+        return {index for index in await self._marked(first, (last - 1) // 8) if first <= index < last}
+
+    async def read(self, after: str = "0-0", most: int = 512, wait_seconds: float = 0.0) -> list[StoredEntry]:
+        """Entries behind `after`, oldest first; waits up to `wait_seconds` for the first."""
+        block = int(wait_seconds * 1000) or None
+        with _READ.measured() as reading:
+            found: Any = await self._client.xread({keys.experience(self._run_id): after}, count=most, block=block)
+            rows = found[0][1] if found else []
+            reading.items, reading.payload_bytes = len(rows), sum(len(fields[b"r"]) for _, fields in rows)
+        return [StoredEntry(stream_id.decode(), _index(fields[b"i"]), fields[b"r"]) for stream_id, fields in rows]
+
+    async def trim(self, last: str) -> None:
+        """Removes every entry up to and including `last`; only what a checkpoint and the archive both cover."""
+        milliseconds, serial = last.split("-")
+        await self._client.xtrim(keys.experience(self._run_id), minid=f"{milliseconds}-{int(serial) + 1}", approximate=False)
+
+    async def size(self) -> tuple[int, int]:
+        """(entries, bytes) that the log holds in memory."""
+        length: Any = await self._client.xlen(keys.experience(self._run_id))
+        used: Any = await self._client.memory_usage(keys.experience(self._run_id), samples=8)
+        return int(length), int(used or 0)
+
+    async def _marked(self, first: int, last_byte: int) -> set[int]:
+        """Indexes in the bitmap's bytes from the one that holds `first` to `last_byte` (-1: its end)."""
+        bits: Any = await self._client.getrange(keys.admitted(self._run_id), first // 8, last_byte)
+        offset = first // 8 * 8
+        return {offset + 8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte & (0x80 >> bit)}
+
+    async def _call(self, function: str, term: int, names: Sequence[str], arguments: Sequence[int | str | bytes]) -> list[int]:
+        try:
+            reply: Any = await self._client.fcall(function, len(names), *names, term, *arguments)
+        except ResponseError as error:
+            if str(error).startswith("FENCED"):
+                raise FencedError(f"term {term} of {self._run_id} is over, {error}; a newer conductor has the run, let go of it") from None
+            if "Function not found" in str(error):
+                raise SettingsError(f"the buffer lacks the function {function}; start the stack again, that loads it") from None
+            raise
+        return list(reply) if isinstance(reply, list) else []
+
+
+def _index(field: bytes) -> int:
+    """The index a field names; -1, which matches no entry, for one that has rotted."""
+    return int(field) if field.isdigit() else -1

@@ -1,0 +1,138 @@
+"""A worker's place in the system: it says that it is there, and learns which run it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from gradbus.aio.tasks import background, cancel_and_wait
+from gradbus.bus import Bucket, Buckets, Bus, View
+from gradbus.control.runs import DesiredState, RunRecord, WorkerPresence
+from gradbus.errors import FencedError, GradbusError, RestartNeededError
+from gradbus.process.frame import Process
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+_BEAT_SECONDS = 1.0
+_SHORTEST_BEAT_SECONDS = 0.1
+_TROUBLE_SECONDS = 2.0
+
+
+class WorkerHeartbeat:
+    """Presence is written each second and when it changes; `presence` is the worker's to edit."""
+
+    def __init__(self, bus: Bus, presence: WorkerPresence) -> None:
+        self._bus = bus
+        self._touched = asyncio.Event()
+        self._assigned: View | None = None
+        self._wish: View | None = None
+        self.presence = presence
+
+    @asynccontextmanager
+    async def occupied(self) -> AsyncIterator[None]:
+        """Present inside the block; gone at once after it, so that claims are handed back."""
+        workers = await self._bus.bucket(Buckets.WORKERS)
+        assignments = await self._bus.bucket(Buckets.ASSIGNMENTS)
+        try:
+            async with background(self._beat(workers), "presence"), assignments.view(self.presence.worker) as self._assigned:
+                yield
+        finally:
+            with contextlib.suppress(NatsError, APIError, TimeoutError):
+                await workers.delete(self.presence.worker)
+
+    def touch(self) -> None:
+        """The presence changed in a way that others wait for."""
+        self._touched.set()
+
+    @property
+    def assigned(self) -> str:
+        """The run this worker is to serve, or empty."""
+        value = self._assigned.get(self.presence.worker) if self._assigned else None
+        return str(json.loads(value)) if value else ""
+
+    def desired(self, run_id: str) -> DesiredState:
+        """What the user wants of the run that is worked on."""
+        value = self._wish.get(f"{run_id}.desired") if self._wish else None
+        wish: DesiredState = json.loads(value) if value else "running"
+        return wish
+
+    async def serve(self, process: Process, work: Callable[[RunRecord], Awaitable[None]]) -> None:
+        """Is present, and serves one assigned run after the other until the process stops.
+
+        `work` is cancelled when the assignment ends. An error in it is shown as trouble, and the run is taken up again.
+        """
+        async with self.occupied():
+            process.ready = True
+            await self._serve_assigned(process, work)
+
+    async def _serve_assigned(self, process: Process, work: Callable[[RunRecord], Awaitable[None]]) -> None:
+        while not process.stopping.is_set():
+            run_id = self.assigned
+            if not run_id:
+                await self._change(process)
+                continue
+            task = asyncio.create_task(self._work(run_id, work), name=f"work {run_id}")
+            while not task.done() and self.assigned == run_id and not process.stopping.is_set():
+                await self._change(process, task)
+            await cancel_and_wait(task)
+            if not task.cancelled() and isinstance(error := task.exception(), RestartNeededError):
+                raise error
+            self._leave()
+
+    async def _work(self, run_id: str, work: Callable[[RunRecord], Awaitable[None]]) -> None:
+        runs = await self._bus.bucket(Buckets.RUNS)
+        stored = await runs.get(f"{run_id}.spec")
+        if stored is None:
+            await asyncio.sleep(_TROUBLE_SECONDS)
+            return
+        self.presence.run_id = run_id
+        self.touch()
+        try:
+            async with runs.view(f"{run_id}.desired") as self._wish:  # of this run alone: there may be thousands
+                await work(RunRecord.model_validate_json(stored.value))
+        except FencedError as error:
+            _log.warning("run_let_go", run_id=run_id, reason=str(error))
+        except RestartNeededError:
+            raise  # no run can be served any more: the process ends and is started again
+        except GradbusError as error:
+            _log.error("run_trouble", run_id=run_id, error=f"{type(error).__name__}: {error}")
+            self.presence.trouble = str(error)
+        except Exception as error:  # noqa: BLE001 - the boundary of one run: logged whole, shown as trouble, tried again
+            _log.exception("run_trouble", run_id=run_id)
+            self.presence.trouble = f"{type(error).__name__}: {error}; see this worker's log"
+        self.touch()
+        await asyncio.sleep(_TROUBLE_SECONDS if self.presence.trouble else _SHORTEST_BEAT_SECONDS)
+
+    def _leave(self) -> None:
+        kept = {"worker", "role", "incarnation", "engine"}
+        fresh = WorkerPresence(**self.presence.model_dump(include=kept))
+        for name in WorkerPresence.model_fields:
+            setattr(self.presence, name, getattr(fresh, name))
+        self.touch()
+
+    async def _change(self, process: Process, work: asyncio.Task[None] | None = None) -> None:
+        """Returns when the assignment may have changed, `work` is done or the process stops."""
+        if self._assigned is None:
+            return
+        signals = {asyncio.create_task(self._assigned.changed.wait()), asyncio.create_task(process.stopping.wait())}
+        await asyncio.wait(signals | ({work} if work else set()), timeout=_BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        self._assigned.changed.clear()
+        for signal in signals:
+            signal.cancel()
+
+    async def _beat(self, workers: Bucket) -> None:
+        while True:
+            self._touched.clear()
+            try:
+                await workers.put(self.presence.worker, self.presence.to_bytes())
+            except (NatsError, APIError, TimeoutError) as error:
+                _log.info("presence_not_written", error=f"{type(error).__name__}: {error}")
+            await asyncio.sleep(_SHORTEST_BEAT_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._touched.wait(), _BEAT_SECONDS - _SHORTEST_BEAT_SECONDS)

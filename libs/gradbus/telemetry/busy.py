@@ -1,0 +1,30 @@
+"""How long something had work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class BusyTimer:
+    """Seconds inside at least one of its blocks, which overlap."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._inside = 0
+        self._since = 0.0
+        self._before = 0.0
+
+    def __enter__(self) -> None:
+        if self._inside == 0:
+            self._since = self._clock()
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if self._inside == 0:
+            self._before += self._clock() - self._since
+
+    def total(self) -> float:
+        """Until now. May be asked by another thread."""
+        return self._before + (self._clock() - self._since if self._inside else 0.0)

@@ -1,0 +1,1 @@
+"""Groups, from dispatch to their entry in the experience log."""

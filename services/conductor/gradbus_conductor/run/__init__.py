@@ -1,0 +1,1 @@
+"""One run: its states, its loop and its status."""

@@ -1,0 +1,1 @@
+"""Who may call: API keys, and sessions of the web page."""

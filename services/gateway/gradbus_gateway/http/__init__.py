@@ -1,0 +1,1 @@
+"""What holds for every HTTP request: limits, hosts, parameters, problem documents."""

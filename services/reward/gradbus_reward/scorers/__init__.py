@@ -1,0 +1,1 @@
+"""Scorers: built-in graders, and the user's own services over gRPC and HTTP."""

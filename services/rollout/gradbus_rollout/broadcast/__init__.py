@@ -1,0 +1,1 @@
+"""The rollout's end of the weight broadcast."""

@@ -1,0 +1,184 @@
+"""The processes of a launched server: one session, ended whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, Process
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import EngineError, EngineFailure
+from gradbus.spec import LoraSpec
+from gradbus_rollout.engines.sglang import guard
+from gradbus_rollout.engines.sglang.adapters import served_modules
+from gradbus_rollout.engines.sglang.api import out_of_memory
+from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
+
+_TAIL_BYTES: Final = 6000
+_GONE_SECONDS: Final = 10.0
+_GONE_POLL_SECONDS: Final = 0.05
+_NO_SGLANG: Final = "No module named 'sglang'"
+_OURS: Final = "GRADBUS_"
+_PROBES: Final = 1
+"""Requests beside the samples, so that a load of adapters does not wait for one to end."""
+_KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
+"""Exit statuses of a server that was killed, most often by the kernel for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """What a start needs."""
+
+    settings: SGLangSettings
+    model: Path
+    config: SGLangConfig
+    key: str
+    log: Path
+
+
+class LaunchedServer:
+    """One life of a server."""
+
+    def __init__(self, process: Process, port: int, scratch: tempfile.TemporaryDirectory[str], launch: LaunchConfig) -> None:
+        self._process = process
+        self._scratch = scratch
+        self._launch = launch
+        self.port = port
+
+    @classmethod
+    async def start(cls, launch: LaunchConfig) -> LaunchedServer:
+        """Begins a start; whether the server comes up shows later. Raises EngineError when the command cannot run at all."""
+        _check(launch.settings)
+        port = launch.settings.port or _free_port(launch.settings.host)
+        # Short: the server puts Unix sockets in there, whose paths are bounded. Its own folder, so that none is left behind.
+        scratch = tempfile.TemporaryDirectory(prefix="gradbus-sglang-", ignore_cleanup_errors=True)
+        secret = Path(scratch.name) / "server.yaml"
+        secret.touch(mode=0o600)
+        secret.write_text(json.dumps({"api-key": launch.key, "admin-api-key": launch.key}))
+        _set_aside(launch.log)
+        try:
+            with launch.log.open("wb") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *_guarded(_command(launch, port, secret)),
+                    env=_environment(launch.settings, scratch.name),
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            scratch.cleanup()
+            raise EngineError("start_failed", f"cannot run {sys.executable} as the server's guard: {error}; mend what it names") from error
+        return cls(process, port, scratch, launch)
+
+    @property
+    def pid(self) -> int:
+        """Leader of the server's session and process group."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether its first process has not ended."""
+        return self._process.returncode is None
+
+    def failure(self, state: EngineFailure) -> EngineError:
+        """Why it ended or did not come up, as its log and exit status tell; `state`, unless it lacked memory."""
+        tail = f"its log ({self._launch.log}) ends so:\n{self._log_tail()}"
+        if out_of_memory(tail) or self._process.returncode in _KILLED:
+            advice = "give it more memory, lower rollout.slots, or set --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS as its log says"
+            return EngineError("out_of_memory", f"the SGLang server was killed or found no memory; {advice}; {tail}")
+        status = "is running still" if self.running else f"ended with status {self._process.returncode}"
+        advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in tail else "mend what it names"
+        return EngineError(state, f"the SGLang server {status}; {advice}; {tail}")
+
+    async def kill(self) -> None:
+        """Ends all its processes; returns when they are gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self._process.wait()
+        with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
+            async with asyncio.timeout(_GONE_SECONDS):
+                while True:  # its children hold the accelerator's memory until they are gone
+                    os.killpg(self.pid, 0)
+                    await asyncio.sleep(_GONE_POLL_SECONDS)
+        self._scratch.cleanup()
+
+    def _log_tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._launch.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+        return ""
+
+
+def _set_aside(log: Path) -> None:
+    """Keeps the log of the life before: why it ended may stand nowhere else."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{log.name}.before"))
+
+
+def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
+    """The key stands in a file: arguments are seen by everyone on the machine."""
+    return [
+        *(launch.settings.python, "-m", "sglang.launch_server"),
+        *("--config", str(secret)),
+        *("--model-path", str(launch.model)),
+        *("--host", launch.settings.host),
+        *("--port", str(port)),
+        *("--max-running-requests", str(launch.config.slots + _PROBES * (launch.config.lora is not None))),
+        "--skip-tokenizer-init",  # ids in, ids out
+        "--skip-server-warmup",  # the first health check is one
+        *("--log-level", "warning"),
+        *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
+        *launch.settings.arguments,
+    ]
+
+
+def _adapter_flags(lora: LoraSpec) -> list[str]:
+    """Room for such adapters. Strict: the server ends on a tensor that it has no use for, where else it would pass over it."""
+    return [
+        *("--enable-lora", "--lora-strict-loading"),
+        *("--max-lora-rank", str(lora.rank)),
+        *("--lora-target-modules", *served_modules(lora)),
+    ]
+
+
+def _guarded(command: list[str]) -> list[str]:
+    """The command as the child of a process that ends all of it when this process dies, however it dies."""
+    return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
+
+
+def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
+    """The worker's own, without what is Gradbus's business."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return inherited | {"TMPDIR": scratch} | settings.environment
+
+
+def _check(settings: SGLangSettings) -> None:
+    """What would else show late, in the server's log alone or not at all: another server may answer at the port."""
+    if shutil.which(settings.python) is None:
+        raise EngineError("start_failed", f"there is no program {settings.python}; set GRADBUS_SGLANG_PYTHON to a Python that has SGLang")
+    if not settings.port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: connections that have ended do not count
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            advice = "end what has it, set GRADBUS_SGLANG_PORT to another, or to 0 for a free one"
+            message = f"the server cannot have port {settings.port} of {settings.host} ({error.strerror}); {advice}"
+            raise EngineError("start_failed", message) from None
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

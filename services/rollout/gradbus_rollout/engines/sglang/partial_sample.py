@@ -1,0 +1,99 @@
+"""One sample, from its first request to its completion; an aborted request leaves a part that the next one goes on from."""
+
+from __future__ import annotations
+
+import array
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gradbus.errors import EngineError, ModelError
+from gradbus_rollout.engines.base import Completion, PromptGroup, TokenSpan
+from gradbus_rollout.engines.sglang.config import SGLangConfig
+
+
+class PartialSample:
+    """The tokens of one sample so far."""
+
+    def __init__(self, group: PromptGroup, seed: int, config: SGLangConfig) -> None:
+        self._group = group
+        self._seed = seed
+        self._config = config
+        self._ids: list[int] = []
+        self._logprobs = array.array("f")
+        self._spans: list[TokenSpan] = []
+
+    def request(self, request_id: str, cache_key: str, adapter: str | None = None) -> dict[str, Any]:
+        """Body of the request for what is missing. `cache_key`: requests of other weights must share no cached prefix with it."""
+        return {
+            "rid": request_id,
+            "input_ids": [*self._group.prompt_ids, *self._ids],
+            "sampling_params": self._sampling(),
+            "return_logprob": True,
+            "extra_key": cache_key,
+            "lora_path": adapter,
+        }
+
+    def _sampling(self) -> dict[str, Any]:
+        sampling: dict[str, Any] = {
+            "max_new_tokens": self._config.max_new_tokens - len(self._ids),
+            "temperature": self._config.temperature,
+            "stop_token_ids": sorted(self._config.stop_token_ids),
+            "sampling_seed": self._seed,  # read by a server in its deterministic mode only
+        }
+        # The likeliest token alone passes; temperature 0 would also report log-probabilities of another temperature.
+        return sampling | ({"min_p": 1.0} if self._group.greedy else {})
+
+    def take(self, reply: Mapping[str, Any], versions: Mapping[str, int]) -> Completion | None:
+        """Appends what a request gave; the sample, when it is complete.
+
+        `versions`: the labels of what was loaded. Raises EngineError `wrong_version` for any other label, ModelError when
+        the log-probabilities are not finite.
+        """
+        meta = reply["meta_info"]
+        tokens = [(token, logprob) for logprob, token, *_ in meta.get("output_token_logprobs") or ()]
+        if len(tokens) != meta["completion_tokens"]:
+            raise EngineError(
+                "refused", f"the server gave {len(tokens)} log-probabilities for {meta['completion_tokens']} tokens; report it"
+            )
+        spans = _spans(meta, len(tokens), len(self._ids), versions)
+        if not all(logprob is not None and math.isfinite(logprob) for _, logprob in tokens):
+            version = spans[-1].version
+            raise ModelError(f"policy version {version} gives logits that are not finite; lower the learning rate and resume earlier")
+        self._ids += [token for token, _ in tokens]
+        self._logprobs.extend(logprob for _, logprob in tokens)
+        self._spans = _joined(self._spans, spans)
+        kind = meta["finish_reason"]["type"]
+        return self._completion(kind) if kind in {"stop", "length"} else None
+
+    def _completion(self, finish: Literal["stop", "length"]) -> Completion:
+        logprobs = self._logprobs[:]
+        if sys.byteorder == "big":
+            logprobs.byteswap()
+        return Completion(tuple(self._ids), logprobs.tobytes(), tuple(self._spans), finish)
+
+
+def began_with(reply: Mapping[str, Any]) -> str:
+    """Label of the weights that a reply's first token came from."""
+    meta = reply["meta_info"]
+    given = meta.get("weight_versions")
+    return str(given[0]["version"] if given else meta["weight_version"])
+
+
+def _spans(meta: Mapping[str, Any], length: int, offset: int, versions: Mapping[str, int]) -> list[TokenSpan]:
+    """The server's spans of a reply's tokens, which begin at `offset` in the sample."""
+    given = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": length}]
+    unknown = {span["version"] for span in given} - versions.keys()
+    if unknown:
+        raise EngineError("wrong_version", f"the server sampled with weights {unknown} that were not loaded here; they are loaded again")
+    return [
+        TokenSpan(offset + span["start"], offset + span["end"], versions[span["version"]]) for span in given if span["end"] > span["start"]
+    ]
+
+
+def _joined(before: list[TokenSpan], after: list[TokenSpan]) -> list[TokenSpan]:
+    """One list; a version that goes on over the seam is one span."""
+    if before and after and before[-1].version == after[0].version:
+        return [*before[:-1], TokenSpan(before[-1].start, after[0].end, after[0].version), *after[1:]]
+    return [*before, *after]

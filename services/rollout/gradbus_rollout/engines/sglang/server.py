@@ -1,0 +1,102 @@
+"""The server as the engine sees it: up, and up again after it failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import EngineError
+from gradbus.telemetry import get_logger
+from gradbus_rollout.engines.sglang.api import ServerApi
+from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
+from gradbus_rollout.engines.sglang.launched_server import LaunchConfig, LaunchedServer
+
+_log = get_logger(__name__)
+_POLL_SECONDS: Final = 0.25
+
+
+class Server:
+    """Launched by us when the settings name no URL; otherwise attached to, and waited for when it is away."""
+
+    def __init__(self, model: Path, config: SGLangConfig, settings: SGLangSettings, log: Path) -> None:
+        self._settings = settings
+        self._slots = config.slots
+        key = settings.key.get_secret_value() or ("" if settings.url else secrets.token_urlsafe(32))
+        self._launch = LaunchConfig(settings, model, config, key, log)
+        self._process: LaunchedServer | None = None
+        self.api = self._api_at(settings.url) if settings.url else self._api_at("http://unset")
+        self.lives = 0
+        """Times it came up."""
+
+    @property
+    def pid(self) -> int | None:
+        """Leader of a launched server's process group."""
+        return self._process.pid if self._process else None
+
+    @property
+    def failed(self) -> bool:
+        """A launched server has ended."""
+        return self._process is not None and not self._process.running
+
+    def diagnosed(self, error: EngineError) -> EngineError:
+        """`error`, or why the server ended, if it did."""
+        return self._process.failure("dead") if self._process is not None and self.failed else error
+
+    async def start(self) -> None:
+        """Returns when the server answers. Raises EngineError `start_failed` or `out_of_memory`, or for a server without a key."""
+        if not self._settings.url:
+            self._process = await LaunchedServer.start(self._launch)
+            await self.api.close()
+            self.api = self._api_at(f"http://{self._settings.host}:{self._process.port}")
+        try:
+            await self._until_healthy()
+            if not await self.api.refuses_strangers():
+                advice = "start it with --admin-api-key and put the key in GRADBUS_SGLANG_KEY"
+                raise EngineError("refused", f"{self.api.url} takes control calls from anyone; {advice}")
+        except BaseException:
+            await self._kill()
+            raise
+        self.lives += 1
+        _log.info("engine_server_up", url=self.api.url, pid=self.pid, life=self.lives)
+
+    async def restart(self) -> None:
+        """A launched server is killed and started anew; an attached one is waited for."""
+        _log.warning("engine_server_restarts", url=self.api.url, life=self.lives)
+        await self._kill()
+        await self.start()
+
+    async def close(self) -> None:
+        """Ends what was launched."""
+        await self.api.close()
+        await self._kill()
+
+    async def _kill(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.kill()
+
+    async def _until_healthy(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                while not await self._answers():
+                    if self._process is not None and not self._process.running:
+                        raise self._process.failure("start_failed")
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            if self._process is not None:
+                raise self._process.failure("start_failed") from None
+            message = f"no SGLang server answered at {self.api.url} in {self._settings.start_seconds:.0f} s; start it"
+            raise EngineError("start_failed", message) from None
+
+    async def _answers(self) -> bool:
+        """A server attached to may be paused still: its worker was killed in a load."""
+        if self._settings.url:
+            with contextlib.suppress(EngineError):
+                await self.api.resume()
+        return await self.api.healthy()
+
+    def _api_at(self, url: str) -> ServerApi:
+        return ServerApi(url, self._launch.key, self._slots, self._settings.load_seconds)

@@ -1,0 +1,53 @@
+"""Memory that forwards of one batch shape share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.models.config import ModelConfig
+from gradbus_kernels.operators.batch_invariant.layers import complex_pairs, row_spans
+
+
+class Buffers:
+    """What a layer's products are written to, and the views that are taken of it.
+
+    Made once for a batch of R rows and C tokens a row: in a decode step, a view costs as much as a small product.
+    """
+
+    def __init__(self, shape: ModelConfig, batch: torch.Size, like: Tensor) -> None:
+        (rows, count), key = batch, shape.kv_width // 2
+        self.qkv = like.new_empty(rows * count, shape.heads * shape.head_dim + shape.kv_width)
+        """`[R * C, (heads + 2 * kv_heads) * head_dim]`"""
+        self.entries = self.qkv[:, -shape.kv_width :]
+        """What the cache holds of it, `[R * C, kv_width]`."""
+        self._queries = self.qkv[:, : -shape.kv_width].view(rows, count, shape.kv_heads, -1, shape.head_dim).transpose(1, 2)
+        self._attended = (rows * shape.kv_heads, -1, shape.head_dim)
+        self._pairs = self.qkv[:, :-key]
+        self._wide = self._pairs.float()  # itself, unless bfloat16, of which torch has no complex numbers
+        self.rotation = like.new_empty(self._wide.shape, dtype=torch.float32)
+        """Rows of the rotary table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
+        spans = row_spans(*self._wide.shape)
+        self._turns = [(complex_pairs(self._wide[start:end]), complex_pairs(self.rotation[start:end])) for start, end in spans]
+        self.gate_up = like.new_empty(rows * count, 2 * shape.intermediate_size)
+        """`[R * C, 2 * intermediate_size]`"""
+        self.gate, self.up = self.gate_up.chunk(2, dim=-1)
+
+    def rotate(self) -> None:
+        """Turn queries and keys in place by `rotation`."""
+        if self._wide is not self._pairs:
+            self._wide.copy_(self._pairs)
+        for turned, turn in self._turns:
+            turned.mul_(turn)
+        if self._wide is not self._pairs:
+            self._pairs.copy_(self._wide)
+
+    def queries(self) -> Tensor:
+        """`[R * kv_heads, C * heads / kv_heads, head_dim]`: those of a key head side by side, so shared keys are never repeated."""
+        return self._queries.reshape(self._attended)
+
+    def by_token(self, attended: Tensor) -> Tensor:
+        """`[R * C, heads * head_dim]` from what lies as `queries` do."""
+        if self._queries.shape[2] == 1:
+            return attended.view(self.qkv.shape[0], -1)
+        return attended.view(self._queries.shape).transpose(1, 2).reshape(self.qkv.shape[0], -1)

@@ -1,0 +1,73 @@
+"""Keys and values of a fixed number of rows, read in pages.
+
+The pages of a row have fixed lengths. Attention visits as many as the longest row needs, each in a product of
+one fixed shape, and a page that lies wholly past a row's end adds exactly nothing to it. So the length of the
+longest neighbour, or of the cache, never changes a row's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.models.config import ModelConfig
+from gradbus_kernels.operators.batch_invariant.attention import pages
+
+
+class KvCache:
+    """`[layers, 2, rows, kv_heads, capacity, head_dim]`: keys, then values.
+
+    Heads stand before positions, so that a page is a batch of matrices without a copy.
+    """
+
+    def __init__(self, shape: ModelConfig, rows: int, like: Tensor) -> None:
+        self._storage = like.new_zeros(shape.layers, 2, rows, shape.kv_heads, 0, shape.head_dim)
+        self._layers: Sequence[Tensor] = ()
+        self._pages: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}  # by their number
+        matrices = torch.arange(2 * rows * shape.kv_heads, device=like.device)
+        self._matrices = matrices.view(2, rows, shape.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
+        self._starts = self._matrices
+
+    @property
+    def capacity(self) -> int:
+        """Positions a row has room for."""
+        return self._storage.shape[4]
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` positions a row. It only ever grows."""
+        if length <= self.capacity:
+            return
+        end = pages(length)[-1][1]
+        grown = self._storage.new_zeros(*self._storage.shape[:4], end, self._storage.shape[5])
+        grown[..., : self.capacity, :] = self._storage
+        self._storage = grown
+        # Views are made once: they cost as much as small products.
+        self._layers = grown.flatten(1, 4).unbind()
+        self._starts = self._matrices * end
+        self._pages.clear()
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Where the entries of `positions` `[rows, C]` lie, for `write`: `[rows * C * 2 * kv_heads]`."""
+        return (self._starts + positions.unsqueeze(-1)).reshape(-1)
+
+    def write(self, layer: int, places: Tensor, entries: Tensor) -> None:
+        """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `places`."""
+        self._layers[layer].index_copy_(0, places, entries.reshape(-1, self._storage.shape[5]))
+
+    def pages(self, spans: Sequence[tuple[int, int]]) -> list[list[tuple[Tensor, Tensor]]]:
+        """Of every layer, the pages at `spans`: keys `[rows * kv_heads, head_dim, end - start]`, and values, not transposed."""
+        found = self._pages.get(len(spans))
+        if found is None:
+            matrices = self._storage.view(*self._storage.shape[:2], -1, *self._storage.shape[4:])
+            found = [
+                [(keys[:, start:end].transpose(1, 2), values[:, start:end]) for start, end in spans] for keys, values in matrices.unbind()
+            ]
+            self._pages[len(spans)] = found
+        return found
+
+    def copy_rows(self, rows: Tensor, source: KvCache, source_rows: Tensor, length: int) -> None:
+        """Rows of another cache, their first `length` positions, into `rows` of this one."""
+        self.reserve(length)
+        self._storage[:, :, rows, :, :length] = source._storage[:, :, source_rows, :, :length]

@@ -1,0 +1,179 @@
+"""The thread that owns model and slots, and the asyncio side of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Self
+
+import structlog
+import torch
+from torch import Tensor
+
+from gradbus.errors import ModelError
+from gradbus.spec import LoraSpec
+from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
+from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.model import DecoderModel
+from gradbus_rollout.engines.torch.requests import Request
+from gradbus_rollout.engines.torch.scheduler import Scheduler
+from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.versions import AdapterVersions, VersionLoader, WholeVersions
+from gradbus_rollout.engines.torch.weights import empty_like
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Swap:
+    tensors: Mapping[str, Tensor]
+    version: int
+    future: Future[str] = field(default_factory=Future)
+
+
+class _Close:
+    """Ends the loop."""
+
+
+class TorchEngine:
+    """`Engine` on plain torch. `generate` and `load` may be called from any event loop."""
+
+    def __init__(self, model: DecoderModel, config: TorchEngineConfig, versions: VersionLoader | None = None) -> None:
+        """`versions` says what a version is; default: every weight."""
+        self._model = model
+        self._versions = versions or WholeVersions(model.weights)
+        self._config = config
+        self._scheduler = Scheduler(model, config)
+        self._version: int | None = None
+        self._progress = 0
+        self._broken: str | None = None
+        self._inbox: SimpleQueue[Request | _Swap | _Close] = SimpleQueue()
+        self._lock = Lock()  # a command is either taken by the loop or refused, never left in the inbox
+        # Begun by the first command: an engine that nobody took, for its run was gone before it was made, is then not held by it.
+        self._thread = Thread(target=self._run, name="torch-engine", daemon=True)
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: TorchEngineConfig, lora: LoraSpec | None = None) -> Self:
+        """An engine shaped by the folder's config.json, without weights until the first `load`. Raises ModelError and SettingsError.
+
+        With `lora` a version is adapters, and the base is the folder's model.
+        """
+        like = empty_like(config.device, config.torch_dtype)
+        model = DecoderModel(read_shape(folder), like, arithmetic_for(config.numerics))
+        return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
+
+    @property
+    def name(self) -> str:
+        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`, and the numerics where they are not the fast ones."""
+        numerics = "" if self._config.numerics == "fast" else f" {self._config.numerics}"
+        return f"torch {torch.__version__} {self._config.device} {self._config.dtype}{numerics}"
+
+    @property
+    def version(self) -> int | None:
+        """The version held; None before the first load."""
+        return self._version
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt that leaves room for the response."""
+        room = self._model.shape.context_length - self._config.max_new_tokens
+        return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+
+    async def progress(self) -> int:
+        """See `Engine.progress`: decode steps and commands that were begun."""
+        return self._progress
+
+    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
+        """See `Engine.load`. The swap falls between two decode steps."""
+        tensors = await asyncio.to_thread(self._versions.read, weights)
+        swap = _Swap(tensors, version)
+        self._post(swap)
+        return await asyncio.wrap_future(swap.future)
+
+    async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
+        """See `Engine.generate`."""
+        if self._version is None:
+            raise ModelError("the engine holds no weights yet; load a version first")
+        for group in groups:
+            check_group(group, self.max_prompt_tokens, self._model.shape.vocab_size)
+        if not groups:
+            return []
+        request = Request(groups)
+        self._post(request)
+        return await asyncio.wrap_future(request.future)
+
+    async def close(self) -> None:
+        """See `Engine.close`. May be called again."""
+        with contextlib.suppress(ModelError):  # it has ended
+            self._post(_Close())
+        await asyncio.to_thread(self._thread.join)
+
+    def _post(self, command: Request | _Swap | _Close) -> None:
+        with self._lock:
+            if self._broken is not None:
+                raise ModelError(self._broken)
+            self._inbox.put(command)
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def _run(self) -> None:
+        reason = "the engine is closed; start another"
+        try:
+            torch.set_num_threads(self._config.threads)
+            with torch.inference_mode():
+                while self._take_commands():
+                    self._progress += 1
+                    self._scheduler.step()
+        except Exception as error:  # noqa: BLE001 -- the thread's boundary: whoever waits gets it
+            _log.exception("engine_failed", engine=self.name, version=self._version)
+            reason = f"the engine broke ({error}); restart the worker"
+        self._refuse_all(reason)
+
+    def _take_commands(self) -> bool:
+        """Act on every command that is there, waiting for one only when no sample runs; False to end."""
+        while not self._scheduler.requests or not self._inbox.empty():
+            command = self._inbox.get()
+            self._progress += 1
+            match command:
+                case Request() as request:
+                    self._scheduler.submit(request)
+                case _Swap() as swap:
+                    self._swap(swap)
+                case _Close():
+                    return False
+        return True
+
+    def _swap(self, swap: _Swap) -> None:
+        try:
+            digest = self._versions.replace(swap.tensors)
+            self._scheduler.begin_version(swap.version)
+            self._version = swap.version
+        except Exception as error:
+            _settle(swap.future, ModelError(f"loading version {swap.version} broke the engine ({error}); restart the worker"))
+            raise
+        if swap.future.set_running_or_notify_cancel():
+            swap.future.set_result(digest)
+
+    def _refuse_all(self, reason: str) -> None:
+        with self._lock:
+            self._broken = reason
+            waiting: list[Future[Any]] = [request.future for request in self._scheduler.requests]
+            while not self._inbox.empty():
+                command = self._inbox.get()
+                if not isinstance(command, _Close):
+                    waiting.append(command.future)
+        for future in waiting:
+            _settle(future, ModelError(reason))
+
+
+def _settle(future: Future[Any], error: ModelError) -> None:
+    """Fail a future, unless its caller has given up."""
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(error)

@@ -1,0 +1,145 @@
+"""Fixed slots, kept full: a slot that ends takes the next sample before the next step.
+
+The batch is always `slots` rows; empty ones decode junk that nobody reads. A row's bits depend on its
+weights, prompt and seed alone, so when and beside whom a sample is admitted is free to choose.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from gradbus.errors import ModelError
+from gradbus_kernels.operators import Sampling, counter_uniform, sample_at
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.model import DecoderModel
+from gradbus_rollout.engines.torch.prefill import Prefill
+from gradbus_rollout.engines.torch.requests import Request, RunningSample
+from gradbus_rollout.engines.torch.rows import Draws, Rows
+
+
+class Scheduler:
+    """Queue, prefill lanes and slots. Not thread-safe: the engine's loop owns it."""
+
+    def __init__(self, model: DecoderModel, config: TorchEngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._prefill = Prefill(model, config.lanes, config.device)
+        self._cache = model.new_cache(config.slots)
+        self._rows = Rows(config, model.shape.vocab_size)
+        self._queue: deque[tuple[Request, int]] = deque()
+        self._staged: deque[RunningSample] = deque()
+        self._lanes: list[PromptGroup] = []
+        self._prefilled = -1  # the version whose keys, values and first draws the lanes hold
+        self._first: Draws  # of the lanes' samples, `[lanes, samples]`
+        self._running: dict[int, RunningSample] = {}
+        self._free = list(range(config.slots))
+        self._version = -1
+        self.requests: set[Request] = set()
+
+    def submit(self, request: Request) -> None:
+        """Queue a checked request."""
+        self.requests.add(request)
+        self._queue.extend((request, number) for number in range(len(request.groups)))
+
+    def begin_version(self, version: int) -> None:
+        """The weights have changed: running samples begin a new span at their next token."""
+        self._version = version
+        for row, sample in self._running.items():
+            sample.begin_span(self._rows.drawn(row), version)
+
+    def step(self) -> None:
+        """Admit what fits, then draw one token for every running sample."""
+        self._drop_cancelled()
+        self._admit()
+        if not self._running:
+            return
+        device = self._config.device
+        hidden = self._model.forward(self._rows.tokens.to(device), self._rows.positions.to(device), self._cache)
+        draws = self._draw(self._model.logits(hidden), self._rows.uniforms(), self._rows.greedy)
+        self._finish(self._rows.record(draws))
+
+    def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
+        """Draw from every row, also those without a sample. Raises ModelError when a log-probability is not finite."""
+        device = self._config.device
+        sampling = Sampling(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
+        drawn = sample_at(logits, uniforms.to(device), sampling)
+        draws = Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
+        if not math.isfinite(draws.logprobs.sum()):
+            raise ModelError(f"policy version {self._version} gives logits that are not finite; lower the learning rate and resume earlier")
+        return draws
+
+    def _admit(self) -> None:
+        while self._free and (self._staged or self._queue):
+            if not self._staged:
+                self._stage()
+            if self._prefilled != self._version:
+                self._prefill_lanes()
+            samples = [self._staged.popleft() for _ in range(min(len(self._free), len(self._staged)))]
+            rows = [self._free.pop() for _ in samples]
+            self._copy_prompts(rows, samples)
+            now = time.time_ns()
+            for sample in samples:
+                sample.began = now
+                sample.begin_span(0, self._version)
+            self._running.update(zip(rows, samples, strict=True))
+            self._finish(self._rows.start(rows, samples, self._first))
+
+    def _stage(self) -> None:
+        """Prefill the next prompts. All lanes are refilled at once, when the last sample has left them."""
+        taken = [self._queue.popleft() for _ in range(min(self._prefill.lanes, len(self._queue)))]
+        self._lanes = [request.groups[number] for request, number in taken]
+        began = time.time_ns()
+        self._prefill_lanes()
+        prefill = began, time.time_ns()
+        for lane, (request, number) in enumerate(taken):
+            request.prefills[number] = prefill
+            self._staged.extend(RunningSample(request, number, n, lane) for n in range(len(request.groups[number].seeds)))
+
+    def _prefill_lanes(self) -> None:
+        """Also for samples still staged when the version changes: keys, values and first token are of the sample's first span."""
+        logits = self._prefill.run([group.prompt_ids for group in self._lanes])
+        seeds = torch.zeros(self._prefill.lanes, max(len(group.seeds) for group in self._lanes), dtype=torch.int64)
+        greedy = torch.zeros(self._prefill.lanes, dtype=torch.bool)
+        for lane, group in enumerate(self._lanes):
+            seeds[lane, : len(group.seeds)] = torch.tensor(group.seeds)
+            greedy[lane] = group.greedy
+        self._first = self._draw(logits, counter_uniform(seeds, torch.zeros_like(seeds)), greedy if greedy.any() else None)
+        self._prefilled = self._version
+
+    def _copy_prompts(self, rows: list[int], samples: list[RunningSample]) -> None:
+        device = self._config.device
+        longest = max(len(sample.prompt_group.prompt_ids) for sample in samples)
+        lanes = torch.tensor([sample.lane for sample in samples], device=device)
+        self._cache.copy_rows(torch.tensor(rows, device=device), self._prefill.cache, lanes, longest)
+
+    def _finish(self, rows: list[int]) -> None:
+        if not rows:
+            return
+        now = time.time_ns()
+        for row in rows:
+            sample = self._running.pop(row)
+            if sample.request.finish(sample.group, sample.n, self._rows.completion(row, sample, now)):
+                self.requests.discard(sample.request)
+        self._release(rows)
+
+    def _release(self, rows: list[int]) -> None:
+        self._rows.clear(rows)
+        self._free.extend(rows)
+
+    def _drop_cancelled(self) -> None:
+        gone = {request for request in self.requests if request.future.cancelled()}
+        if not gone:
+            return
+        self.requests -= gone
+        self._queue = deque(entry for entry in self._queue if entry[0] not in gone)
+        self._staged = deque(sample for sample in self._staged if sample.request not in gone)
+        rows = [row for row, sample in self._running.items() if sample.request in gone]
+        for row in rows:
+            del self._running[row]
+        self._release(rows)

@@ -1,0 +1,140 @@
+"""The tensors an engine holds: fused for speed, named as in a Hugging Face state dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus_kernels.models.config import ModelConfig
+from gradbus_kernels.weights.digest import weights_digest
+
+_NAMES_SHOWN: Final = 3
+
+
+class LayerWeights:
+    """One decoder layer. q, k, v lie in one matrix, gate and up in another: four products a layer.
+
+    Matrices are held transposed, `[in, out]`: small products are faster so.
+    """
+
+    def __init__(self, shape: ModelConfig, like: Tensor) -> None:
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.input_norm = like.new_empty(shape.hidden_size)
+        self.qkv = like.new_empty(shape.hidden_size, query + 2 * key)
+        self.qkv_bias = like.new_empty(query + 2 * key) if shape.qkv_bias else None
+        self.out = like.new_empty(query, shape.hidden_size)
+        self.post_norm = like.new_empty(shape.hidden_size)
+        self.gate_up = like.new_empty(shape.hidden_size, 2 * shape.intermediate_size)
+        self.down = like.new_empty(shape.intermediate_size, shape.hidden_size)
+        self._qkv_sizes = [query, key, key]
+        self._half_head = shape.head_dim // 2
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """Views into this layer's tensors, by state-dict name; queries' and keys' are `[heads, 2, head_dim / 2, ...]`."""
+        names = {
+            f"{prefix}.input_layernorm.weight": self.input_norm,
+            f"{prefix}.post_attention_layernorm.weight": self.post_norm,
+            f"{prefix}.self_attn.o_proj.weight": self.out.t(),
+            f"{prefix}.mlp.down_proj.weight": self.down.t(),
+        }
+        fused = {"weight": self.qkv.t()} | ({} if self.qkv_bias is None else {"bias": self.qkv_bias})
+        for kind, tensor in fused.items():
+            query, key, value = torch.split(tensor, self._qkv_sizes)
+            names[f"{prefix}.self_attn.q_proj.{kind}"] = self._halves(query)
+            names[f"{prefix}.self_attn.k_proj.{kind}"] = self._halves(key)
+            names[f"{prefix}.self_attn.v_proj.{kind}"] = value
+        for name, view in zip(("gate_proj", "up_proj"), self.gate_up.t().chunk(2), strict=True):
+            names[f"{prefix}.mlp.{name}.weight"] = view
+        return names
+
+    def _halves(self, rows: Tensor) -> Tensor:
+        """Rows of interleaved pairs, as `rotate` wants them, seen as a state dict orders them: first halves, second halves."""
+        return rows.view(-1, self._half_head, 2, *rows.shape[1:]).transpose(1, 2)
+
+
+class ModelWeights:
+    """All tensors of a model, allocated once and overwritten by every load."""
+
+    def __init__(self, shape: ModelConfig, like: Tensor) -> None:
+        self.embedding = like.new_empty(shape.vocab_size, shape.hidden_size)
+        self.layers = [LayerWeights(shape, like) for _ in range(shape.layers)]
+        self.norm = like.new_empty(shape.hidden_size)
+        self.head = self.embedding if shape.tied else like.new_empty(shape.vocab_size, shape.hidden_size)
+        self.named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        for number, layer in enumerate(self.layers):
+            self.named |= layer.named(f"model.layers.{number}")
+        if not shape.tied:
+            self.named["lm_head.weight"] = self.head
+        self.shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
+        """As a state dict has them."""
+        self._dtypes = {name: view.dtype for name, view in self.named.items()}
+
+    def replace(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite every tensor. Tensors that the model has no place for are passed over; ModelError for one that does not come."""
+        missing = set(self.named)
+        for name, tensor in tensors:
+            if name in self.named:
+                held = self.named[name]
+                held.copy_(tensor.view(held.shape))
+                self._dtypes[name] = tensor.dtype
+                missing.discard(name)
+        _refuse(missing, "are missing from the weights")
+
+    def digest(self) -> str:
+        """Checksum of the tensors held, not of what was read, in the dtypes that they were stored in."""
+        return weights_digest({name: _narrowed(_as_stored(view), self._dtypes[name]) for name, view in self.named.items()})
+
+
+def _as_stored(view: Tensor) -> Tensor:
+    """With the shape that it has in a state dict."""
+    return view.flatten(0, 2) if view.dim() > 2 else view
+
+
+def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`, if that loses nothing: else these are not the weights that were stored, and their digest must not be the same."""
+    if tensor.dtype == dtype:
+        return tensor
+    narrowed = tensor.to(dtype)
+    return narrowed if torch.equal(narrowed.to(tensor.dtype), tensor) else tensor
+
+
+def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The tensors of `files`, mapped. Raises ModelError unless they have exactly these names and shapes."""
+    found: dict[str, Tensor] = {}
+    for file in files:
+        tensors = _load(file)
+        _refuse(found.keys() & tensors.keys(), "stand in two of the weight files")
+        found |= tensors
+    _refuse(shapes.keys() - found.keys(), "are missing from the weight files")
+    _refuse(found.keys() - shapes.keys(), "are not tensors of this model")
+    _refuse({name for name, tensor in found.items() if tensor.shape != tuple(shapes[name])}, "have another shape than in this model")
+    return found
+
+
+def _load(file: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
+    return tensors
+
+
+def _refuse(names: set[str], fault: str) -> None:
+    if names:
+        shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
+        raise ModelError(f"{len(names)} tensors {fault} ({shown}); load weights that belong to this model folder")
+
+
+def empty_like(device: str, dtype: torch.dtype) -> Tensor:
+    """A tensor that only says where and in which dtype the others shall lie; SettingsError if this machine cannot."""
+    try:
+        return torch.empty(0, device=device, dtype=dtype)
+    except (AssertionError, RuntimeError) as error:  # the first from a torch that was built without such devices
+        raise SettingsError(f"torch cannot use device {device} ({first_line(error)}); set GRADBUS_DEVICE to one that is here") from error

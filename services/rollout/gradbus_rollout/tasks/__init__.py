@@ -1,0 +1,1 @@
+"""Tasks of the worker: prompts in, groups out."""

@@ -1,0 +1,108 @@
+"""What a task's traced groups went through on this worker, told once the task is over.
+
+generate                     from the task's arrival to the buffer
+├─ set_aside                 until the worker gave it to the engine: other tasks, or its version, came first
+├─ queue                     until the engine took up the group
+├─ prefill                   of the prompt, if the engine can tell
+├─ sample (one each)         from its first token to its last
+└─ deliver                   into the buffer
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import SpanKind
+
+from gradbus.bus import Delivery
+from gradbus.telemetry import Attributes, Interval, TimedSpan, child_of, is_tracing, record
+from gradbus.v1.task_pb2 import Task
+from gradbus_rollout.engines.base import Completion, GroupCompletion
+
+
+@dataclass(slots=True)
+class TaskTimes:
+    """When a task's parts were done, in nanoseconds since 1970."""
+
+    received: int
+    started: int = field(default_factory=time.time_ns)
+    """Given to the engine."""
+    sampled: int = 0
+    delivered: int = 0
+    completions: Sequence[GroupCompletion] = ()
+
+    def note(self, completions: Sequence[GroupCompletion]) -> None:
+        """The engine is done."""
+        self.sampled, self.completions = time.time_ns(), completions
+
+
+def first_trace(task: Task) -> str:
+    """Traceparent of one of its groups that is traced: what the task's numbers lead to. Empty if none is."""
+    return next((group.traceparent for group in task.groups if group.traceparent), "")
+
+
+@contextmanager
+def told(delivery: Delivery, run: Attributes) -> Iterator[TaskTimes]:
+    """Tells of the task after the block; of one that fails also when none of its groups is traced."""
+    times = TaskTimes(delivery.received)
+    try:
+        yield times
+    except Exception as error:
+        _tell(delivery.task, times, run, f"{type(error).__name__}: {error}")
+        raise
+    times.delivered = time.time_ns()
+    _tell(delivery.task, times, run)
+
+
+def _tell(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> None:
+    if not is_tracing():
+        return
+    common: Attributes = {**run, "messaging.message.id": task.task_id, "gradbus.policy.version": task.version}
+    told = {n: group for n, group in enumerate(task.groups) if group.traceparent}
+    for n, group in told.items():
+        whole = TimedSpan(
+            "generate",
+            times.received,
+            times.delivered,
+            group.traceparent,
+            own=child_of(group.traceparent),
+            attributes={**common, "gradbus.group.index": group.index},
+            kind=SpanKind.CONSUMER,
+            error=error,
+        )
+        if not error:
+            _tell_parts(whole.own, times, times.completions[n])
+        record(whole)
+    if error and not told:
+        record(TimedSpan("generate", times.received, attributes=common, kind=SpanKind.CONSUMER, error=error))
+
+
+def _tell_parts(parent: str, times: TaskTimes, completion: GroupCompletion) -> None:
+    samples = [(sample, sample.times) for sample in completion.completions if sample.times is not None]
+    first = min([interval[0] for _, interval in samples], default=times.sampled)
+    taken = completion.prefill[0] if completion.prefill else first
+    phases: Mapping[str, Interval | None] = {
+        "set_aside": (times.received, times.started),
+        "queue": (times.started, taken),
+        "prefill": completion.prefill,
+        "deliver": (times.sampled, times.delivered),
+    }
+    for name, interval in phases.items():
+        if interval is not None:
+            record(TimedSpan(name, *interval, parent))
+    for n, (sample, interval) in enumerate(samples):
+        attributes = {"gradbus.sample.n": n, "gradbus.queue.seconds": (interval[0] - taken) / 1e9, **_sampled(sample)}
+        record(TimedSpan("sample", *interval, parent, attributes=attributes))
+
+
+def _sampled(sample: Completion) -> Attributes:
+    return {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.usage.output_tokens": len(sample.token_ids),
+        "gen_ai.response.finish_reasons": [sample.finish],
+        "gradbus.span.versions": [span.version for span in sample.spans],
+        "gradbus.span.starts": [span.start for span in sample.spans],
+    }

@@ -1,0 +1,1 @@
+"""Policy versions on a worker: shards, their cache, and loading with proof."""

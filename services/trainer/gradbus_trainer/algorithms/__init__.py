@@ -1,0 +1,1 @@
+"""From the run's algorithm to the loss."""

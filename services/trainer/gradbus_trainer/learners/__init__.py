@@ -1,0 +1,1 @@
+"""Learners: they hold weights and optimiser state, and compute a step."""

@@ -1,0 +1,76 @@
+"""What rank 0 tells the others: a name, a few facts and tensors, as JSON and safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from gradbus_trainer.step.batch import Batch, TrainSample
+
+Name = Literal["open", "train", "weight", "moment", "probe", "restore", "rest", "stop"]
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One thing that all ranks do together. `rest` is nothing, told so that a rank which waits knows rank 0 lives."""
+
+    name: Name
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """As it is broadcast."""
+        header = json.dumps({"name": self.name, "facts": dict(self.facts)}).encode()
+        return len(header).to_bytes(_LENGTH_BYTES, "little") + header + safetensors.torch.save(dict(self.tensors))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Command:
+        """The reverse of `to_bytes`."""
+        end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+        header = json.loads(content[_LENGTH_BYTES:end])
+        return cls(header["name"], header["facts"], safetensors.torch.load(content[end:]))
+
+
+def batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """The batch's rows side by side, and how long each is."""
+    samples = batch.samples
+    columns = {
+        "prompt_ids": np.concatenate([sample.prompt_ids for sample in samples]),
+        "prompt_lengths": np.array([len(sample.prompt_ids) for sample in samples]),
+        "token_ids": np.concatenate([sample.token_ids for sample in samples]),
+        "lengths": np.array([len(sample.token_ids) for sample in samples]),
+        "behaviour_logprobs": np.concatenate([sample.behaviour_logprobs for sample in samples]),
+        "trainable": np.concatenate([sample.trainable for sample in samples]),
+        "advantages": np.array([sample.advantage for sample in samples], dtype=np.float64),
+    }
+    references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
+    if len(references) == len(samples):
+        columns["reference_logprobs"] = np.concatenate(references)
+    return {name: torch.from_numpy(np.array(column)) for name, column in columns.items()}
+
+
+def batch_of(step: int, tensors: Mapping[str, torch.Tensor]) -> Batch:
+    """The reverse of `batch_tensors`."""
+    columns = {name: tensor.numpy() for name, tensor in tensors.items()}
+    prompts = _rows(columns["prompt_ids"], columns["prompt_lengths"])
+    names = ("token_ids", "behaviour_logprobs", "trainable", "reference_logprobs")
+    rows = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
+    return Batch(
+        step,
+        [
+            TrainSample(prompt_ids=prompt, advantage=float(columns["advantages"][n]), **{name: parts[n] for name, parts in rows.items()})
+            for n, prompt in enumerate(prompts)
+        ],
+    )
+
+
+def _rows(column: NDArray[Any], lengths: NDArray[Any]) -> Sequence[NDArray[Any]]:
+    return np.split(column, np.cumsum(lengths)[:-1])

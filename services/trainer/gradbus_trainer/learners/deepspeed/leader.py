@@ -1,0 +1,86 @@
+"""Rank 0's side of every command: the others hear of it, then all do it together."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from gradbus.errors import FencedError, GradbusError, RankLostError
+from gradbus.spec import RunSpec
+from gradbus_trainer.learners.deepspeed.commands import Command
+from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
+from gradbus_trainer.learners.deepspeed.ranks import Ranks
+
+_Result = TypeVar("_Result")
+_RESTS_A_DEADLINE = 3
+
+
+class Leader:
+    """One engine, and one command at a time from any thread.
+
+    While there is no command the others are told so, for their wait has a deadline too. Whatever fails while there are others
+    is a RankLostError: they are then at different places, and all must start again.
+    """
+
+    def __init__(self, ranks: Ranks, seconds: float) -> None:
+        self.ranks = ranks
+        self._lock = threading.Lock()
+        self._engine: RankEngine | None = None
+        self._lost = ""
+        self._closed = threading.Event()
+        if ranks.size > 1:
+            threading.Thread(target=self._rest, args=(seconds / _RESTS_A_DEADLINE,), name="rest", daemon=True).start()
+
+    def open(self, folder: Path, spec: RunSpec) -> RankEngine:
+        """A new engine on every rank in the place of the one before. Raises ModelError."""
+        command = Command("open", {"folder": str(folder), "spec": spec.model_dump_json()})
+        with self._lock, self._together(command):
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+            self._engine = RankEngine(folder, spec, self.ranks)
+            return self._engine
+
+    def lead(self, engine: RankEngine, command: Command, work: Callable[[], _Result]) -> _Result:
+        """Tells the others, and does rank 0's part. Raises FencedError when `engine` has made way for another."""
+        with self._lock:
+            if engine is not self._engine:
+                raise FencedError(f"`{command.name}` came too late: this trainer has taken up another run; let this one go")
+            with self._together(command):
+                return work()
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self._closed.set()
+        with self._lock, contextlib.suppress(RankLostError), self._together(Command("stop")):
+            self.ranks.close()
+
+    @contextlib.contextmanager
+    def _together(self, command: Command) -> Iterator[None]:
+        if self._lost:
+            raise RankLostError(self._lost)
+        try:
+            self.ranks.send(command.to_bytes())
+            yield
+        except GradbusError:
+            raise  # on all ranks, at the same place
+        except Exception as error:
+            if self.ranks.size == 1:
+                raise
+            self._lost = (
+                f"the {self.ranks.size} ranks fell apart in `{command.name}` ({type(error).__name__}: {error}); "
+                "they start again from the newest checkpoint: see the log of each rank for the first error"
+            )
+            raise RankLostError(self._lost) from error
+
+    def _rest(self, seconds: float) -> None:
+        while not self._closed.wait(seconds):
+            with self._lock:
+                if self._closed.is_set() or self._lost:
+                    return
+                # The next command raises what is found here.
+                with contextlib.suppress(RankLostError), self._together(Command("rest")):
+                    pass

@@ -1,0 +1,73 @@
+"""The float32 weights and moments of a DeepSpeed engine by parameter, whatever the ZeRO stage and the number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from torch.nn import Parameter, functional
+
+from gradbus.spec import DeepSpeedSpec
+from gradbus_trainer.learners.deepspeed.ranks import Ranks
+
+
+class ParameterState:
+    """All ranks call the same methods in the same order: most are collectives. Moments exist after the first step."""
+
+    def __init__(self, engine: Any, chosen: DeepSpeedSpec, ranks: Ranks) -> None:
+        self._states = engine.basic_optimizer.state
+        self._stage = chosen.zero_stage
+        self._whole = chosen.zero_stage < 3 and chosen.dtype == "fp32"
+        self._ranks = ranks
+
+    def weight(self, parameter: Parameter) -> torch.Tensor:
+        """The whole tensor, float32."""
+        if self._whole:
+            return parameter.detach()
+        gathered: torch.Tensor = safe_get_full_fp32_param(parameter)
+        return gathered
+
+    def moment(self, parameter: Parameter, name: str) -> torch.Tensor:
+        """The whole tensor, float32."""
+        found: torch.Tensor = safe_get_full_optimizer_state(parameter, name) if self._stage else self._states[parameter][name]
+        return found
+
+    def set_weight(self, parameter: Parameter, value: torch.Tensor) -> None:
+        """Takes a whole float32 tensor, the same on every rank."""
+        if self._stage == 3:
+            safe_set_local_fp32_param(parameter, self._shard(parameter, value))
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.data.copy_(value)
+            return
+        parameter.data.copy_(value)
+        safe_set_full_fp32_param(parameter, value)
+
+    def set_moment(self, parameter: Parameter, name: str, value: torch.Tensor) -> None:
+        """Takes a whole float32 tensor, the same on every rank."""
+        if self._stage == 3:
+            safe_set_local_optimizer_state(parameter, self._shard(parameter, value), name)
+        elif self._stage:
+            safe_set_full_optimizer_state(parameter, value, name)
+        else:
+            self._states[parameter][name].copy_(value)
+
+    def set_updates(self, updates: int) -> None:
+        """How often the optimiser has stepped, for AdamW's bias correction."""
+        for state in self._states.values():
+            state["step"] = torch.full_like(state["step"], updates) if torch.is_tensor(state["step"]) else updates
+
+    def _shard(self, parameter: Parameter, value: torch.Tensor) -> torch.Tensor:
+        """This rank's part; DeepSpeed's own setter of whole tensors fails where the size is no multiple of the ranks."""
+        size = safe_get_local_fp32_param(parameter).numel()
+        padded = functional.pad(value.flatten(), (0, size * self._ranks.size - value.numel()))
+        return padded.narrow(0, size * self._ranks.rank, size)

@@ -1,0 +1,54 @@
+"""The model as ZeRO-3 needs it: every weight is used inside the module that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.operators import linear_logprob
+
+_Answer = TypeVar("_Answer", Tensor, tuple[Tensor, Tensor])
+AtHead = Callable[[Tensor, Tensor, Tensor], _Answer]
+"""Of hidden states [R, H], head [V, H], both float32, and response tokens int64 [R]: an operator on the LM head."""
+
+
+class Policy(torch.nn.Module):
+    """A causal language model whose forward ends with an operator on its head, run where ZeRO-3 has gathered that."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__()
+        self.body = model.model
+        self.head = _Head(model.head_weight)
+
+    def forward(self, sequences: Sequence[TokenSequence], device: torch.device, at_head: AtHead[_Answer]) -> _Answer:
+        """What the operator gives for all response tokens, in order of sequence and position."""
+        batch = pack(sequences, device)
+        hidden: Tensor = self.body(batch)
+        answer: _Answer = self.head(hidden.index_select(0, batch.selected), batch.targets, at_head)
+        return answer
+
+
+class _Head(torch.nn.Module):
+    """Shares its weight with the embedding if the model ties them."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: Tensor, targets: Tensor, at_head: AtHead[_Answer]) -> _Answer:
+        return at_head(hidden.float(), self.weight.float(), targets)
+
+
+def logprobs_at(temperature: float) -> AtHead[tuple[Tensor, Tensor]]:
+    """Log-probabilities and entropies, float32 [R] each; see `gradbus_kernels.models.causal_lm.packed_logprobs`."""
+
+    def logprobs(hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        found = linear_logprob(hidden, weight, ids, temperature=temperature, allow_nan=True)
+        return found.logprobs, cast("Tensor", found.entropies)
+
+    return logprobs

@@ -1,0 +1,55 @@
+"""Which rows of a step a rank computes: about the same number of tokens each, in micro-batches of which all have as many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from gradbus.spec import RunSpec
+from gradbus_kernels.models.packing import split_by_tokens
+from gradbus_kernels.operators import token_weights
+from gradbus_trainer.step.batch import Batch, TrainSample
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A micro-batch: rows, and each row's weight of one trainable token."""
+
+    samples: Sequence[TrainSample]
+    weights: Sequence[float]
+
+
+def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]:
+    """What `rank` of `ranks` computes. A function of the rows and the spec alone.
+
+    Neighbours stay together, for they share prompts. Every backward pass is a collective, so a rank that has fewer
+    pieces fills up with idle ones, of weight 0.
+    """
+    weights = token_weights(batch.trainable_counts, spec.algorithm.aggregate)
+    owners = _owners([len(sample.prompt_ids) + len(sample.token_ids) for sample in batch.samples], ranks)
+    shares = []
+    for owner in range(ranks):
+        rows = [number for number, of in enumerate(owners) if of == owner]
+        own = iter([weights[number] for number in rows])
+        parts = split_by_tokens([batch.samples[number] for number in rows], spec.trainer.micro_batch_tokens)
+        shares.append([Piece(part, list(islice(own, len(part)))) for part in parts])
+    most = max(len(share) for share in shares)
+    shortest = min(batch.samples, key=lambda sample: len(sample.prompt_ids) + len(sample.token_ids))
+    return shares[rank] + [idle_piece(shortest)] * (most - len(shares[rank]))
+
+
+def idle_piece(sample: TrainSample) -> Piece:
+    """Takes part in every collective and changes nothing."""
+    return Piece([replace(sample, trainable=np.zeros_like(sample.trainable))], [0.0])
+
+
+def _owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each row: the one in whose part of all tokens the row's middle lies."""
+    total, before, owners = sum(sizes), 0, []
+    for size in sizes:
+        owners.append(ranks * (2 * before + size) // (2 * total))
+        before += size
+    return owners

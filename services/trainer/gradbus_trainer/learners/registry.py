@@ -1,0 +1,61 @@
+"""Which learner trains a run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradbus.errors import SettingsError
+from gradbus.spec import RunSpec
+from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.learners.deepspeed.ranks import Ranks
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.settings import Settings
+from gradbus_trainer.torchrun import TorchrunRank
+
+if TYPE_CHECKING:
+    from gradbus_trainer.learners.deepspeed.leader import Leader
+
+
+class Learners:
+    """Opens the learner that a spec names; its ranks, if there are several, stay together from run to run."""
+
+    def __init__(self, settings: Settings, torchrun: TorchrunRank) -> None:
+        self._settings = settings
+        self._torchrun = torchrun
+        self._leader: Leader | None = None
+
+    def start(self) -> None:
+        """Meets the other ranks, which wait for it. Raises SettingsError without DeepSpeed, RankLostError if one does not come."""
+        if self._torchrun.size > 1:
+            self._lead()
+
+    def open(self, folder: Path, spec: RunSpec) -> Learner:
+        """The learner of one run. Raises SettingsError when this process cannot be it, and ModelError."""
+        if spec.trainer.backend == "torch":
+            if self._torchrun.size > 1:
+                raise SettingsError(
+                    f"the torch backend is one process and this trainer has {self._torchrun.size} ranks; start the trainer without "
+                    'torchrun, or set trainer.backend = "deepspeed"'
+                )
+            return TorchLearner(folder, spec, self._settings.device)
+        leader = self._lead()
+        from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner  # noqa: PLC0415 - only with its extra
+
+        return DeepSpeedLearner(folder, spec, leader)
+
+    def close(self) -> None:
+        """Sends the other ranks home."""
+        if self._leader is not None:
+            self._leader.close()
+
+    def _lead(self) -> Leader:
+        if self._leader is None:
+            if find_spec("deepspeed") is None:
+                raise SettingsError('trainer.backend = "deepspeed" needs DeepSpeed here; install gradbus[trainer-deepspeed]')
+            from gradbus_trainer.learners.deepspeed.leader import Leader  # noqa: PLC0415 - only with its extra
+
+            seconds = self._settings.collective_seconds
+            self._leader = Leader(Ranks(self._torchrun, self._settings.device, seconds), seconds)
+        return self._leader

@@ -1,0 +1,137 @@
+"""GRPO on plain torch, one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from gradbus.errors import SettingsError, TrainingError
+from gradbus.spec import RunSpec
+from gradbus.v1.weights_pb2 import VersionProbe
+from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
+from gradbus_kernels.models.lora import add_adapters
+from gradbus_kernels.models.packing import TokenSequence
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
+from gradbus_trainer.algorithms.policy_settings import policy_settings
+from gradbus_trainer.algorithms.policy_tokens import policy_tokens
+from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.learners.adamw import AdamW
+from gradbus_trainer.learners.base import StepMetrics, before_step
+from gradbus_trainer.learners.base_reference import with_base_reference
+from gradbus_trainer.learners.phases import Phases
+from gradbus_trainer.learners.step_stats import StepStats
+from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
+from gradbus_trainer.versions.probe import version_probe
+
+LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
+"""Log-probabilities and entropies of all response tokens."""
+
+
+class TorchLearner:
+    """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU)."""
+
+    def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
+        """Loads the model and sets the process's torch threads to `trainer.threads`. Raises ModelError."""
+        torch.set_num_threads(spec.trainer.threads)
+        self._spec = spec
+        self._step = 0
+        self._model = load_causal_lm(model_folder, device=device)
+        self._logprobs = _logprobs_for(spec, device)
+        lora = spec.trainer.lora
+        self._named = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
+        self._optimizer = AdamW(self._named, spec.trainer)
+
+    @property
+    def trained_parameters(self) -> int:
+        """See `Learner`."""
+        return sum(parameter.numel() for parameter in self._named.values())
+
+    def train(self, batch: Batch) -> StepMetrics:
+        """See `Learner`. The loss is divided by the whole step's counts, so micro-batches only bound memory."""
+        metrics = before_step(batch, self._step, self._spec)
+        if batch.has_weight:
+            try:
+                metrics = self._optimise(batch, metrics.learning_rate)
+            finally:
+                self._model.zero_grad()
+        self._step = batch.step + 1
+        return metrics
+
+    def weights(self) -> LazyTensors:
+        """See `Learner`."""
+        return LazyTensors.of(self._named)
+
+    def optimizer_tensors(self) -> LazyTensors:
+        """See `Learner`."""
+        return self._optimizer.tensors()
+
+    def probe(self) -> VersionProbe:
+        """See `Learner`."""
+
+        def forward(sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._logprobs(self._model, sequences, 1.0)
+
+        return version_probe(self._model, self._model.head_weight.shape[0], forward)
+
+    def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
+        """See `Learner`."""
+        self._optimizer.check(optimizer_tensors)
+        load_weights(self._named, weights)
+        self._optimizer.restore(optimizer_tensors)
+        self._step = step
+
+    def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
+        tally, phase = StepStats(), Phases()
+        for samples, tokens in self._micro_batches(batch):
+            with phase("forward"):
+                loss = self._loss(samples, tokens)
+            with phase("backward"):
+                loss.total.backward()  # type: ignore[no-untyped-call]
+                tally.add(loss, tokens)
+        with phase("optimise"):
+            norm = self._take(batch.step, rate)
+        return tally.metrics(batch, rate, norm, phase.noted)
+
+    def _take(self, step: int, rate: float) -> float:
+        """Clips and steps; the norm before."""
+        norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient of step {step} is not finite; lower trainer.learning_rate, or look at the step's samples")
+        self._optimizer.step(rate)
+        return norm
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
+        counts = batch.trainable_counts
+        weights = iter(token_weights(counts, self._spec.algorithm.aggregate))
+        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
+            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
+            if self._spec.shares_reference:
+                base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
+                tokens = with_base_reference(tokens, self._model, base)
+            yield samples, tokens
+
+    def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
+        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        if self._spec.numerics == "fast":
+            # With the gradients of hidden states and head: what is left for the backward pass is the body's.
+            return linear_grpo_loss(*head_inputs(self._model, samples), tokens, settings, temperature=temperature)
+        return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, settings)
+
+
+def _logprobs_for(spec: RunSpec, device: str) -> LogProbs:
+    """What the run's `numerics` names."""
+    if spec.numerics == "fast":
+        return packed_logprobs
+    if device != "cpu":
+        raise SettingsError(
+            f'numerics = "batch_invariant" runs on a CPU and GRADBUS_DEVICE is {device}; set it to cpu, or numerics = "fast"'
+        )
+    return invariant_packed_logprobs

@@ -1,0 +1,1 @@
+"""From the experience log to the batch of a step."""

@@ -1,0 +1,51 @@
+"""What one optimiser step is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradbus_kernels.models.packing import split_by_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSample:
+    """A sample with weight: P prompt tokens and T response tokens."""
+
+    prompt_ids: NDArray[np.int32]
+    """[P]."""
+    token_ids: NDArray[np.int32]
+    """[T]."""
+    behaviour_logprobs: NDArray[np.float32]
+    """[T], at the rollout's temperature."""
+    trainable: NDArray[np.bool_]
+    """[T]; False for tokens the policy did not choose (a tool's)."""
+    advantage: float
+    reference_logprobs: NDArray[np.float32] | None = None
+    """[T], at the rollout's temperature; only with a KL term."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of step `step`, in order of group index and n. Filtered, dropped and masked samples are not among them."""
+
+    step: int
+    samples: Sequence[TrainSample]
+
+    @property
+    def trainable_counts(self) -> list[int]:
+        """Trainable tokens of each sample."""
+        return [int(np.count_nonzero(sample.trainable)) for sample in self.samples]
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether there is anything to learn from."""
+        return any(sample.trainable.any() for sample in self.samples)
+
+
+def micro_batches(batch: Batch, budget: int) -> list[Sequence[TrainSample]]:
+    """The batch in pieces of at most `budget` tokens; a longer sample goes alone. A function of the rows alone."""
+    return list(split_by_tokens(batch.samples, budget))

@@ -1,0 +1,143 @@
+"""The trace of each step, and the end of the traces of the groups it trains.
+
+train_step                   from the wait for its groups to the hand-over of its version
+├─ read                      with links to the groups' traces, 128 a span
+├─ forward, backward, ...    what the learner tells
+├─ export
+├─ publish_version           behind the next step; the weight store and every worker's load_weights below it
+└─ checkpoint                if one is due, behind the next steps
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from gradbus.telemetry import (
+    MAX_LINKS,
+    Attributes,
+    TimedSpan,
+    is_sampled,
+    is_tracing,
+    record,
+    start_trace,
+    step_trace,
+    under,
+)
+from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.step.collector import Collected
+
+_Kind = Literal["train_step", "trainer_start"]
+
+
+@dataclass(slots=True)
+class StepSampler:
+    """Which steps are traced: a share of them and, where they are very short, one in `seconds`.
+
+    A step that trains a traced group does not wait for its turn, so that the group's trace leads to a step's.
+    """
+
+    share: float = 1.0
+    seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    _last: float = float("-inf")
+
+    def wants(self, root: str, trains_traced: bool) -> bool:
+        """Whether the step with this traceparent is traced, now that its groups are known."""
+        now = self.clock()
+        is_due = trains_traced or now - self._last >= self.seconds
+        if not (is_due and is_tracing() and is_sampled(root, self.share)):
+            return False
+        self._last = now
+        return True
+
+
+class StepTrace:
+    """One step, traced or not: what is noted costs a look at the clock."""
+
+    def __init__(self, root: str, common: Attributes, sampler: StepSampler) -> None:
+        """`root`: the traceparent that it has if it is traced."""
+        self._root = root
+        self._common = common
+        self._sampler = sampler
+        self._is_traced = False
+        self._items: Sequence[Collected] = ()
+        self._metrics: StepMetrics | None = None
+        self._began = time.time_ns()
+        self._read = self._trained = self._exported = 0
+
+    def training(self, items: Sequence[Collected]) -> AbstractContextManager[None]:
+        """Its groups are there. If it is traced, what goes on in the block is below it."""
+        self._items, self._read = items, time.time_ns()
+        self._is_traced = self._sampler.wants(self._root, any(item.entry.traceparent for item in items))
+        return under(self._root if self._is_traced else "")
+
+    def trained(self, metrics: StepMetrics) -> None:
+        """The learner is done."""
+        self._metrics, self._trained = metrics, time.time_ns()
+
+    def exported(self) -> None:
+        """The version is a file."""
+        self._exported = time.time_ns()
+
+    def tell(self, name: _Kind, error: str = "") -> None:
+        """Makes the spans."""
+        now = time.time_ns()
+        groups = [item for item in self._items if item.entry.traceparent]
+        if self._trained:
+            for item in groups:
+                self._tell_group(item)
+        if not (self._is_traced or error):
+            return
+        facts = {"gradbus.groups": len(self._items), "gradbus.groups.linked": len(groups)} if self._items else {}
+        record(TimedSpan(name, self._began, now, own=self._root, attributes={**self._common, **facts}, error=error))
+        if self._items:
+            links = [item.entry.traceparent for item in groups]
+            for at in range(0, max(1, len(links)), MAX_LINKS):
+                record(TimedSpan("read", self._began, self._read, self._root, links=links[at : at + MAX_LINKS]))
+        for phase in self._metrics.phases if self._metrics else ():
+            record(TimedSpan(phase.name, phase.began, phase.ended, self._root))
+        if self._exported:
+            record(TimedSpan("export", self._trained or self._began, self._exported, self._root))
+
+    def _tell_group(self, item: Collected) -> None:
+        links = [self._root] if self._is_traced else []
+        written, parent = min(item.written, self._read) or self._read, item.entry.traceparent
+        record(TimedSpan("wait_in_log", written, self._read, parent, attributes=self._common, links=links))
+        if item.trains:
+            record(TimedSpan("train", self._read, self._trained, parent, attributes=self._common, links=links))
+
+
+class StepTraces:
+    """A run's steps under one term."""
+
+    def __init__(self, run_id: str, term: int, sampler: StepSampler) -> None:
+        self._run_id = run_id
+        self._term = term
+        self._sampler = sampler
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[StepTrace]:
+        """The step inside the block."""
+        with self._told("train_step", step_trace(self._run_id, step, self._term), step, self._sampler) as trace:
+            yield trace
+
+    @contextmanager
+    def start(self, step: int) -> Iterator[None]:
+        """The beginning at `step` inside the block: the version that a trainer finds is published again."""
+        with self._told("trainer_start", start_trace(self._run_id, step, self._term), step, StepSampler()) as trace, trace.training(()):
+            yield
+
+    @contextmanager
+    def _told(self, name: _Kind, root: str, step: int, sampler: StepSampler) -> Iterator[StepTrace]:
+        common: Attributes = {"gradbus.run.id": self._run_id, "gradbus.step": step, "gradbus.term": self._term}
+        trace = StepTrace(root, common, sampler)
+        try:
+            yield trace
+        except Exception as error:
+            trace.tell(name, f"{type(error).__name__}: {error}")
+            raise
+        trace.tell(name)

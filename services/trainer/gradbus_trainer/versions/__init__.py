@@ -1,0 +1,1 @@
+"""Published policy versions: weights to files, files to object storage."""

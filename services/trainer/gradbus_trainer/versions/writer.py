@@ -1,0 +1,95 @@
+"""Stores versions: whole, or as what they change of the version before."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gradbus.ids import digest_of_file
+from gradbus.objects import ObjectStore
+from gradbus.spec import WeightsSpec
+from gradbus.telemetry import get_logger, weights_moved
+from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
+from gradbus_kernels.weights.delta.bytes import DeltaError
+from gradbus_kernels.weights.delta.file import encode_file_delta
+from gradbus_trainer.versions.scratch import TensorFile
+from gradbus_trainer.versions.weights_io import Export, until_stored
+
+_log = get_logger(__name__)
+_WORTH = 0.9
+"""A delta that is a larger share of its file gains less than a whole file, from which a chain begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The version published last, which the next one's delta starts from."""
+
+    export: Export
+    shard: Shard
+
+
+class VersionWriter:
+    """One run's versions, in order. With `transport = "delta"` it keeps the newest one's file."""
+
+    def __init__(self, objects: ObjectStore, run_id: str, term: int, spec: WeightsSpec | None = None) -> None:
+        self._objects = objects
+        self._run_id = run_id
+        self._term = term
+        self._spec = spec or WeightsSpec()
+        self._base: _Base | None = None
+
+    async def store(self, export: Export, whole: bool) -> WeightManifest:
+        """Stores what gives the version, as a delta alone unless it must be `whole`; the manifest that names it.
+
+        An object storage that is away is waited for.
+        """
+        shard = await self._shard(export, whole)
+        return WeightManifest(
+            run_id=self._run_id, term=self._term, step=export.step, digest=export.digest, shards=[shard], noop=export.noop
+        )
+
+    def advance(self, export: Export, manifest: WeightManifest) -> None:
+        """The next delta starts from this version, which is published now."""
+        if self._spec.transport == "delta":
+            self._base = _Base(export, manifest.shards[0])
+
+    def forget(self) -> None:
+        """The next version is stored whole: a part of the chain is gone."""
+        self._base = None
+
+    async def _shard(self, export: Export, whole: bool) -> Shard:
+        what = f"version {export.step} of {self._run_id}"
+        chain = await self._chain(export, what)
+        # The step decides, so that a replay stores the same blobs.
+        delta_only = bool(chain) and not whole and export.step % self._spec.anchor_every != 0
+        if delta_only:
+            digest = await asyncio.to_thread(digest_of_file, export.file.path)
+        else:
+            digest = await until_stored(lambda: self._objects.put_file(export.file.path), what)
+            weights_moved("store", "published", export.file.size_bytes)
+        return Shard(digest=digest, size_bytes=export.file.size_bytes, tensors=export.file.names, chain=chain, delta_only=delta_only)
+
+    async def _chain(self, export: Export, what: str) -> list[ShardDelta]:
+        """Stores the delta; the chain it ends. None without a base, or where the whole file is no larger."""
+        base = self._base
+        if base is None:
+            return []
+        so_far = list(base.shard.chain) if base.shard.delta_only else []
+        if export.digest == base.export.digest:
+            return so_far
+        delta = await asyncio.to_thread(_delta, base.export.file, export.file)
+        if not delta:
+            return []
+        stored = await until_stored(lambda: self._objects.put_blob(delta), what)
+        weights_moved("delta", "published", len(delta))
+        return [*so_far, ShardDelta(base_step=base.export.step, base_digest=base.shard.digest, digest=stored, size_bytes=len(delta))]
+
+
+def _delta(old: TensorFile, new: TensorFile) -> bytes:
+    """Empty where there is none that saves anything."""
+    try:
+        delta = encode_file_delta(old.mapped(), new.mapped())
+    except DeltaError as error:
+        _log.warning("delta_not_made", error=str(error))
+        return b""
+    return delta if len(delta) < _WORTH * new.size_bytes else b""

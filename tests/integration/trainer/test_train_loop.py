@@ -1,0 +1,213 @@
+"""The fold over a log as a real buffer holds it, with a real weight store and a tiny model."""
+
+import asyncio
+import errno
+import gc
+import itertools
+import os
+
+import pytest
+
+from gradbus.bus import EventLog, events
+from gradbus.errors import FencedError
+from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus.v1.group_pb2 import Verdict
+from gradbus_trainer.versions import scratch
+from gradbus_trainer.versions.publisher import Publisher
+from gradbus_trainer.versions.store_client import StoreClient
+
+from .conftest import until
+
+DELTAS = {"transport": "delta", "dtype": "bf16"}
+
+
+async def version(run, step):
+    return (await run.stub.GetVersion(pb.GetVersionRequest(run_id=run.run_id, step=step))).manifest
+
+
+async def heads(run):
+    return (await run.stub.GetHeads(pb.GetHeadsRequest(run_id=run.run_id))).heads
+
+
+async def checkpoint(run):
+    return (await run.stub.GetCheckpoint(pb.GetCheckpointRequest(run_id=run.run_id))).manifest
+
+
+async def reached(run, step):
+    async def is_committed():
+        return (await heads(run)).checkpoint_step >= step
+
+    await until(is_committed)
+
+
+async def committed_steps(run):
+    paths = await run.objects.list(f"runs/{run.run_id}/checkpoints")
+    return sorted(int(path.rpartition("/")[2].split("-")[0]) for path in paths)
+
+
+async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(new_run, make_spec):
+    run = await new_run(make_spec())
+    await run.write(range(12))
+    await run.train()
+    manifest = await checkpoint(run)
+    assert (manifest.step, manifest.frontier.below, list(manifest.frontier.above)) == (6, 12, [])
+    assert [one.step for one in manifest.pinned] == [5, 6], "a resume samples again with these"
+    assert sorted(manifest.trained) == [8, 9, 10, 11], "since the checkpoint before"
+    assert await committed_steps(run) == [2, 4, 6]
+    assert len({(await version(run, step)).digest for step in range(1, 7)}) == 6, "each kept by the checkpoint that pins it"
+    assert manifest.weights == await version(run, 6)
+
+
+ADAPTERS = {"algorithm": {"kl": 0.1}, "trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}
+CASES = {
+    "fixed_lag": ("fixed_lag", {}),
+    "free": ("free", {}),
+    "deltas": ("fixed_lag", {"weights": DELTAS}),
+    "adapters": ("fixed_lag", ADAPTERS),
+    "adapters-deltas": ("fixed_lag", {**ADAPTERS, "weights": DELTAS}),
+}
+
+
+@pytest.mark.parametrize(("mode", "sections"), CASES.values(), ids=CASES)
+async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode, sections):
+    whole, killed = [await new_run(make_spec(mode, **sections)) for _ in range(2)]
+    await whole.write(range(12))
+    await whole.train()
+    await killed.write(range(7))  # it has to stop in the middle of a step's groups
+    first = asyncio.create_task(killed.train())
+    await reached(killed, 2)
+    first.cancel()
+    await asyncio.wait({first})
+    assert first.cancelled()
+    await killed.write(range(7, 12))
+    await killed.train()
+    ends = [await checkpoint(run) for run in (whole, killed)]
+    assert ends[0].weights.digest == ends[1].weights.digest
+    assert ends[0].frontier == ends[1].frontier, "the same groups in the same steps: the chain says so"
+    assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
+
+
+async def test_the_order_of_the_log_does_not_matter_in_fixed_lag(new_run, make_spec):
+    forward, backward = await new_run(make_spec()), await new_run(make_spec())
+    await forward.write(range(12))
+    await backward.write(reversed(range(12)))
+    for run in (forward, backward):
+        await run.train()
+    assert (await checkpoint(forward)).weights.digest == (await checkpoint(backward)).weights.digest
+
+
+@pytest.mark.parametrize("sections", [{}, ADAPTERS], ids=["whole", "adapters"])
+async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_run, make_spec, sections):
+    run = await new_run(make_spec(steps=3, **sections))
+    await run.write(range(6), {2: Verdict.VERDICT_FILTERED, 3: Verdict.VERDICT_FILTERED})
+    await run.train()
+    before, after, last = [await version(run, step) for step in (1, 2, 3)]
+    assert (before.noop, after.noop, last.noop) == (False, True, False)
+    assert before.digest == after.digest != last.digest
+    assert (await checkpoint(run)).frontier.below == 6, "filtered groups are through as well"
+
+
+@pytest.mark.parametrize("weights", [{}, DELTAS], ids=["store", "delta"])
+async def test_log_bytes_force_a_checkpoint_before_its_step(new_run, make_spec, weights):
+    run = await new_run(make_spec(weights=weights, checkpoint={"every": 100, "keep": 1000}), checkpoint_bytes=1)
+    await run.write(range(12))
+    await run.train()
+    assert await committed_steps(run) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_the_history_of_a_step_is_stored_before_its_checkpoint(new_run, make_spec, monkeypatch):
+    run = await new_run(make_spec(steps=2))
+    await run.write(range(4))
+    told = {}
+
+    async def commit_and_look(store, manifest):
+        told[manifest.step] = [event.data["step"] for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"]
+        return await commit(store, manifest)
+
+    commit = StoreClient.commit
+    monkeypatch.setattr(StoreClient, "commit", commit_and_look)
+    monkeypatch.setattr(events, "_FLUSH_SECONDS", 60.0)
+    await run.train()
+    assert told == {2: [0, 1]}, "a trainer killed now would not train these steps again"
+
+
+@pytest.mark.parametrize("weights", [{}, DELTAS], ids=["store", "delta"])
+async def test_no_file_outlives_its_use(new_run, make_spec, weights):
+    run = await new_run(make_spec(weights=weights))
+    await run.write(range(12))
+    paths, left = {}, []
+
+    async def look(publisher, export, whole=False, probe=None):
+        paths[export.step] = export.file.path
+        left.extend(step for step, path in paths.items() if step < export.step - 2 and path.exists())
+        return await publish(publisher, export, whole, probe)
+
+    publish = Publisher.publish
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Publisher, "publish", look)
+        await run.train()
+    assert len(paths) == 7
+    assert left == [], "the version before is on its way, and the one before that may be a delta's base"
+    gc.collect()
+    assert list(run.scratch.new().parent.iterdir()) == []
+
+
+async def test_a_full_disk_is_waited_for_and_told_and_costs_no_bit(new_run, make_spec, monkeypatch):
+    full, undisturbed = await new_run(make_spec()), await new_run(make_spec())
+    for run in (full, undisturbed):
+        await run.write(range(12))
+    await undisturbed.train()
+    room = itertools.cycle([False, True])
+
+    def write_or_not(*given):
+        if not next(room):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*given)
+
+    write = scratch.write_safetensors
+    monkeypatch.setattr(scratch, "write_safetensors", write_or_not)
+    await full.train()
+    ends = [await checkpoint(run) for run in (full, undisturbed)]
+    assert ends[0].weights.digest == ends[1].weights.digest
+    assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
+    alarms = [event.message for event in await EventLog(full.bus, full.run_id).read() if event.type == "alarm"]
+    assert any(text.startswith("version 3 waits: cannot write") for text in alarms), alarms
+    assert any(text.startswith("checkpoint 4 waits: cannot write") and "No space left" in text for text in alarms), alarms
+
+
+async def test_a_finished_run_taken_up_again_trains_nothing(new_run, make_spec):
+    run = await new_run(make_spec())
+    await run.write(range(12))
+    await run.train()
+    before = await checkpoint(run)
+    await run.train()
+    assert await checkpoint(run) == before
+
+
+async def test_a_newer_trainer_ends_an_older_one(new_run, make_spec):
+    run = await new_run(make_spec())
+    await run.write(range(8))
+    async with run.fold() as fold:
+        older = asyncio.create_task(fold.run())
+        await reached(run, 2)
+        term = (await heads(run)).term
+        await run.stub.OpenTerm(pb.OpenTermRequest(run_id=run.run_id, term=term + 1000))
+        await run.write(range(8, 12))
+        with pytest.raises(FencedError, match="another trainer has the run"):
+            await asyncio.wait_for(older, 60)
+
+
+async def test_a_weight_store_that_is_away_is_waited_for(new_run, make_spec, weight_store):
+    run, undisturbed = await new_run(make_spec()), await new_run(make_spec())
+    await run.write(range(6))
+    task = asyncio.create_task(run.train())
+    await reached(run, 2)
+    await weight_store.stop()
+    await run.write(range(6, 12))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    await weight_store.start()
+    await asyncio.wait_for(task, 60)
+    await undisturbed.write(range(12))
+    await undisturbed.train()
+    assert (await checkpoint(run)).weights.digest == (await checkpoint(undisturbed)).weights.digest

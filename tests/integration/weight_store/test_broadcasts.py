@@ -1,0 +1,162 @@
+"""Who takes part in a broadcast: the weight store's answer to trainer and workers. No bytes travel here."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from gradbus.aio.tasks import background
+from gradbus.bus import Buckets, subjects
+from gradbus.control.runs import WorkerPresence
+from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig
+from gradbus.v1.weights_pb2 import Shard
+
+LATE_SECONDS = 3.0  # who comes at once is in time also on a machine that is busy with other things
+SHARD = Shard(digest="sha256:" + 64 * "0", size_bytes=1)
+
+
+class Rendezvous:
+    """A trainer and workers that only ask."""
+
+    def __init__(self, stub, bus, run_id):
+        self.stub, self.bus, self.run_id = stub, bus, run_id
+        self.announced = asyncio.Queue()
+        self.live = []
+
+    async def note(self, payload):
+        await self.announced.put(Broadcast.FromString(payload))
+
+    async def present(self, *names, receives=True):
+        """From now on these live."""
+        for name in names:
+            self.live.append(WorkerPresence(worker=self.name(name), role="rollout", incarnation="1", run_id=self.run_id, receives=receives))
+        await self.beat()
+
+    async def beat(self):
+        workers = await self.bus.bucket(Buckets.WORKERS)
+        for presence in self.live:
+            await workers.put(presence.worker, presence.to_bytes())
+
+    async def beat_on(self):
+        while True:
+            await asyncio.sleep(1)
+            await self.beat()
+
+    async def seen(self):
+        """Returns when the store has had every call made before."""
+        await self.join("nobody", Broadcast())
+
+    def name(self, name):
+        return f"{name}-{self.run_id}"
+
+    def open(self, term=1, held="", join_seconds=20.0, shards=(SHARD,)):
+        broadcast = Broadcast(run_id=self.run_id, term=term, step=5, shards=shards, config=BroadcastConfig(join_seconds=join_seconds))
+        request = pb.OpenBroadcastRequest(broadcast=broadcast, address="here:1", held_group=held)
+        return asyncio.ensure_future(self.stub.OpenBroadcast(request, wait_for_ready=True, timeout=60))
+
+    def join(self, name, broadcast, held=""):
+        request = pb.JoinBroadcastRequest(run_id=self.run_id, broadcast_id=broadcast.broadcast_id, worker=self.name(name), held_group=held)
+        return asyncio.ensure_future(self.stub.JoinBroadcast(request, timeout=60))
+
+    async def opened(self, **options):
+        """An open broadcast as announced; asked again until the store has seen the workers."""
+        async with asyncio.timeout(60):
+            while True:
+                opening = self.open(**options)
+                announced = asyncio.ensure_future(self.announced.get())
+                await asyncio.wait({opening, announced}, return_when=asyncio.FIRST_COMPLETED)
+                if announced.done():
+                    return opening, announced.result()
+                announced.cancel()
+
+    async def all_join(self, names, held=""):
+        """Those who took part; asked again until the store has seen all of them live."""
+        async with asyncio.timeout(60):
+            while True:
+                opening, broadcast = await self.opened(held=held)
+                joining = [self.join(name, broadcast, held) for name in names]
+                members = (await opening).membership
+                told = [(await one).membership for one in joining]
+                if list(members.workers) == sorted(map(self.name, names)):
+                    assert told == [members] * len(names)
+                    return members
+
+
+@pytest.fixture
+async def rendezvous(store_process, stub, bus, run_id):
+    store_process.start()
+    made = Rendezvous(stub, bus, run_id)
+    async with bus.subscribed(subjects.broadcasts(run_id), made.note), background(made.beat_on(), "presence"):
+        yield made
+
+
+async def test_all_who_live_join_and_learn_the_same_and_keep_their_group(rendezvous):
+    await rendezvous.present("b", "a")
+    await rendezvous.present("sglang", receives=False)
+    first = await rendezvous.all_join(["b", "a"])
+    assert list(first.workers) == [rendezvous.name("a"), rendezvous.name("b")]
+    assert (list(first.absent), first.address) == ([], "here:1")
+    again = await rendezvous.all_join(["a", "b"], held=first.group)
+    assert again.group == first.group
+    assert (await rendezvous.all_join(["a", "b"], held="")).group != first.group, "nobody holds it any more"
+
+
+async def test_nobody_is_waited_for_where_nobody_can_take_part(rendezvous):
+    await rendezvous.present("sglang", receives=False)
+    assert not (await rendezvous.open()).membership.workers
+    assert rendezvous.announced.empty()
+
+
+async def test_who_does_not_come_is_named_and_who_comes_late_stays_out(rendezvous):
+    await rendezvous.present("a", "b")
+    await rendezvous.all_join(["a", "b"])
+    opening, broadcast = await rendezvous.opened(join_seconds=LATE_SECONDS)
+    joining = rendezvous.join("a", broadcast)
+    members = (await opening).membership
+    assert (list(members.workers), list(members.absent)) == ([rendezvous.name("a")], [rendezvous.name("b")])
+    assert (await joining).membership == members
+    assert not (await rendezvous.join("b", broadcast)).membership.workers
+    opening, broadcast = await rendezvous.opened()
+    await rendezvous.join("a", broadcast)
+    assert list((await opening).membership.absent) == [], "it is not waited for again at once"
+
+
+async def test_a_newer_transfer_ends_the_older_without_members(rendezvous):
+    await rendezvous.present("a", "b")
+    await rendezvous.all_join(["a", "b"])
+    older, broadcast = await rendezvous.opened()
+    joining = rendezvous.join("a", broadcast)
+    newer, broadcast = await rendezvous.opened()
+    assert not (await older).membership.workers
+    assert not (await joining).membership.workers
+    for name in ("a", "b"):
+        rendezvous.join(name, broadcast)
+    assert len((await newer).membership.workers) == 2
+
+
+async def test_a_worker_that_hangs_up_is_no_member_and_a_trainer_that_does_frees_the_workers(rendezvous):
+    await rendezvous.present("a", "b")
+    await rendezvous.all_join(["a", "b"])
+    opening, broadcast = await rendezvous.opened()
+    gone = rendezvous.join("a", broadcast)
+    await rendezvous.seen()
+    gone.cancel()
+    joining = rendezvous.join("b", broadcast)
+    await rendezvous.seen()
+    opening.cancel()
+    assert not (await joining).membership.workers
+    opening, broadcast = await rendezvous.opened(join_seconds=LATE_SECONDS)
+    await rendezvous.join("b", broadcast)
+    assert list((await opening).membership.workers) == [rendezvous.name("b")]
+
+
+async def test_an_older_term_and_what_is_no_digest_are_refused(rendezvous):
+    await rendezvous.stub.OpenTerm(pb.OpenTermRequest(run_id=rendezvous.run_id, term=2), wait_for_ready=True, timeout=60)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rendezvous.open(term=1)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    for shards in ([], [Shard(digest="../up")]):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rendezvous.open(term=2, shards=shards)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

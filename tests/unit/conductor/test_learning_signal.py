@@ -1,0 +1,69 @@
+"""What a run that finds nothing to learn from says."""
+
+import pytest
+
+from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus_conductor.run.learning_signal import LearningSignal
+
+TRAIN, FILTERED, DROPPED = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
+
+
+def entry(verdict, reason="all 4 valid rewards are equal", invalid=""):
+    status = RewardStatus.REWARD_STATUS_INVALID if invalid else RewardStatus.REWARD_STATUS_OK
+    return LogEntry(verdict=verdict, reason=reason, rewards=[SampleReward(status=status, reason=invalid)])
+
+
+@pytest.fixture
+def learning_signal(make_spec):
+    def make(mode="fixed_lag", size=4):
+        return LearningSignal(make_spec(schedule={"mode": mode, "steps": 4, "groups_per_step": size}))
+
+    return make
+
+
+def test_a_steps_worth_of_filtered_groups_is_told(learning_signal):
+    found = learning_signal()
+    for _ in range(3):
+        found.add(entry(FILTERED))
+    assert found.warning == ""
+    found.add(entry(FILTERED))
+    assert found.warning.startswith("none of the last 4 groups could be trained: all 4 valid rewards are equal; see to")
+    found.add(entry(TRAIN))
+    assert found.warning == ""
+
+
+def test_why_the_scorer_could_not_judge_comes_first(learning_signal):
+    found = learning_signal(size=1)
+    found.add(entry(FILTERED, "0 of 4 samples are valid; an advantage needs two", invalid="the grader broke"))
+    assert "the grader broke" in found.warning
+
+
+def test_late_groups_say_nothing_about_the_data(learning_signal):
+    found = learning_signal(size=2)
+    for verdict in (FILTERED, DROPPED, DROPPED):
+        found.add(entry(verdict, "end of run"))
+    assert found.warning == ""
+
+
+def test_a_run_that_finds_every_group_too_late_says_so(learning_signal):
+    found = learning_signal("free", size=2)
+    found.add(entry(DROPPED, "deadline"))
+    assert found.warning == ""
+    found.add(entry(DROPPED, "deadline"))
+    assert found.warning.startswith("none of the last 2 groups was ready in time; raise schedule.group_deadline_seconds")
+    assert not found.no_signal, "it may be a scorer that is away"
+    found.add(entry(TRAIN))
+    assert found.warning == ""
+
+
+@pytest.mark.parametrize(("mode", "size", "groups"), [("free", 4, 1024), ("free", 512, 4096), ("fixed_lag", 4, None)])
+def test_a_free_run_that_fills_its_log_without_a_step_is_barren(learning_signal, mode, size, groups):
+    found = learning_signal(mode, size)
+    for _ in range((groups or 10_000) - 1):
+        found.add(entry(FILTERED))
+    assert not found.no_signal
+    found.add(entry(FILTERED))
+    assert found.no_signal is (groups is not None)
+    found.clear()
+    assert not found.no_signal

@@ -1,0 +1,45 @@
+import asyncio
+
+from gradbus_weight_store.delete_lock import StoreDeleteLock
+
+
+async def test_deleting_waits_for_those_who_store_and_keeps_others_out():
+    gate = StoreDeleteLock()
+    order = []
+    leave = asyncio.Event()
+
+    async def store(name, until):
+        async with gate.storing():
+            order.append(f"{name} in")
+            await until.wait()
+            order.append(f"{name} out")
+
+    async def delete():
+        async with gate.deleting():
+            order.append("deleting")
+            late = asyncio.create_task(store("late", leave))
+            await asyncio.sleep(0)
+            order.append("deleted")
+        await late
+
+    first = asyncio.create_task(store("first", leave))
+    second = asyncio.create_task(store("second", leave))
+    await asyncio.sleep(0)
+    deleting = asyncio.create_task(delete())
+    await asyncio.sleep(0)
+    leave.set()
+    await asyncio.wait_for(asyncio.gather(first, second, deleting), 60)
+    assert order.index("deleting") > order.index("second out")
+    assert order.index("late in") > order.index("deleted")
+
+
+async def test_a_failure_inside_opens_the_gate_again():
+    gate = StoreDeleteLock()
+    for enter in (gate.storing, gate.deleting):
+        try:
+            async with enter():
+                raise ValueError
+        except ValueError:
+            pass
+    async with asyncio.timeout(60), gate.deleting():
+        pass
