@@ -1,0 +1,33 @@
+"""Token ids and log-probabilities as they travel and are stored: little-endian, four bytes each."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+ID_DTYPE: Final = "<i4"
+"""Token ids, as numpy names the type."""
+LOGPROB_DTYPE: Final = "<f4"
+"""Log-probabilities, as numpy names the type."""
+_ITEM_BYTES: Final = 4
+
+
+def token_count(content: bytes) -> int:
+    """Number of ids, or of log-probabilities, in `content`."""
+    return len(content) // _ITEM_BYTES
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """int32, `[T]`."""
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def unpack_ids(content: bytes) -> tuple[int, ...]:
+    """The reverse of `pack_ids`."""
+    return struct.unpack(f"<{token_count(content)}i", content)
+
+
+def unpack_logprobs(content: bytes) -> tuple[float, ...]:
+    """Log-probabilities of float32 `[T]`."""
+    return struct.unpack(f"<{token_count(content)}f", content)
