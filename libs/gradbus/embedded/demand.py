@@ -10,6 +10,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 from pydantic import ValidationError
 
+from gradbus.algorithms import needs_reference_service
 from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.control.runs import FINAL_STATES, RunRecord, RunStatus
 from gradbus.errors import GradbusError
@@ -50,7 +51,7 @@ async def watch_reference(settings: BusSettings, tell: Callable[[bool], Awaitabl
 @lru_cache(_CACHED)
 def _asks(record: bytes) -> bool:
     try:
-        return RunRecord.model_validate_json(record).spec.needs_reference
+        return needs_reference_service(RunRecord.model_validate_json(record).spec)
     except ValidationError as error:
         _log.warning("run_not_read", faults=error.error_count())
         return False
