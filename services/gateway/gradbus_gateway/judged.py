@@ -6,7 +6,7 @@ import struct
 from datetime import UTC, datetime
 
 from gradbus.algorithms import compute_advantages
-from gradbus.experience.reader import parse_position
+from gradbus.experience.stream_ids import StreamId
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
@@ -21,7 +21,7 @@ class JudgedGroup:
         self.entry = entry
         self.group = Group.FromString(entry.group)
         self.rewards = {reward.sample_id: reward for reward in entry.rewards}
-        self.admitted_at = datetime.fromtimestamp(parse_position(stream_id)[0] / 1e3, UTC)
+        self.admitted_at = datetime.fromtimestamp(StreamId.parse(stream_id).milliseconds / 1e3, UTC)
         self.step = entry.index // spec.schedule.groups_per_step if spec.schedule.mode == "fixed_lag" else None
         self.advantages = self._advantages(spec)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query
 
 from gradbus.experience.reader import read_experience
+from gradbus.experience.stream_ids import START, StreamId
 from gradbus.spec import RunSpec, ScheduleSpec
 from gradbus_gateway.auth.authentication import READ
 from gradbus_gateway.http.known_parameters import KnownParameters
@@ -80,24 +81,20 @@ def _indexes(schedule: ScheduleSpec, step: int | None, index: int | None) -> ran
 
 async def _samples(gateway: Gateway, run_id: str, spec: RunSpec, after: str, wanted: Wanted) -> AsyncGenerator[Found, None]:
     stream_id, _, n = after.rpartition(".")
-    if stream_id:
-        # The group the page before ended in is read once more, for its other samples.
-        milliseconds, serial = map(int, stream_id.split("-"))
-        behind = f"{milliseconds}-{serial - 1}" if serial else f"{milliseconds - 1}-{2**63 - 1}"
-    else:
-        behind = "0-0"
+    # The group the page before ended in is read once more, for its other samples.
+    begin = StreamId.parse(stream_id).before() if stream_id else START
     left = len(wanted.indexes) if wanted.indexes is not None else -1
     if left == 0:
         return
-    async with aclosing(read_experience(gateway.buffer, gateway.objects, run_id, behind)) as entries:
-        async for entry_id, entry in entries:
+    async with aclosing(read_experience(gateway.buffer, gateway.objects, run_id, begin)) as entries:
+        async for stored, entry in entries:
             if wanted.indexes is not None and entry.index not in wanted.indexes:
                 continue
-            group = JudgedGroup(entry_id, entry, spec)
+            group = JudgedGroup(stored.stream_id, entry, spec)
             if wanted.row is None or group.group.row == wanted.row:
                 for at, sample in group.samples(wanted.tokens):
-                    if entry_id != stream_id or at > int(n):
-                        yield f"{entry_id}.{at}", sample
+                    if stored.stream_id != stream_id or at > int(n):
+                        yield f"{stored.stream_id}.{at}", sample
             left -= 1
             if left == 0:
                 return
