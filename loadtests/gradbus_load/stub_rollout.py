@@ -15,7 +15,7 @@ from gradbus.spec import RunSpec
 from gradbus_load.calibration import EngineTiming
 from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engines.base import Engine
-from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
@@ -24,7 +24,7 @@ from gradbus_rollout.tasks.prompts import PromptEncoder
 TIMING = "GRADBUS_LOAD_ENGINE"
 
 
-class StubEngines(Engines):
+class StubEngineFactory(EngineFactory):
     """Every spec gets the stub."""
 
     def __init__(self, settings: Settings, timing: EngineTiming) -> None:
@@ -32,7 +32,7 @@ class StubEngines(Engines):
         self._timing = timing
 
     async def open(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
-        """See `Engines`."""
+        """See `EngineFactory`."""
         config = TorchEngineConfig(
             slots=spec.rollout.slots,
             max_new_tokens=spec.rollout.max_new_tokens,
@@ -47,7 +47,7 @@ def main() -> int:
     settings, timing = Settings(), EngineTiming(**json.loads(os.environ.get(TIMING, "{}")))
 
     async def build(clients: WorkerClients) -> RunServer:
-        return RolloutService(settings, clients, StubEngines(settings, timing))
+        return RolloutService(settings, clients, StubEngineFactory(settings, timing))
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

@@ -18,14 +18,14 @@ from gradbus.telemetry import exporting, run_metrics
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
 from gradbus_rollout.engines.base import Engine
-from gradbus_rollout.engines.probe import check_probe
-from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.determinism import check_determinism
+from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.sglang import SGLangSettings
 from gradbus_rollout.engines.watchdog import WatchedEngine
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.tasks.prompt_table import PromptTable
 from gradbus_rollout.tasks.prompts import PromptEncoder
-from gradbus_rollout.weights.versions import Versions
+from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 _STATUS_SECONDS = 0.2
@@ -34,7 +34,7 @@ _STATUS_SECONDS = 0.2
 class RolloutService:
     """A worker process: one run at a time. What is in flight when it stops is handed back."""
 
-    def __init__(self, settings: Settings, clients: WorkerClients, engines: Engines) -> None:
+    def __init__(self, settings: Settings, clients: WorkerClients, engines: EngineFactory) -> None:
         self._settings = settings
         self._clients = clients
         self._engines = engines
@@ -59,14 +59,14 @@ class RolloutService:
             # What fails from here on may be this machine's fault alone: another worker serves the run.
             if record.spec.is_deterministic:
                 await self._probed(engine, folder, record, encoder, training)
-            versions = Versions(
+            versions = VersionLoader(
                 self._clients.bus, self._clients.objects, self._clients.weight_store, record.run_id, self._settings.cache_dir
             )
             self._clients.heartbeat.presence.engine = engine.name
             groups = GroupStore(self._clients.buffer, record.run_id)
             async with versions.followed(), self._receiving(record):
-                with exporting(run_metrics(record.run_id)) as numbers:
-                    parts = WorkerParts(self._clients.bus, groups, engine, versions, training, evaluation, self._clients.heartbeat, numbers)
+                with exporting(run_metrics(record.run_id)) as metrics:
+                    parts = WorkerParts(self._clients.bus, groups, engine, versions, training, evaluation, self._clients.heartbeat, metrics)
                     await RolloutWorker(record, parts).serve()
         finally:
             await engine.close()
@@ -88,7 +88,7 @@ class RolloutService:
         probed = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, encoder))
         try:
             await probed.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
-            await check_probe(probed, training.ids(0), record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
+            await check_determinism(probed, training.ids(0), record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
         finally:
             if probed is not engine:
                 await probed.close()

@@ -25,12 +25,12 @@ from gradbus.telemetry import PROCESS, Metrics, get_logger, under
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.tasks.inbox import TaskInbox
 from gradbus_rollout.tasks.prompt_table import PromptTable
 from gradbus_rollout.tasks.samples import group_message, request_for
-from gradbus_rollout.tasks.taskbox import TaskBox
 from gradbus_rollout.telemetry.busy_time import BusyTime
-from gradbus_rollout.telemetry.generation_traces import first_trace, told
-from gradbus_rollout.weights.versions import Versions
+from gradbus_rollout.telemetry.generation_traces import first_trace, recorded
+from gradbus_rollout.weights.version_loader import VersionLoader
 
 _log = get_logger(__name__)
 _FETCHED_TASKS = 4
@@ -47,11 +47,11 @@ class WorkerParts:
     bus: Bus
     groups: GroupStore
     engine: Engine
-    versions: Versions
+    versions: VersionLoader
     training: PromptTable
     evaluation: PromptTable | None
     heartbeat: WorkerHeartbeat
-    numbers: Metrics
+    metrics: Metrics
 
 
 class RolloutWorker:
@@ -62,12 +62,12 @@ class RolloutWorker:
         self._spec = record.spec
         self._parts = parts
         self._queue = TaskQueue(parts.bus, record.run_id)
-        self._box = TaskBox()
+        self._box = TaskInbox()
         self._held = -1
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyTime()
-        parts.numbers.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
+        parts.metrics.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.dropped = 0
         """Groups whose version was gone."""
 
@@ -145,7 +145,7 @@ class RolloutWorker:
                 continue
             break
         self._held = presence.version = version
-        self._parts.numbers.set("gradbus.weights.version", version)
+        self._parts.metrics.set("gradbus.weights.version", version)
         return True
 
     def _drop(self, delivery: Delivery) -> None:
@@ -160,7 +160,7 @@ class RolloutWorker:
         table = self._table(task)
         size = self._spec.rollout.group_size
         requests = [request_for(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
-        with self._busy, told(delivery, {"gradbus.run.id": self._run_id}) as times:
+        with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
             with under(first_trace(task)):
                 sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
             await asyncio.sleep(0)

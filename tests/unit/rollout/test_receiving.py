@@ -14,7 +14,7 @@ from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig, BroadcastMember
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights.broadcast import BroadcastGroup, RankInfo, Rendezvous
 from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
-from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
 
@@ -26,7 +26,7 @@ def receiver(tmp_path, transport, engine):
     spec = SimpleNamespace(weights=SimpleNamespace(transport=transport), rollout=SimpleNamespace(engine=engine))
     heartbeat = SimpleNamespace(presence=SimpleNamespace(worker="a"))
     settings = Settings(cache_dir=tmp_path)
-    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), Engines(settings))
+    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), EngineFactory(settings))
     return service._receiving(SimpleNamespace(run_id="run", spec=spec))
 
 

@@ -5,7 +5,7 @@ import pytest
 from gradbus.errors import CorruptRecordError
 from gradbus.ids import digest_of
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_rollout.weights.cache_writer import ShardFiles
+from gradbus_rollout.weights.stream_writer import ShardStreamWriter
 
 CONTENTS = [b"first", b"", b"second one", b"3"]
 
@@ -15,7 +15,7 @@ def shard(content, digest=None):
 
 
 def take(tmp_path, shards, stream, piece_bytes):
-    files = ShardFiles(shards, tmp_path / "shards", tmp_path / "drafts")
+    files = ShardStreamWriter(shards, tmp_path / "shards", tmp_path / "drafts")
     for start in range(0, len(stream), piece_bytes):
         files.take(memoryview(stream)[start : start + piece_bytes])
     files.close()
@@ -43,7 +43,7 @@ def test_a_shard_that_is_not_whole_leaves_nothing(tmp_path):
 
 
 def test_two_transfers_at_a_time_do_not_meet(tmp_path):
-    left_behind = ShardFiles([shard(b"older")], tmp_path / "shards", tmp_path / "drafts")
+    left_behind = ShardStreamWriter([shard(b"older")], tmp_path / "shards", tmp_path / "drafts")
     left_behind.take(memoryview(b"old"))
     _, found = take(tmp_path, [shard(b"newer")], b"newer", 2)
     left_behind.take(memoryview(b"er"))

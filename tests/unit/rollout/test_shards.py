@@ -15,7 +15,7 @@ from gradbus.spec import WeightsSpec
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_rollout.weights import stored_shards
 from gradbus_rollout.weights.cache import ShardCache
-from gradbus_rollout.weights.shards import Shards
+from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.lazy_tensors import LazyTensors
 from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.weights_io import export_version
@@ -56,7 +56,7 @@ async def manifests(objects, exports):
 @pytest.fixture
 def new_worker(objects, tmp_path):
     def make(name="one", ways=()):
-        return Shards(objects, tmp_path / name, ways)
+        return VersionFiles(objects, tmp_path / name, ways)
 
     return make
 
@@ -147,7 +147,7 @@ async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rcl
     monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
     objects = rclone_server.store(monkeypatch)
     manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
-    assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
+    assert await content(VersionFiles(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
     assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
 
 

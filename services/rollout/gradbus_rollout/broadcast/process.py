@@ -18,7 +18,7 @@ from gradbus.errors import BroadcastError, CorruptRecordError
 from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig, BroadcastMembership
 from gradbus_kernels.weights import __file__ as _weights
 from gradbus_rollout.weights.cache import KEPT, ShardCache
-from gradbus_rollout.weights.cache_writer import ShardFiles
+from gradbus_rollout.weights.stream_writer import ShardStreamWriter
 
 _PROGRAM: Final = str(Path(_weights).with_name("broadcast.py"))
 _PIECE_BYTES: Final = 1 << 20
@@ -44,20 +44,20 @@ class BroadcastProcess:
     All methods raise BroadcastError once the process has ended.
     """
 
-    def __init__(self, seat: MemberConfig) -> None:
-        self._seat = seat
-        self._shards = seat.cache_dir / "shards"
-        self._drafts = seat.cache_dir / "receiving" / seat.worker
+    def __init__(self, member: MemberConfig) -> None:
+        self._member = member
+        self._shards = member.cache_dir / "shards"
+        self._drafts = member.cache_dir / "receiving" / member.worker
         shutil.rmtree(self._drafts, ignore_errors=True)  # of a process that was killed
         self.held_group = ""
         """Name of the group that can be used again."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         try:
             # Isolated: nothing of ours but this one file may meet the packages of another environment.
-            command = [seat.python, "-I", _PROGRAM]
+            command = [member.python, "-I", _PROGRAM]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
         except OSError as error:
-            raise BroadcastError(f"cannot run {seat.python} ({error}); it must be a Python that has torch") from error
+            raise BroadcastError(f"cannot run {member.python} ({error}); it must be a Python that has torch") from error
         self._orders, self._answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
 
     def wait_until_ready(self) -> None:
@@ -70,10 +70,10 @@ class BroadcastProcess:
             return
         place = {
             "group": members.group,
-            "rank": 1 + list(members.workers).index(self._seat.worker),
+            "rank": 1 + list(members.workers).index(self._member.worker),
             "size": 1 + len(members.workers),
-            "host": self._seat.host,
-            "device": self._seat.device if config.backend == "nccl" else "cpu",
+            "host": self._member.host,
+            "device": self._member.device if config.backend == "nccl" else "cpu",
             "stall_seconds": config.stall_seconds,
         }
         self._order("connect", address=members.address, place=place)
@@ -84,7 +84,7 @@ class BroadcastProcess:
         """Fills the cache, and gives a receipt. Raises CorruptRecordError for bytes that are not what they should be."""
         config, total = broadcast.config, sum(shard.size_bytes for shard in broadcast.shards)
         self._order("receive", total=total, bucket_bytes=config.bucket_bytes, seconds=config.seconds)
-        files = ShardFiles(broadcast.shards, self._shards, self._drafts)
+        files = ShardStreamWriter(broadcast.shards, self._shards, self._drafts)
         try:
             while total:
                 piece = self._read(min(total, _PIECE_BYTES))
@@ -94,7 +94,7 @@ class BroadcastProcess:
         finally:
             files.close()
         ShardCache(self._shards).evict(max(KEPT, len(broadcast.shards)))
-        self._order("receipt", key=f"{members.group}/{broadcast.step}/{self._seat.worker}", good=not files.damaged)
+        self._order("receipt", key=f"{members.group}/{broadcast.step}/{self._member.worker}", good=not files.damaged)
         self._answered()
         if files.damaged:
             raise CorruptRecordError(f"shards {', '.join(files.damaged)} came damaged; they are taken from object storage")

@@ -30,10 +30,10 @@ _FAULTS = (AioRpcError, CorruptRecordError, BroadcastError, OSError, TimeoutErro
 class BroadcastReceiver:
     """One run's broadcasts, one at a time; of those announced meanwhile the newest counts."""
 
-    def __init__(self, clients: WorkerClients, run_id: str, seat: MemberConfig) -> None:
+    def __init__(self, clients: WorkerClients, run_id: str, member: MemberConfig) -> None:
         self._clients = clients
         self._run_id = run_id
-        self._seat = seat
+        self._member = member
         self._newest: Broadcast | None = None
         self._news = asyncio.Event()
 
@@ -51,28 +51,28 @@ class BroadcastReceiver:
         """With a new member after each failure, for who was left behind in a group is of no use any more."""
         while True:
             try:
-                member = BroadcastProcess(self._seat)
+                process = BroadcastProcess(self._member)
             except BroadcastError as error:
                 return self._takes_no_part(error)
             try:
                 async with asyncio.timeout(_START_SECONDS):
-                    await in_own_thread(member.wait_until_ready, "broadcast-start")
+                    await in_own_thread(process.wait_until_ready, "broadcast-start")
                 self._tell(receives=True)
-                await self._take_parts(member)
+                await self._take_parts(process)
             except (BroadcastError, TimeoutError) as error:
                 return self._takes_no_part(error)
             finally:
                 self._tell(receives=False)
-                member.abort()
+                process.abort()
 
     def _takes_no_part(self, error: Exception) -> None:
-        _log.warning("takes_no_part_in_broadcasts", run_id=self._run_id, python=self._seat.python, error=first_line(error))
+        _log.warning("takes_no_part_in_broadcasts", run_id=self._run_id, python=self._member.python, error=first_line(error))
 
     def _tell(self, receives: bool) -> None:
         self._clients.heartbeat.presence.receives = receives
         self._clients.heartbeat.touch()
 
-    async def _take_parts(self, member: BroadcastProcess) -> None:
+    async def _take_parts(self, process: BroadcastProcess) -> None:
         """Returns when one failed."""
         while True:
             await self._news.wait()
@@ -81,25 +81,25 @@ class BroadcastReceiver:
             if broadcast is None:
                 continue
             try:
-                await self._take_part(broadcast, member)
+                await self._take_part(broadcast, process)
             except _FAULTS as error:
                 reason = error.details() if isinstance(error, AioRpcError) else first_line(error)
                 _log.warning("broadcast_missed", run_id=self._run_id, step=broadcast.step, error=f"{type(error).__name__}: {reason}")
                 return
 
-    async def _take_part(self, broadcast: Broadcast, member: BroadcastProcess) -> None:
+    async def _take_part(self, broadcast: Broadcast, process: BroadcastProcess) -> None:
         config = broadcast.config
-        members = await self._join(broadcast, member.held_group)
+        members = await self._join(broadcast, process.held_group)
         if members is None:
             return
         async with asyncio.timeout(config.stall_seconds):
-            await in_own_thread(lambda: member.connect(members, config), "broadcast-connect")
+            await in_own_thread(lambda: process.connect(members, config), "broadcast-connect")
         async with asyncio.timeout(config.seconds):
-            await in_own_thread(lambda: member.receive(broadcast, members), "broadcast-receive")
+            await in_own_thread(lambda: process.receive(broadcast, members), "broadcast-receive")
 
     async def _join(self, broadcast: Broadcast, held_group: str) -> BroadcastMembership | None:
         """The members, if this worker is one."""
-        name = self._seat.worker
+        name = self._member.worker
         request = JoinBroadcastRequest(run_id=self._run_id, broadcast_id=broadcast.broadcast_id, worker=name, held_group=held_group)
         seconds = _CALL_SECONDS + broadcast.config.join_seconds
         members = (await self._clients.weight_store.JoinBroadcast(request, timeout=seconds)).membership

@@ -12,7 +12,7 @@ from gradbus_rollout.settings import Settings
 from gradbus_rollout.tasks.prompts import PromptEncoder
 
 
-class Engines:
+class EngineFactory:
     """Opens the engine that a spec names, shaped by the run's model folder and without weights."""
 
     def __init__(self, settings: Settings) -> None:

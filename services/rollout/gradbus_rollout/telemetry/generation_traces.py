@@ -45,24 +45,24 @@ def first_trace(task: Task) -> str:
 
 
 @contextmanager
-def told(delivery: Delivery, run: Attributes) -> Iterator[TaskTimes]:
+def recorded(delivery: Delivery, run: Attributes) -> Iterator[TaskTimes]:
     """Tells of the task after the block; of one that fails also when none of its groups is traced."""
     times = TaskTimes(delivery.received)
     try:
         yield times
     except Exception as error:
-        _tell(delivery.task, times, run, f"{type(error).__name__}: {error}")
+        _record_task(delivery.task, times, run, f"{type(error).__name__}: {error}")
         raise
     times.delivered = time.time_ns()
-    _tell(delivery.task, times, run)
+    _record_task(delivery.task, times, run)
 
 
-def _tell(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> None:
+def _record_task(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> None:
     if not is_tracing():
         return
     common: Attributes = {**run, "messaging.message.id": task.task_id, "gradbus.policy.version": task.version}
-    told = {n: group for n, group in enumerate(task.groups) if group.traceparent}
-    for n, group in told.items():
+    recorded = {n: group for n, group in enumerate(task.groups) if group.traceparent}
+    for n, group in recorded.items():
         whole = TimedSpan(
             "generate",
             times.received,
@@ -74,13 +74,13 @@ def _tell(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> Non
             error=error,
         )
         if not error:
-            _tell_parts(whole.own, times, times.completions[n])
+            _record_parts(whole.own, times, times.completions[n])
         record(whole)
-    if error and not told:
+    if error and not recorded:
         record(TimedSpan("generate", times.received, attributes=common, kind=SpanKind.CONSUMER, error=error))
 
 
-def _tell_parts(parent: str, times: TaskTimes, completion: GroupCompletion) -> None:
+def _record_parts(parent: str, times: TaskTimes, completion: GroupCompletion) -> None:
     samples = [(sample, sample.times) for sample in completion.completions if sample.times is not None]
     first = min([interval[0] for _, interval in samples], default=times.sampled)
     taken = completion.prefill[0] if completion.prefill else first

@@ -12,7 +12,7 @@ from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger, transport_failed
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_rollout.weights.cache import KEPT, ShardCache
-from gradbus_rollout.weights.stored_shards import StoredShards
+from gradbus_rollout.weights.downloader import ShardDownloader
 
 _log = get_logger(__name__)
 _KEPT_ON_A_FULL_DISK = (1, 0)
@@ -35,12 +35,12 @@ class Way(Protocol):
         ...
 
 
-class Shards:
+class VersionFiles:
     """Shards as files. What fails in front falls back to object storage, which fails only if the version is gone (R8)."""
 
     def __init__(self, objects: ObjectStore, folder: Path, ways: Sequence[Way] = ()) -> None:
         self._cache = ShardCache(folder)
-        self._stored = StoredShards(objects, self._cache)
+        self._stored = ShardDownloader(objects, self._cache)
         self._ways = ways
 
     async def files(self, manifest: WeightManifest) -> list[Path]:

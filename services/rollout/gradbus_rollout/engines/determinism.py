@@ -14,7 +14,7 @@ from gradbus_rollout.tasks.samples import int32_bytes
 _SAMPLES = 4
 
 
-async def check_probe(engine: Engine, prompt_ids: Sequence[int], run_id: str, probes: Bucket) -> None:
+async def check_determinism(engine: Engine, prompt_ids: Sequence[int], run_id: str, probes: Bucket) -> None:
     """Samples a fixed prompt with the version held (the base model) and compares with the run's first worker.
 
     Raises SettingsError when the bits differ: this worker must not join a deterministic run.

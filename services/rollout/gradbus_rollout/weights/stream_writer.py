@@ -13,7 +13,7 @@ from gradbus.ids import is_digest
 from gradbus.v1.weights_pb2 import Shard
 
 
-class ShardFiles:
+class ShardStreamWriter:
     """Takes a stream apart into shards. A file appears in the cache, whole, only if its content has its digest."""
 
     def __init__(self, shards: Sequence[Shard], cache: Path, drafts: Path) -> None:

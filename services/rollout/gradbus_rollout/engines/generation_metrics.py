@@ -18,7 +18,7 @@ class Generated:
     completions: Sequence[GroupCompletion] = ()
 
 
-class Generation:
+class GenerationMetrics:
     """Measures calls of one engine; nothing is recorded by the token or by the sample."""
 
     def __init__(self, engine: str) -> None:

@@ -8,7 +8,7 @@ from gradbus.bus import Delivery
 from gradbus.v1.task_pb2 import Task, TaskKind
 
 
-class TaskBox:
+class TaskInbox:
     """Holds tasks from the moment they are fetched until their groups lie in the buffer."""
 
     def __init__(self) -> None:

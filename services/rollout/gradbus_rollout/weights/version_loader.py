@@ -24,7 +24,7 @@ from gradbus.telemetry import Attributes, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
 from gradbus_rollout.engines.base import Engine, VersionProbe
-from gradbus_rollout.weights.shards import Shards
+from gradbus_rollout.weights.version_files import VersionFiles
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -35,14 +35,14 @@ _CALL_SECONDS = 10.0
 _AWAY_SECONDS = 30.0
 
 
-class Versions:
+class VersionLoader:
     """What this worker knows of a run's versions. Announcements are hints; the key-value store is read as well."""
 
     def __init__(self, bus: Bus, objects: ObjectStore, store: WeightStoreServiceAsyncStub, run_id: str, cache_dir: Path) -> None:
         self._bus = bus
         self._store = store
         self._run_id = run_id
-        self._shards = Shards(objects, cache_dir / "shards")
+        self._shards = VersionFiles(objects, cache_dir / "shards")
         self._manifests: dict[int, WeightManifest] = {}
         self._attestation: asyncio.Task[None] | None = None
         self._announced: dict[int, float] = {}

@@ -24,7 +24,7 @@ _Route = tuple[str, Callable[[], Awaitable[Path]]]
 _FAULTS = (CorruptRecordError, DeltaError, FileNotFoundError, ObjectMissingError)
 
 
-class StoredShards:
+class ShardDownloader:
     """Needs nothing but a manifest, so that a worker which comes late catches up from the store alone."""
 
     def __init__(self, objects: ObjectStore, cache: ShardCache) -> None:
