@@ -19,24 +19,23 @@ from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.tasks.prompts import PromptEncoder
 
 TIMING = "GRADBUS_LOAD_ENGINE"
 
 
 class StubEngineFactory(EngineFactory):
-    """Every spec gets the stub."""
+    """Opens the stub for every spec."""
 
     def __init__(self, settings: Settings, timing: EngineTiming) -> None:
         super().__init__(settings)
         self._timing = timing
 
-    async def open(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
-        """See `EngineFactory`."""
+    async def open(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
+        """See `EngineFactory.open`."""
         config = TorchEngineConfig(
             slots=spec.rollout.slots,
             max_new_tokens=spec.rollout.max_new_tokens,
-            stop_token_ids=encoder.stop_token_ids,
+            stop_token_ids=stop_token_ids,
             max_prompt_tokens=spec.rollout.max_prompt_tokens,
         )
         return StubEngine(folder, config, self._timing)

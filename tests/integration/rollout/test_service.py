@@ -141,7 +141,7 @@ async def test_an_engine_that_comes_when_its_run_is_gone_is_let_go(new_record, m
 
     monkeypatch.setattr(TorchEngine, "from_folder", make_slowly)
     spec, encoder = (await new_record()).spec, PromptEncoder(model_folder, NEW_TOKENS)
-    task = asyncio.create_task(EngineFactory(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder))
+    task = asyncio.create_task(EngineFactory(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder.stop_token_ids))
     await until(lambda: made)
     task.cancel()
     await asyncio.wait({task})

@@ -18,8 +18,7 @@ from gradbus.objects.paths import blob_path
 from gradbus.process import WorkerHeartbeat
 from gradbus.telemetry import run_metrics
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
-from gradbus_rollout.tasks.prompt_table import PromptTable
-from gradbus_rollout.tasks.prompts import PromptEncoder
+from gradbus_rollout.tasks.prompts import PromptEncoder, PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 

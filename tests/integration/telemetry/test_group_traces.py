@@ -41,7 +41,7 @@ def test_a_group_that_is_not_traced_leaves_nothing(told):
         assert call.spans == {}
         call.answered(1, [])
     with generation_recorded(Delivery(task, 5), RUN) as times:
-        times.note([GroupCompletion("1", ())])
+        times.mark_sampled([GroupCompletion("1", ())])
     with graded(["part"], [ScoreSample(group_id="1")]):
         pass
     made = entry(traces, 1)
@@ -145,7 +145,7 @@ def completion(times):
 def test_samples_say_which_versions_made_them(told):
     task = dispatched(GroupTraces("run", 1.0), 1)
     with generation_recorded(Delivery(task, 5), RUN) as times:
-        times.note([GroupCompletion("1", (completion((100, 200)), completion((150, 300))), (50, 100))])
+        times.mark_sampled([GroupCompletion("1", (completion((100, 200)), completion((150, 300))), (50, 100))])
     samples = [span for span in told() if span.name == "sample"]
     assert [(span.start_time, span.end_time, span.attributes["gradbus.queue.seconds"]) for span in samples] == [
         (100, 200, 5e-8),
@@ -158,7 +158,7 @@ def test_samples_say_which_versions_made_them(told):
 def test_an_engine_that_cannot_tell_leaves_out_what_it_does_not_know(told):
     task = dispatched(GroupTraces("run", 1.0), 1)
     with generation_recorded(Delivery(task, 5), RUN) as times:
-        times.note([GroupCompletion("1", (completion(None),))])
+        times.mark_sampled([GroupCompletion("1", (completion(None),))])
     assert sorted(span.name for span in told()) == ["deliver", "generate", "queue", "send prompts.*", "set_aside"]
 
 

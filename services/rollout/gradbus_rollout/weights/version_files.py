@@ -1,76 +1,52 @@
-"""The way of a version's shards to this machine: faster ways in front, object storage behind them."""
+"""A version's shards as files on this machine: from the cache, or from object storage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from gradbus.aio.tasks import gathered
-from gradbus.errors import DiskError, GradbusError
+from gradbus.errors import DiskError
 from gradbus.objects import ObjectStore
-from gradbus.telemetry import get_logger, transport_failed
+from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_rollout.weights.cache import KEPT, ShardCache
 from gradbus_rollout.weights.downloader import ShardDownloader
 
 _log = get_logger(__name__)
 _KEPT_ON_A_FULL_DISK = (1, 0)
-"""First all but the newest shard goes, which a delta may start from."""
-
-
-class Way(Protocol):
-    """Another way than object storage for the shards of a version."""
-
-    @property
-    def name(self) -> str:
-        """What logs and metrics call it."""
-        ...
-
-    async def bring(self, manifest: WeightManifest, cache: ShardCache) -> None:
-        """Puts what it can of the version's shards into the cache, which checks their digests.
-
-        Ends by a deadline of its own. Raises GradbusError or OSError when it fails: the next way is taken.
-        """
-        ...
+"""Shards kept when the disk is full: first the newest, from which a delta may start; then none."""
 
 
 class VersionFiles:
-    """Shards as files. What fails in front falls back to object storage, which fails only if the version is gone (R8)."""
+    """One worker's. A broadcast may have filled the cache already; object storage gives whatever is missing (R8)."""
 
-    def __init__(self, objects: ObjectStore, folder: Path, ways: Sequence[Way] = ()) -> None:
+    def __init__(self, objects: ObjectStore, folder: Path) -> None:
+        """`folder` is the cache of shards, which the workers of a machine may share."""
         self._cache = ShardCache(folder)
-        self._stored = ShardDownloader(objects, self._cache)
-        self._ways = ways
+        self._downloader = ShardDownloader(objects, self._cache)
 
     async def files(self, manifest: WeightManifest) -> list[Path]:
         """The version's files, in the order of its shards.
 
-        Raises ObjectMissingError when there is no way to one of them, CorruptRecordError, StorageError and DiskError.
+        Raises ObjectMissingError when object storage does not hold what a shard is made from, CorruptRecordError, StorageError and
+        DiskError.
         """
-        for way in self._ways:
-            if all(self._stored.find(shard.digest) for shard in manifest.shards):
-                break
-            try:
-                await way.bring(manifest, self._cache)
-            except (GradbusError, OSError) as error:
-                transport_failed(way.name)
-                _log.warning("transport_failed", way=way.name, version=manifest.step, error=str(error))
         for kept in _KEPT_ON_A_FULL_DISK:
             try:
-                return await self._brought(manifest)
+                return await self._fetched(manifest)
             except DiskError as error:
                 _log.warning("shards_evicted", kept=kept, error=str(error))
                 self._cache.evict(kept)
-        return await self._brought(manifest)
+        return await self._fetched(manifest)
 
-    async def _brought(self, manifest: WeightManifest) -> list[Path]:
-        return await gathered([self._stored.bring(shard) for shard in manifest.shards])
+    async def _fetched(self, manifest: WeightManifest) -> list[Path]:
+        return await gathered([self._downloader.fetch(shard) for shard in manifest.shards])
 
     def loaded(self, files: Sequence[Path]) -> None:
-        """Frees what is older than these, which are in the engine."""
+        """The engine has loaded these files: evicts the oldest shards beyond the bound."""
         self._cache.evict(max(KEPT, len(files)))
 
     def forget(self) -> None:
-        """Empties the cache: something in it is not what it was."""
+        """Empties the cache, after one of its files turned out to have changed."""
         self._cache.evict(0)
