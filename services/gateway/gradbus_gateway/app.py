@@ -9,8 +9,8 @@ from gradbus_gateway.http import problems
 from gradbus_gateway.http.body_limit import BodyLimit
 from gradbus_gateway.http.hosts import HostCheck
 from gradbus_gateway.routes import events, files, health, runs, samples, sign_in, versions, workers
+from gradbus_gateway.routes.dependencies import Gateway
 from gradbus_gateway.settings import GatewaySettings
-from gradbus_gateway.state import Gateway
 from gradbus_gateway.web import routes as page
 
 _DESCRIPTION = "Reinforcement-learning runs of language models. Errors are `application/problem+json` (RFC 9457)."

@@ -20,9 +20,9 @@ from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
 from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
-from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.routes.dependencies import Gateway
+from gradbus_gateway.runs.store import RunStore
 from gradbus_gateway.settings import GatewaySettings
-from gradbus_gateway.state import Gateway
 
 _log = get_logger(__name__)
 _DRAIN_SECONDS = 5

@@ -1,6 +1,6 @@
 """Findings are kept as long as they are used."""
 
-from gradbus_gateway.intake.recent import Recent
+from gradbus_gateway.intake.lru_cache import Recent
 
 
 def test_the_finding_that_was_not_used_for_longest_goes_first():

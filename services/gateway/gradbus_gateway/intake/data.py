@@ -10,7 +10,7 @@ from gradbus.formats.jsonl import DatasetInfo, inspect
 from gradbus.ids import is_digest
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec
-from gradbus_gateway.intake.recent import Recent
+from gradbus_gateway.intake.lru_cache import Recent
 from gradbus_gateway.intake.server_paths import advice, under_roots
 from gradbus_gateway.settings import GatewaySettings
 

@@ -14,7 +14,7 @@ from gradbus.errors import Fault, ModelError, ObjectMissingError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder, checked_file_name, sanitized_config
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
-from gradbus_gateway.intake.recent import Recent
+from gradbus_gateway.intake.lru_cache import Recent
 from gradbus_gateway.intake.server_paths import advice, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings

@@ -32,9 +32,9 @@ from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.data import DataIntake, TakenData
 from gradbus_gateway.intake.model import ModelIntake, TakenModel
 from gradbus_gateway.intake.reward_address import address_faults
-from gradbus_gateway.run_store import Reservation, Run
+from gradbus_gateway.routes.dependencies import Gateway
+from gradbus_gateway.runs.store import Reservation, Run
 from gradbus_gateway.settings import GatewaySettings
-from gradbus_gateway.state import Gateway
 
 Section = TypeVar("Section", bound=BaseModel)
 

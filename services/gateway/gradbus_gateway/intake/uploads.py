@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from gradbus.objects import ObjectStore
-from gradbus_gateway.resources import FileResource
+from gradbus_gateway.resources.runs import FileResource
 
 _IN_MEMORY_BYTES = 1 << 20
 

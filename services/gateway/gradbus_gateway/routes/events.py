@@ -11,11 +11,11 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from gradbus.bus import Event, EventLog
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
-from gradbus_gateway.resources import EventResource, Page
+from gradbus_gateway.http.strict_query import KnownParameters
+from gradbus_gateway.resources.runs import EventResource, Page
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import Gateway, Here
 from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.state import Gateway, Here
 
 router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
 _IDLE_SECONDS = 1.0

@@ -10,12 +10,12 @@ from fastapi.responses import FileResponse
 from starlette.datastructures import UploadFile
 
 from gradbus.errors import ObjectMissingError
-from gradbus_gateway.auth.authentication import READ, UPLOAD
-from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.http.strict_query import KnownParameters
 from gradbus_gateway.intake.uploads import store_file, store_stream
-from gradbus_gateway.resources import FileResource
-from gradbus_gateway.state import Gateway, Here
+from gradbus_gateway.resources.runs import FileResource
+from gradbus_gateway.routes.authentication import READ, UPLOAD
+from gradbus_gateway.routes.dependencies import Gateway, Here
 
 router = APIRouter(prefix="/v1/files", tags=["files"], route_class=KnownParameters)
 Digest = Annotated[str, Path(pattern=r"^sha256:[0-9a-f]{64}$", description="`sha256:<hex>` of the file's bytes.")]

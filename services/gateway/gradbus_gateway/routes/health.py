@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from gradbus_gateway.state import Here
+from gradbus_gateway.routes.dependencies import Here
 
 router = APIRouter(tags=["health"])
 Word = Annotated[str, Field(description="One word.")]

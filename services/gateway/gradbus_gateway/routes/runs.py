@@ -8,12 +8,12 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from gradbus.access.api_keys import ApiKeyRecord
 from gradbus.spec import RunSpec
-from gradbus_gateway.auth.authentication import READ, WRITE
-from gradbus_gateway.http.known_parameters import KnownParameters
+from gradbus_gateway.http.strict_query import KnownParameters
 from gradbus_gateway.intake.submission import Request as Submission
 from gradbus_gateway.intake.submission import parse_body, submit
-from gradbus_gateway.resources import Page, RunResource, RunSummary
-from gradbus_gateway.state import Here
+from gradbus_gateway.resources.runs import Page, RunResource, RunSummary
+from gradbus_gateway.routes.authentication import READ, WRITE
+from gradbus_gateway.routes.dependencies import Here
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=KnownParameters)
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Depends, Query
 
 from gradbus.experience.reader import read_experience
 from gradbus.spec import RunSpec, ScheduleSpec
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.http.problems import ProblemError
-from gradbus_gateway.judged import JudgedGroup
-from gradbus_gateway.resources import Page, SampleResource
+from gradbus_gateway.http.strict_query import KnownParameters
+from gradbus_gateway.resources.group_samples import JudgedGroup
+from gradbus_gateway.resources.runs import Page, SampleResource
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import Gateway, Here
 from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.state import Gateway, Here
 
 router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
 Found = tuple[str, SampleResource]

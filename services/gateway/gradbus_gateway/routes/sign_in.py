@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from gradbus.access.api_keys import ApiKeyRecord
-from gradbus_gateway.auth.authentication import ANY_KEY, BY_KEY, check_same_origin, cookie_name
 from gradbus_gateway.auth.sessions import CODE_SECONDS, SESSION_SECONDS
-from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.http.problems import ProblemError
-from gradbus_gateway.resources import CallerResource, SignInResource
-from gradbus_gateway.state import Here
+from gradbus_gateway.http.strict_query import KnownParameters
+from gradbus_gateway.resources.runs import CallerResource, SignInResource
+from gradbus_gateway.routes.authentication import ANY_KEY, BY_KEY, check_same_origin, cookie_name
+from gradbus_gateway.routes.dependencies import Here
 
 router = APIRouter(prefix="/v1", tags=["page"], route_class=KnownParameters)
 page_router = APIRouter(include_in_schema=False)

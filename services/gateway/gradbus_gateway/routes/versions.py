@@ -10,13 +10,13 @@ from fastapi import APIRouter, Query
 from gradbus.formats.peft import ADAPTER_FILE, CONFIG_FILE, adapter_config
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.http.problems import ProblemError
-from gradbus_gateway.resources import ExportFile, ExportMerge, ExportResource, Page, VersionResource
+from gradbus_gateway.http.strict_query import KnownParameters
+from gradbus_gateway.resources.runs import ExportFile, ExportMerge, ExportResource, Page, VersionResource
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import Gateway, Here
 from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.run_store import Run
-from gradbus_gateway.state import Gateway, Here
+from gradbus_gateway.runs.store import Run
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
 _SECONDS = 5.0

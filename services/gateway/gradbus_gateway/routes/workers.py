@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
-from gradbus_gateway.resources import Page, WorkerResource
+from gradbus_gateway.http.strict_query import KnownParameters
+from gradbus_gateway.resources.runs import Page, WorkerResource
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import Here
 from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.state import Here
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ], route_class=KnownParameters)
 

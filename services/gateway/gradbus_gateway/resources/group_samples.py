@@ -11,7 +11,7 @@ from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FinishReason, Sample
-from gradbus_gateway.resources import SampleResource, SampleTokens, SpanResource
+from gradbus_gateway.resources.runs import SampleResource, SampleTokens, SpanResource
 
 
 class JudgedGroup:

@@ -11,7 +11,7 @@ from fastapi.security.base import SecurityBase
 
 from gradbus.access.api_keys import ApiKeyRecord
 from gradbus_gateway.http.problems import ProblemError
-from gradbus_gateway.state import Gateway, gateway_of
+from gradbus_gateway.routes.dependencies import Gateway, gateway_of
 
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _FOREIGN: Final = frozenset({"cross-site", "same-site"})

@@ -15,7 +15,7 @@ from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.intake.data import CheckedData
 from gradbus_gateway.intake.model import CheckedModels
-from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.runs.store import RunStore
 from gradbus_gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from gradbus.access.api_keys import Scope
 from gradbus.bus import Event
 from gradbus.control.runs import DesiredState, RunProgress, RunState, WorkerPresence
 from gradbus.spec import RunSpec
-from gradbus_gateway.run_store import Run, UnreadableRun
+from gradbus_gateway.runs.store import Run, UnreadableRun
 
 Item = TypeVar("Item")
 
