@@ -41,7 +41,7 @@ class TorchLearner:
         self._spec = spec
         loss = algorithm_of(spec.algorithm).loss
         self._settings, self._aggregate = policy_settings(loss), loss.aggregate
-        self._shares_reference = learner_computes_reference(spec)
+        self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         self._model = load_causal_lm(model_folder, device=device)
         self._logprobs = _logprobs_for(spec, device)
@@ -106,7 +106,7 @@ class TorchLearner:
         weights = iter(token_weights(counts, self._aggregate))
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
-            if self._shares_reference:
+            if self._learner_computes_reference:
                 base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)
             yield samples, tokens
