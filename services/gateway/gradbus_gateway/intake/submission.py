@@ -105,6 +105,8 @@ async def accepted_spec(gateway: Gateway, body: object) -> RunSpec:
     if reward := spec.reward if spec else _sound(RewardSpec, sections.get("reward")):
         faults.extend(_reward_faults(reward, data, gateway.settings))
     faults.extend(_fit_faults(model, data, spec.rollout if spec else _sound(RolloutSpec, sections.get("rollout", {}))))
+    if model and spec:
+        faults.extend(model.info.family.faults(spec.numerics, spec.trainer.lora))
     if evaluation := spec.evaluation if spec else _sound(EvaluationSpec, sections.get("evaluation", {})):
         faults.extend(_evaluation_faults(evaluation, source, reward))
     if faults or spec is None or model is None or data is None:
