@@ -130,7 +130,7 @@ async def test_samples_in_flight_go_on_with_their_adapters_and_new_ones_take_the
     assert len(await loaded(engine)) == 2
     await load(engine, version(3), 3)
     assert len(await loaded(engine)) == 1, "what no request names is unloaded"
-    assert len(list((engine._versions).glob("version-*"))) == 1
+    assert len(list(engine._folders.root.glob("version-*"))) == 1
 
 
 async def loaded(engine):
@@ -203,8 +203,8 @@ async def test_a_server_that_has_lost_the_adapters_is_given_them_again(attach, v
     await load(engine, held, 1)
     (name,) = await loaded(engine)
     await engine.server.api.unload_adapter(name)
-    engine._adapters._newest = name + "-of-a-life-before"  # the server keeps where adapters that it unloaded were
-    engine._adapters._held[engine._adapters._newest] = engine._held
+    engine._loader.adapters._newest = name + "-of-a-life-before"  # the server keeps where adapters that it unloaded were
+    engine._loader.adapters._loaded[engine._loader.adapters._newest] = engine._recovery.current
     (group,) = await engine.generate([PromptGroup("a", PROMPT, (1, 2))])
     for completion in group.completions:
         np.testing.assert_allclose(logprobs(completion), held.expected(PROMPT, completion), atol=1e-5)

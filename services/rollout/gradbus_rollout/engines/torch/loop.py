@@ -100,7 +100,7 @@ class TorchEngine:
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
         """See `Engine.generate`."""
         if self._version is None:
-            raise ModelError("the engine holds no weights yet; load a version first")
+            raise ModelError("the engine has no weights yet; load a version first")
         for group in groups:
             check_group(group, self.max_prompt_tokens, self._model.shape.vocab_size)
         if not groups:
