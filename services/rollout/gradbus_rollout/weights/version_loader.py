@@ -16,7 +16,6 @@ from opentelemetry.trace import SpanKind
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, Bus, View, subjects
-from gradbus.control.heads import VersionHead
 from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.objects import ObjectStore
 from gradbus.rpc import until_answered
@@ -131,7 +130,7 @@ class VersionLoader:
     async def _watch(self, view: View) -> None:
         while True:
             if value := view.get(f"{self._run_id}.version"):
-                self._learn(VersionHead.model_validate_json(value).manifest(self._run_id))
+                self._learn(WeightManifest.FromString(value))
             await view.changed.wait()
             view.changed.clear()
 

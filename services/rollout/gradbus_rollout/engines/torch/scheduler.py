@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradbus.errors import ModelError
-from gradbus_kernels.operators import Sampling, counter_uniform, sample_at
+from gradbus_kernels.operators import SamplingParams, counter_uniform, sample_at
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
@@ -67,7 +67,7 @@ class Scheduler:
     def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
         """Draw from every row, also those without a sample. Raises ModelError when a log-probability is not finite."""
         device = self._config.device
-        sampling = Sampling(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
+        sampling = SamplingParams(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
         drawn = sample_at(logits, uniforms.to(device), sampling)
         draws = Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
         if not math.isfinite(draws.logprobs.sum()):
