@@ -78,7 +78,7 @@ def test_the_process_fills_the_cache_and_leaves_a_receipt(new_member, meeting, t
     member.connect(members, CONFIG)
     member.receive(broadcast, members)
     sender.join()
-    assert member.held_group == "g"
+    assert member.previous_group == "g"
     assert [path.read_bytes() for path in (tmp_path / "shards").iterdir()] == [CONTENT]
     assert meeting.take_receipts(["g/3/a"], 0.0) == [True]
 

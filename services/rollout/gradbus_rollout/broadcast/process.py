@@ -49,7 +49,7 @@ class BroadcastProcess:
         self._shards = seat.cache_dir / "shards"
         self._drafts = seat.cache_dir / "receiving" / seat.worker
         shutil.rmtree(self._drafts, ignore_errors=True)  # of a process that was killed
-        self.held_group = ""
+        self.previous_group = ""
         """Name of the group that can be used again."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         try:
@@ -66,7 +66,7 @@ class BroadcastProcess:
 
     def connect(self, members: BroadcastMembership, config: BroadcastConfig) -> None:
         """Joins the group if it is a new one."""
-        if self.held_group == members.group:
+        if self.previous_group == members.group:
             return
         place = {
             "group": members.group,
@@ -78,7 +78,7 @@ class BroadcastProcess:
         }
         self._order("connect", address=members.address, place=place)
         self._answered()
-        self.held_group = members.group
+        self.previous_group = members.group
 
     def receive(self, broadcast: Broadcast, members: BroadcastMembership) -> None:
         """Fills the cache, and gives a receipt. Raises CorruptRecordError for bytes that are not what they should be."""

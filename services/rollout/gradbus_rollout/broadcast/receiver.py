@@ -89,7 +89,7 @@ class BroadcastReceiver:
 
     async def _take_part(self, broadcast: Broadcast, member: BroadcastProcess) -> None:
         config = broadcast.config
-        members = await self._join(broadcast, member.held_group)
+        members = await self._join(broadcast, member.previous_group)
         if members is None:
             return
         async with asyncio.timeout(config.stall_seconds):
@@ -97,10 +97,10 @@ class BroadcastReceiver:
         async with asyncio.timeout(config.seconds):
             await in_own_thread(lambda: member.receive(broadcast, members), "broadcast-receive")
 
-    async def _join(self, broadcast: Broadcast, held_group: str) -> BroadcastMembership | None:
+    async def _join(self, broadcast: Broadcast, previous_group: str) -> BroadcastMembership | None:
         """The members, if this worker is one."""
         name = self._seat.worker
-        request = JoinBroadcastRequest(run_id=self._run_id, broadcast_id=broadcast.broadcast_id, worker=name, held_group=held_group)
+        request = JoinBroadcastRequest(run_id=self._run_id, broadcast_id=broadcast.broadcast_id, worker=name, previous_group=previous_group)
         seconds = _CALL_SECONDS + broadcast.config.join_seconds
         members = (await self._clients.weight_store.JoinBroadcast(request, timeout=seconds)).membership
         if name in members.workers:
