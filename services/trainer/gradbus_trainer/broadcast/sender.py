@@ -24,7 +24,7 @@ class BroadcastSender:
         self._device = device if settings.backend == "nccl" else "cpu"
         self._meeting = Rendezvous.serve(settings.host, settings.port, settings.stall_seconds)
         self._group: BroadcastGroup | None = None
-        self.previous_group = ""
+        self.held_group = ""
         """Name of the group that can be used again."""
 
     @property
@@ -34,12 +34,12 @@ class BroadcastSender:
 
     def connect(self, members: BroadcastMembership) -> None:
         """Makes the group if it is a new one. Raises RuntimeError (torch's) when a member does not come."""
-        if self._group is None or self.previous_group != members.group:
+        if self._group is None or self.held_group != members.group:
             self.abort()
             size = 1 + len(members.workers)
             place = RankInfo(members.group, 0, size, self._settings.host, self._device, self._settings.stall_seconds)
             self._group = BroadcastGroup(self._meeting, place)
-            self.previous_group = members.group
+            self.held_group = members.group
 
     def send(self, step: int, members: BroadcastMembership, parts: Sequence[memoryview]) -> list[str]:
         """Names of the workers that have received every byte. What fails on the way is logged, and ends the group."""
@@ -61,6 +61,6 @@ class BroadcastSender:
 
     def abort(self) -> None:
         """Gives the group up, from any thread; whatever waits in it ends."""
-        group, self._group, self.previous_group = self._group, None, ""
+        group, self._group, self.held_group = self._group, None, ""
         if group is not None:
             group.abort()
