@@ -94,7 +94,7 @@ class Retention:
             run_id, ledger = self._due.popitem()
             try:
                 await self.sweep(ledger)
-                await self._manifests.objects.remove_drafts()
+                await self._manifests.objects.remove_partial_files()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
                 _log.warning("retention_put_off", run_id=run_id, error=f"{type(error).__name__}: {error}")
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gradbus.aio.tasks import background, until_done
+from gradbus.aio.tasks import background, run_to_end
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup, VersionProbe
 from gradbus_rollout.engines.generation_metrics import GenerationMetrics
@@ -59,7 +59,7 @@ class WatchedEngine:
 
         Whoever is cancelled closes it to the end all the same: the next run's engine must not meet its server.
         """
-        await until_done(self._closed())
+        await run_to_end(self._closed())
 
     async def _closed(self) -> None:
         try:

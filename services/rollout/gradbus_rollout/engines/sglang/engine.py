@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gradbus.aio.tasks import cancel_and_wait, gathered
+from gradbus.aio.tasks import cancel_and_wait, gather_or_cancel
 from gradbus.errors import EngineError, ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.safetensors import read_headers
@@ -126,7 +126,7 @@ class SGLangEngine:
             raise ModelError("the engine holds no weights yet; load a version first")
         for group in groups:
             check_group(group, self.max_prompt_tokens, self._info.vocab_size)
-        call = asyncio.create_task(gathered([self._group(group) for group in groups]), name="generate")
+        call = asyncio.create_task(gather_or_cancel([self._group(group) for group in groups]), name="generate")
         self._keep(call)
         try:
             return await call
@@ -174,7 +174,7 @@ class SGLangEngine:
         prefill: Interval | None = None
         if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
             prefill = await self._share_prefix(group)
-        return GroupCompletion(group.key, tuple(await gathered([self._sample(group, seed) for seed in group.seeds])), prefill)
+        return GroupCompletion(group.key, tuple(await gather_or_cancel([self._sample(group, seed) for seed in group.seeds])), prefill)
 
     async def _share_prefix(self, group: PromptGroup) -> Interval:
         """Puts the prompt into the server's prefix cache; without it every sample prefills the prompt for itself."""
