@@ -26,7 +26,7 @@ REWARDS = Board(
                     "Groups asked for again",
                     "Their last scoring failed. The conductor pauses 0.1 s to 10 s between attempts and asks without end, or in a `free`"
                     " run until the group's deadline: this is what stands in a breaker's place.",
-                    [Query('sum(gradbus_groups_unjudged{gradbus_run_id="$run"})', "groups")],
+                    [Query('sum(gradbus_groups_unscored{gradbus_run_id="$run"})', "groups")],
                     kind="stat",
                     unit="none",
                     width=6,

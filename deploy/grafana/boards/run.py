@@ -99,7 +99,7 @@ RUN = Board(
                 Panel(
                     "Evaluation",
                     "The newest result on held-out rows, in the spec's `evaluation.metric`. Empty without `data.eval`.",
-                    [_one("gradbus_run_accuracy", "evaluation")],
+                    [_one("gradbus_evaluation_score", "evaluation")],
                     kind="stat",
                     unit="none",
                     width=4,
@@ -115,7 +115,7 @@ RUN = Board(
                     "Reward",
                     "Mean of each step, and one standard deviation over its samples. A spread that goes to 0 leaves nothing to learn:"
                     " groups get filtered.",
-                    _band("gradbus_reward_mean", "gradbus_reward_deviation"),
+                    _band("gradbus_reward_mean", "gradbus_reward_std"),
                     unit="none",
                     width=12,
                     overrides=_BAND,
@@ -131,7 +131,7 @@ RUN = Board(
                 Panel(
                     "Evaluation",
                     "Held-out rows. It stays flat while the reward rises: the policy learns the grader, not the task.",
-                    [_one("gradbus_run_accuracy", "evaluation")],
+                    [_one("gradbus_evaluation_score", "evaluation")],
                     unit="none",
                     width=6,
                     custom={"showPoints": "always", "lineInterpolation": "stepAfter"},
@@ -139,7 +139,7 @@ RUN = Board(
                 Panel(
                     "Spread by part",
                     "Standard deviation over the step's samples.",
-                    [_each("gradbus_reward_deviation", "gradbus_reward_part")],
+                    [_each("gradbus_reward_std", "gradbus_reward_part")],
                     unit="none",
                     width=12,
                 ),
@@ -170,14 +170,14 @@ RUN = Board(
                 Panel(
                     "Gradient norm",
                     "Before clipping. Spikes come from few, long or wrong samples: look at the step's.",
-                    [_one("gradbus_policy_gradient", "norm")],
+                    [_one("gradbus_policy_grad_norm", "norm")],
                     unit="none",
                 ),
                 Panel(
                     "Tokens clipped",
                     "Share of tokens outside the clip range, below (low) and above (high). Above a few percent the steps are too large"
                     " for how stale the samples are.",
-                    [_each("gradbus_policy_clipped", "gradbus_side")],
+                    [_each("gradbus_policy_clip_fraction", "gradbus_side")],
                     unit="percentunit",
                     defaults={"min": 0},
                 ),

@@ -76,7 +76,7 @@ SERVICES = Board(
                             f'sum(rate(gradbus_groups_dispatched_total{{gradbus_dispatch="again"}}{_WINDOW}))',
                             "sent again",
                         ),
-                        Query(f"sum(rate(gradbus_groups_stranded_total{_WINDOW}))", "given up: version gone"),
+                        Query(f"sum(rate(gradbus_groups_abandoned_total{_WINDOW}))", "given up: version gone"),
                     ],
                 ),
                 Panel(

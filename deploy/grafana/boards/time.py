@@ -82,7 +82,7 @@ TIME = Board(
                     "Standing still for",
                     "Since the run last made a step. After 10 s the run's status names what it waits for and who owes it; after 5 minutes"
                     " there is an alert.",
-                    [Query(f"max(gradbus_run_still_seconds{{{OF_RUN}}})", "still", now=True)],
+                    [Query(f"max(gradbus_run_time_since_step_seconds{{{OF_RUN}}})", "still", now=True)],
                     kind="stat",
                     unit="s",
                     width=4,

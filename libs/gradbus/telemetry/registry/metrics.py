@@ -141,7 +141,7 @@ _TRAINING: Final = (
         (_RUN, "gradbus.reward.part"),
     ),
     Metric(
-        "gradbus.reward.deviation",
+        "gradbus.reward.std",
         "gauge",
         "{reward}",
         ("trainer",),
@@ -151,10 +151,10 @@ _TRAINING: Final = (
     Metric("gradbus.policy.kl", "gauge", "{nat}", ("trainer",), "KL to the base model, k3, a token.", (_RUN,)),
     Metric("gradbus.policy.entropy", "gauge", "{nat}", ("trainer",), "Entropy of the policy, a token.", (_RUN,)),
     Metric("gradbus.policy.loss", "gauge", "{loss}", ("trainer",), "The step's loss.", (_RUN,)),
-    Metric("gradbus.policy.gradient", "gauge", "{norm}", ("trainer",), "Norm of the gradient before clipping.", (_RUN,)),
+    Metric("gradbus.policy.grad_norm", "gauge", "{norm}", ("trainer",), "Norm of the gradient before clipping.", (_RUN,)),
     Metric("gradbus.policy.learning_rate", "gauge", "{rate}", ("trainer",), "Learning rate of the step.", (_RUN,)),
     Metric(
-        "gradbus.policy.clipped",
+        "gradbus.policy.clip_fraction",
         "gauge",
         "{share}",
         ("trainer",),
@@ -237,8 +237,8 @@ _SCHEDULING: Final = (
     ),
     Metric("gradbus.run.step", "gauge", "{step}", ("conductor",), "Steps published of each run that a conductor drives.", (_RUN,)),
     Metric("gradbus.run.steps", "gauge", "{step}", ("conductor",), "Steps that the run is to make.", (_RUN,)),
-    Metric("gradbus.run.still", "gauge", "s", ("conductor",), "Time since the run last made a step; 0 unless it should.", (_RUN,)),
-    Metric("gradbus.run.accuracy", "gauge", "{score}", ("conductor",), "The newest evaluation's metric.", (_RUN,)),
+    Metric("gradbus.run.time_since_step", "gauge", "s", ("conductor",), "Time since the run last made a step; 0 unless it should.", (_RUN,)),
+    Metric("gradbus.evaluation.score", "gauge", "{score}", ("conductor",), "The newest evaluation's metric.", (_RUN,)),
     Metric(
         "gradbus.groups.waiting",
         "up_down_counter",
@@ -248,7 +248,7 @@ _SCHEDULING: Final = (
         (_RUN, "gradbus.stage"),
     ),
     Metric(
-        "gradbus.groups.unjudged",
+        "gradbus.groups.unscored",
         "up_down_counter",
         "{group}",
         ("conductor",),
@@ -286,7 +286,7 @@ _GENERATION: Final = (
         _TOKENS,
     ),
     Metric(
-        "gradbus.groups.stranded",
+        "gradbus.groups.abandoned",
         "counter",
         "{group}",
         ("rollout",),

@@ -70,7 +70,7 @@ class BroadcastReceiver:
 
     def _tell(self, receives: bool) -> None:
         self._clients.heartbeat.presence.receives = receives
-        self._clients.heartbeat.touch()
+        self._clients.heartbeat.publish_now()
 
     async def _take_parts(self, member: BroadcastProcess) -> None:
         """Returns when one failed."""
