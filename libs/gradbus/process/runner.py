@@ -12,7 +12,7 @@ from threading import Timer
 from gradbus.errors import GradbusError
 from gradbus.process.health import HealthPages
 from gradbus.process.settings import ProcessSettings
-from gradbus.telemetry import configure_logging, export_process_metrics, exported, get_logger
+from gradbus.telemetry import configure_logging, export_process_metrics, export_telemetry, get_logger
 
 _log = get_logger(__name__)
 DRAIN_SECONDS = 20.0
@@ -37,7 +37,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 def run_process(name: str, settings: ProcessSettings, main: Main, loop: Loop | None = None) -> int:
     """Runs `main` until it returns. Returns the exit status: 0 after a drain, 1 after an error. `loop` creates a custom event loop."""
     configure_logging(name, settings.log_level)
-    with exported(name, settings.worker_id), _thread_watchdog() as finished, asyncio.Runner(loop_factory=loop) as runner:
+    with export_telemetry(name, settings.worker_id), _thread_watchdog() as finished, asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(_run(name, settings, main, finished))
 
 
