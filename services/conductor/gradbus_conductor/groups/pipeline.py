@@ -68,7 +68,7 @@ class Sampling:
             "admission": lambda: len(self.judged),
         }
         numbers.replace("gradbus.groups.waiting", "gradbus.stage", stages)
-        numbers.set("gradbus.groups.unjudged", lambda: len(state.failing))
+        numbers.set("gradbus.groups.unscored", lambda: len(state.failing))
         numbers.replace("gradbus.run.time", "gradbus.phase", {"score": state.scored.total, "reference": state.referenced.total})
 
     async def dispatch(self, groups: Mapping[int, int], workers: int) -> None:

@@ -13,7 +13,7 @@ from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.experience.archive import ArchiveWriter
 from gradbus.rpc import describe_rpc_error
-from gradbus.telemetry import exporting, get_logger
+from gradbus.telemetry import export_metrics, get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.dataset import prepare
@@ -44,7 +44,7 @@ class Driver:
     async def drive(self, lease: Lease) -> None:
         """Returns when the run is over. Whatever stops it otherwise is raised, and told in the run's status."""
         try:
-            with exporting(self._report.numbers):
+            with export_metrics(self._report.numbers):
                 await self._drive(lease)
         except FencedError:
             raise

@@ -38,7 +38,7 @@ class Report:
         self._moved: tuple[RunState, int, float] = ("queued", -1, time.monotonic())
         self.numbers = run_metrics(run_id)
         """What metrics tell of the run."""
-        self.numbers.set("gradbus.run.still", self._still)
+        self.numbers.set("gradbus.run.time_since_step", self._still)
 
     @property
     def paused(self) -> bool:
@@ -147,7 +147,7 @@ class Report:
             self._moved = (state, progress.step, time.monotonic())
         self.numbers.set("gradbus.run.step", progress.step)
         if progress.accuracy is not None:
-            self.numbers.set("gradbus.run.accuracy", progress.accuracy)
+            self.numbers.set("gradbus.evaluation.score", progress.accuracy)
 
     def _still(self) -> float:
         state, _, since = self._moved
