@@ -18,7 +18,7 @@ RUN = {"gradbus.run.id": "run"}
 
 def dispatched(traces, *indexes):
     task = Task(task_id="1.0.0", groups=[GroupTask(index=index, traceparent=traces.begin(index, 10)) for index in indexes])
-    traces.sent([task], 10)
+    traces.dispatched([task], 10)
     return task
 
 
@@ -100,7 +100,7 @@ def test_a_group_dispatched_again_has_one_root(told):
 def test_another_conductor_goes_on_in_the_same_trace(told):
     first, second = GroupTraces("run", 1.0), GroupTraces("run", 1.0)
     task = dispatched(first, 1)
-    second.found([Group(index=1, traceparent=task.groups[0].traceparent), Group(index=2)])
+    second.fetched([Group(index=1, traceparent=task.groups[0].traceparent), Group(index=2)])
     second.admitted([entry(second, 1), entry(second, 2)], 30)
     assert orphans(told()) == []
     assert len({span.context.trace_id for span in told()}) == 1

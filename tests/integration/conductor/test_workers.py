@@ -7,7 +7,7 @@ import pytest
 
 from gradbus.bus import Buckets
 from gradbus.control.runs import WorkerPresence
-from gradbus_conductor.workers.pool import WorkerPool
+from gradbus_conductor.workers import WorkerPool
 
 
 @pytest.fixture
