@@ -94,7 +94,7 @@ async def test_a_conductor_that_was_replaced_overwrites_no_status(runs, writer, 
     second = RunStatusWriter(runs, history, run_id, groups_per_step=2)
     await second.recover()
     await second.transition("succeeded")
-    with pytest.raises(FencedError, match="somebody else wrote"):
+    with pytest.raises(FencedError, match="another process wrote"):
         await writer.write("evaluating", START)
     assert (await stored(runs, run_id)).state == "succeeded"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradbus.experience import ExperienceLog
-from gradbus.experience.archive import Archive
+from gradbus.experience.archive import ArchiveWriter
 from gradbus.v1.weight_store_service_pb2 import GetCheckpointRequest, GetCheckpointResponse
 from gradbus.v1.weights_pb2 import TrainerProgress
 from gradbus_conductor.run.context import Ending, RunContext
@@ -20,7 +20,7 @@ class CheckpointArchiver:
         self._context = context
         self._log = log
         self._heads = heads
-        self._archive = Archive(context.clients.objects, log, context.run_id)
+        self._archive = ArchiveWriter(context.clients.objects, log, context.run_id)
         self._has_optimizer = False
         self.archived_step = -1
         """Step of the newest checkpoint whose entries are archived."""
@@ -48,7 +48,7 @@ class CheckpointArchiver:
     async def ending(self) -> Ending:
         """How the run ends, now that all its steps are archived."""
         # AdamW has no state before its first step, so a checkpoint without optimizer state has trained nothing.
-        return await ending_of(self._archive, learned=self._has_optimizer)
+        return await ending_of(self._archive.reader, learned=self._has_optimizer)
 
     async def _newest(self) -> GetCheckpointResponse:
         if self._heads.checkpoint < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradbus.experience.archive import Archive
+from gradbus.experience.archive import ArchiveReader
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
@@ -52,7 +52,7 @@ class LearningSignal:
         return bool(self._max_filtered) and self._filtered >= self._max_filtered
 
 
-async def ending_of(archive: Archive, *, learned: bool) -> Ending:
+async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:
     """How a run ends that has taken all its steps. The archive decides, because this process may not have seen all entries."""
     if learned:
         return Ending("succeeded")
