@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -14,6 +15,8 @@ from gradbus.control.runs import Role, WorkerPresence
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
+_DRIVEN_ROLES: Final[tuple[Role, ...]] = ("trainer", "rollout", "reference")
+"""Roles whose workers take up one run."""
 
 
 class WorkerPool:
@@ -32,6 +35,11 @@ class WorkerPool:
     def serving(self, run_id: str, role: Role) -> list[WorkerPresence]:
         """Live workers of a role that are assigned to the run and have taken it up."""
         return [worker for worker in self.present(role) if worker.run_id == run_id and self.run_of(worker.worker) == run_id]
+
+    def run_fault(self, run_id: str) -> str:
+        """The trouble that a worker reports as the run's own, so that no other worker could serve the run; else empty."""
+        workers = [worker for role in _DRIVEN_ROLES for worker in self.present(role)]
+        return next((worker.trouble for worker in workers if worker.run_id == run_id and worker.fatal), "")
 
     def run_of(self, worker: str) -> str:
         """The run a worker is assigned to, or empty."""

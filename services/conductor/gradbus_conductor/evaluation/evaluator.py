@@ -30,7 +30,7 @@ class EvaluationConfig:
 
     record: RunRecord
     dataset: Dataset | None
-    runs: Bucket
+    runs_bucket: Bucket
     events: EventLog
 
 
@@ -40,7 +40,7 @@ class Evaluator:
     def __init__(self, clients: Clients, config: EvaluationConfig, queue: TaskQueue, wake: asyncio.Event) -> None:
         self._clients = clients
         self._config = config
-        self._stored = OwnedKey(config.runs, f"{config.record.run_id}.evaluations")
+        self._stored = OwnedKey(config.runs_bucket, f"{config.record.run_id}.evaluations")
         self._queue = queue
         self._wake = wake
         self._skipped = -1

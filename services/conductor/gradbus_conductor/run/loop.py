@@ -59,8 +59,10 @@ class RunLoop:
         self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
         self._stall = StallDetector()
         self._is_registered = False
+        """Whether outstanding groups were registered; only groups that are new since then are dispatched without a search."""
         self._repair_at = 0.0
         self._missing_report: TrainerProgress | None = None
+        """Progress of a trainer that lacks groups which the log should hold."""
 
     async def drive(self) -> Ending:
         """Runs passes until the run is over, or is paused and yields its trainer. Raises FencedError when another conductor has the run."""
@@ -91,8 +93,10 @@ class RunLoop:
         desired = self._context.desired
         if desired == "cancelled":
             return Ending("cancelled")
-        if reason := self._fatal_reason():
-            return Ending("failed", reason)
+        if self._learning_signal.no_signal:
+            return Ending("failed", self._learning_signal.warning)
+        if fault := self._context.pool.run_fault(self._context.run_id):
+            return Ending("failed", fault)
         if self._missing_report is not None:
             await self._recover()
         await self._pipeline.collect(self._schedule.outstanding())
@@ -107,30 +111,6 @@ class RunLoop:
         if self._trainer_watch.should_yield(self._heads.version, paused=desired == "paused"):
             return Ending("paused")
         return await self._checkpoints.ending() if self._is_complete() else None
-
-    @asynccontextmanager
-    async def _subscribed(self) -> AsyncIterator[None]:
-        async def on_sampled(payload: bytes) -> None:
-            message = GroupsSampled.FromString(payload)
-            if message.kind == TASK_KIND_TRAIN:
-                self._pipeline.report_sampled(message.indexes)
-            else:
-                self._evaluator.report_sampled(message.version, message.indexes)
-            self._wake.set()
-
-        async def on_missing(payload: bytes) -> None:
-            # The trainer's report outranks the schedule: the buffer may have lost entries that were appended.
-            progress = TrainerProgress.FromString(payload)
-            # Ignore requests from a trainer behind the newest checkpoint; it has been replaced. Ignore missing groups that are
-            # still outstanding: recovery reads the whole log, and a waiting trainer repeats its request.
-            newest = max(self._heads.checkpoint, self._checkpoints.archived_step)
-            if progress.step >= newest and not self._schedule.owes(progress.step):
-                self._missing_report = progress
-                self._wake.set()
-
-        bus, run_id = self._context.clients.bus, self._context.run_id
-        async with bus.subscribed(subjects.groups(run_id), on_sampled), bus.subscribed(subjects.missing(run_id), on_missing):
-            yield
 
     async def _recover(self) -> None:
         """Rebuilds the schedule from the log, and from the progress of the newest checkpoint or of a trainer that misses groups."""
@@ -171,28 +151,8 @@ class RunLoop:
         await self._trainer_watch.replace_lost()
         await self._pipeline.redispatch_overdue(self._schedule.outstanding(), rollouts)
 
-    def _fatal_reason(self) -> str:
-        """Why the run fails: no group can be trained, or a worker reports a fault of the run itself; else empty."""
-        if self._learning_signal.no_signal:
-            return self._learning_signal.warning
-        workers = [worker for role in ("trainer", "rollout", "reference") for worker in self._context.pool.present(role)]
-        return next((worker.trouble for worker in workers if worker.run_id == self._context.run_id and worker.fatal), "")
-
     async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> None:
         scoring_failure = self._pipeline.scoring_failure(_SCORING_GRACE_SECONDS) or self._evaluator.scoring_failure(_SCORING_GRACE_SECONDS)
-        state: RunState = "running" if self._heads.version >= 0 else "starting"
-        if paused:
-            state = "paused"
-        elif scoring_failure:
-            state = "waiting_for_reward"
-        elif self._heads.version >= self._steps:
-            state = "evaluating"
-        trainers = self._context.pool.serving(self._context.run_id, "trainer")
-        waiting_for = scoring_failure if state == "waiting_for_reward" else ""
-        if not paused and not waiting_for:
-            outstanding = self._schedule.outstanding()
-            blockers = Blockers(trainers, rollouts, outstanding, self._evaluator.running)
-            waiting_for = self._stall.reason(self._heads.version, len(outstanding), blockers)
         snapshot = RunSnapshot(
             version=self._heads.version,
             checkpoint=self._heads.checkpoint,
@@ -200,11 +160,49 @@ class RunLoop:
             warning=self._learning_signal.warning,
             scoring_seconds=self._pipeline.scoring_seconds,
             response_tokens=self._pipeline.response_tokens,
-            trainers=trainers,
+            trainers=self._context.pool.serving(self._context.run_id, "trainer"),
             rollouts=rollouts,
         )
+        state: RunState
+        if paused:
+            state, waiting_for = "paused", ""
+        elif scoring_failure:
+            state, waiting_for = "waiting_for_reward", scoring_failure
+        else:
+            evaluating = self._heads.version >= self._steps
+            state = "starting" if self._heads.version < 0 else "evaluating" if evaluating else "running"
+            outstanding = self._schedule.outstanding()
+            blockers = Blockers(snapshot.trainers, rollouts, outstanding, self._evaluator.running)
+            waiting_for = self._stall.reason(self._heads.version, len(outstanding), blockers)
         await self._context.status.write(state, snapshot, waiting_for)
 
     def _is_complete(self) -> bool:
         stored = min(self._heads.checkpoint, self._checkpoints.archived_step)
         return stored >= self._steps and self._evaluator.due() is None
+
+    @asynccontextmanager
+    async def _subscribed(self) -> AsyncIterator[None]:
+        bus, run_id = self._context.clients.bus, self._context.run_id
+        async with (
+            bus.subscribed(subjects.groups(run_id), self._on_sampled),
+            bus.subscribed(subjects.missing(run_id), self._on_missing),
+        ):
+            yield
+
+    async def _on_sampled(self, payload: bytes) -> None:
+        message = GroupsSampled.FromString(payload)
+        if message.kind == TASK_KIND_TRAIN:
+            self._pipeline.report_sampled(message.indexes)
+        else:
+            self._evaluator.report_sampled(message.version, message.indexes)
+        self._wake.set()
+
+    async def _on_missing(self, payload: bytes) -> None:
+        """A trainer lacks groups of its step. Its report outranks the schedule: the buffer may have lost entries of the log."""
+        progress = TrainerProgress.FromString(payload)
+        if progress.step < max(self._heads.checkpoint, self._checkpoints.archived_step):
+            return  # the trainer is behind the newest checkpoint: it has been replaced
+        if self._schedule.owes(progress.step):
+            return  # the groups are still outstanding, and recovery reads the whole log; a waiting trainer repeats its report
+        self._missing_report = progress
+        self._wake.set()
