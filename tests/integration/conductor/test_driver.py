@@ -227,7 +227,7 @@ async def test_a_run_of_equal_rewards_succeeds_and_says_that_nothing_was_learned
     assert status.reason.startswith("nothing was learned")
 
 
-async def test_a_run_that_learned_succeeds_without_a_word(stage):
+async def test_a_run_that_learned_succeeds_without_a_reason(stage):
     await stage.trained()
     await stage.trainer()
     await stage.drive()
@@ -249,7 +249,7 @@ async def test_a_queued_run_names_the_paused_one_that_has_the_trainer(stage):
     await asyncio.wait_for(driving, 60)
 
 
-async def test_a_paused_run_makes_way_and_takes_a_trainer_again_when_it_is_resumed(stage, monkeypatch):
+async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_resumed(stage, monkeypatch):
     monkeypatch.setattr(trainers, "_YIELD_SECONDS", 0.0)
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
@@ -286,7 +286,7 @@ async def test_a_queued_run_says_that_there_is_no_trainer_or_who_comes_first(sta
 
 
 @pytest.mark.parametrize("key", ["spec", "desired", "status"])
-async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(stage, key):
+async def test_a_run_that_cannot_be_read_is_skipped_and_frees_its_trainer(stage, key):
     runs, broken = stage.buckets[Buckets.RUNS], "run-000-broken"
     await runs.put(f"{broken}.spec", stage.record.to_bytes())
     await runs.put(f"{broken}.{key}", b"\xff not a record")
@@ -301,9 +301,9 @@ async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(
                 await asyncio.sleep(0.02)
         process.stopping.set()
         await serving
-    told = [line["error"] for line in logs if line["event"] == "run_unreadable"]
-    assert len(told) == 1
-    assert f"{broken}.{key} in the bucket `runs` cannot be read" in told[0]
+    errors = [line["error"] for line in logs if line["event"] == "run_unreadable"]
+    assert len(errors) == 1
+    assert f"{broken}.{key} in the bucket `runs` cannot be read" in errors[0]
 
 
 async def test_a_conductor_keeps_leases_for_the_head_of_the_queue_alone(stage, monkeypatch):
@@ -356,11 +356,11 @@ async def test_a_run_that_is_paused_when_its_conductor_dies_keeps_no_trainer_fro
     await asyncio.wait_for(driving, 60)
 
 
-@pytest.mark.parametrize("told", [False, True])
-async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_died_after_it(stage, told):
+@pytest.mark.parametrize("emitted", [False, True])
+async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_died_after_it(stage, emitted):
     await stage.trained()
     history = EventLog(stage.clients.bus, stage.run_id)
-    if told:
+    if emitted:
         history.emit("checkpoint", f"checkpoint {STEPS}", key=f"checkpoint:{STEPS}")
         await history.flush()
     await stage.trainer()

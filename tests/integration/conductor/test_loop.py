@@ -67,21 +67,21 @@ async def test_a_trainer_that_was_replaced_is_not_believed(loop, clients, run_id
         assert loop._missing_report.step == 3, "older than the checkpoint: the frontier it names was trimmed long ago"
 
 
-async def test_a_trainer_that_waits_for_what_is_still_being_made_has_nobody_read_the_log_again(loop, clients, run_id):
+async def test_a_trainer_that_waits_for_outstanding_groups_causes_no_recovery(loop, clients, run_id):
     loop._schedule.recover([(0, True)], 0, [], 0)
     loop._schedule.dispatchable(0)
-    told = asyncio.Event()
+    received = asyncio.Event()
 
-    async def noted(_payload):
-        told.set()
+    async def on_message(_payload):
+        received.set()
 
     progress = TrainerProgress(run_id=run_id, step=0).SerializeToString()
-    async with loop._subscribed(), clients.bus.subscribed(subjects.missing(run_id), noted):
-        for owed in (True, False):
+    async with loop._subscribed(), clients.bus.subscribed(subjects.missing(run_id), on_message):
+        for is_outstanding in (True, False):
             await clients.bus.publish(subjects.missing(run_id), progress)
-            await asyncio.wait_for(told.wait(), 60)
-            assert (loop._missing_report is None) is owed
-            told.clear()
+            await asyncio.wait_for(received.wait(), 60)
+            assert (loop._missing_report is None) is is_outstanding
+            received.clear()
             loop._schedule.appended(1, True)
 
 
@@ -111,14 +111,14 @@ async def test_a_group_that_is_done_while_its_conductor_is_replaced_is_not_sampl
     heads = await clients.bus.bucket(Buckets.HEADS)
     await heads.put(f"{run_id}.version", WeightManifest(term=1, step=0, digest="sha256:" + "0" * 64).SerializeToString())
 
-    async def told_meanwhile(_queue):
+    async def report_meanwhile(_queue):
         sampled = GroupsSampled(run_id=run_id, kind=TaskKind.TASK_KIND_TRAIN, indexes=[0])
         await clients.bus.publish(subjects.groups(run_id), sampled.SerializeToString())
         async with asyncio.timeout(60):
             while not loop._pipeline._reported:  # noqa: ASYNC110 - it does not signal
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(TaskQueue, "purge", told_meanwhile)
+    monkeypatch.setattr(TaskQueue, "purge", report_meanwhile)
     driving = asyncio.create_task(loop.drive())
     async with asyncio.timeout(60):
         while "0.0" not in scorer.asked:  # noqa: ASYNC110 - the scorer counts, it does not signal

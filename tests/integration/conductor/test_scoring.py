@@ -1,4 +1,4 @@
-"""Scoring over real gRPC: a failure is asked again, never a reward of 0."""
+"""Scoring over real gRPC: a failed sample is scored again, and never gets a reward of 0."""
 
 import asyncio
 import dataclasses
