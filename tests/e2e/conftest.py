@@ -155,7 +155,7 @@ def stack(tmp_path_factory):
             finally:
                 up.send_signal(signal.SIGINT)
                 up.wait(PATIENCE)
-                assert "stopped; everything is kept in" in log.read_text()
+                assert "stopped; all state is kept in" in log.read_text()
 
     return run
 
