@@ -65,7 +65,7 @@ class TrainerService:
         events = EventLog(self._clients.bus, run_id)
         trained = {"trained_parameters": learner.trained_parameters}
         _log.info("learner_opened", run_id=run_id, step=state.step, **trained)
-        events.emit("learner", f"a step moves {learner.trained_parameters:,} numbers", trained, key="learner")
+        events.emit("learner", f"{learner.trained_parameters:,} trainable parameters", trained, key="learner")
         writer = VersionWriter(self._clients.objects, run_id, lease.term, spec.weights)
         async with reader.reading(), self._offers(record, events, lease) as offer, _shown(run_id) as numbers:
             publisher = Publisher(store, writer, events, run_id, offer)

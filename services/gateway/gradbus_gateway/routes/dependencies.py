@@ -1,0 +1,50 @@
+"""The dependency of every route: what request handlers share. The gateway keeps no state; all of it is in NATS and object storage."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, cast
+
+from fastapi import Depends, Request
+from redis.asyncio import Redis
+
+from gradbus.bus import Bucket, Bus
+from gradbus.objects import ObjectStore
+from gradbus_gateway.auth.keyring import Keyring
+from gradbus_gateway.auth.sessions import Sessions
+from gradbus_gateway.intake.submission import RunIntake
+from gradbus_gateway.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The stores and clients behind the routes."""
+
+    keyring: Keyring
+    sessions: Sessions
+    runs: RunStore
+    intake: RunIntake
+    bus: Bus
+    workers: Bucket
+    buffer: Redis
+    objects: ObjectStore
+    weights: WeightStoreServiceAsyncStub
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process drains: event streams end, so that clients connect to another replica."""
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that serves `request`."""
+    return cast("Gateway", request.app.state.gateway)
+
+
+async def _gateway(request: Request) -> Gateway:
+    # Asynchronous, because FastAPI runs every other dependency in a thread, once a request.
+    return gateway_of(request)
+
+
+GatewayDep = Annotated[Gateway, Depends(_gateway)]
