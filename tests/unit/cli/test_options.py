@@ -37,7 +37,9 @@ def test_a_run_that_is_too_old_for_the_list_goes_by_its_whole_id():
         find_run(FULL, OLD[:-1])
 
 
-@pytest.mark.parametrize(("given", "words"), [("run-0", "the beginning of 2 run ids"), ("", "no run is called ''"), ("products", "gradbus runs")])
+@pytest.mark.parametrize(
+    ("given", "words"), [("run-0", "the beginning of 2 run ids"), ("", "no run is called ''"), ("products", "gradbus runs")]
+)
 def test_what_names_no_run_or_several_is_said(given, words):
     with pytest.raises(StackError, match=words):
         find_run(FULL, given)
