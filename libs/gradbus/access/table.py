@@ -58,19 +58,19 @@ class Records:
 KEYS: Final = (
     Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",)),
     Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`", ("gateway",)),
-    Keys(Buckets.RUNS, "idempotency.key.*", "which run a submission made", ("gateway",)),
-    Keys(Buckets.RUNS, "*.status", "state, progress, why it waits", ("conductor",)),
+    Keys(Buckets.RUNS, "idempotency.key.*", "the run that a submission created", ("gateway",)),
+    Keys(Buckets.RUNS, "*.status", "state, progress, reason of a wait", ("conductor",)),
     Keys(Buckets.RUNS, "*.evaluations", "the newest result on held-out rows", ("conductor",)),
-    Keys(Buckets.WORKERS, ">", "presence, version held, claims", ("rollout", "trainer")),
-    Keys(Buckets.ASSIGNMENTS, ">", "the run a worker serves", ("conductor",)),
-    Keys(Buckets.LEASES, "conductor.*", "which conductor has a run", ("conductor",)),
-    Keys(Buckets.LEASES, "trainer.*", "which trainer has a run", ("trainer",)),
+    Keys(Buckets.WORKERS, ">", "presence, loaded version, claims", ("rollout", "trainer")),
+    Keys(Buckets.ASSIGNMENTS, ">", "the run assigned to a worker", ("conductor",)),
+    Keys(Buckets.LEASES, "conductor.*", "the conductor that drives a run", ("conductor",)),
+    Keys(Buckets.LEASES, "trainer.*", "the trainer that trains a run", ("trainer",)),
     Keys(Buckets.HEADS, "*.version", "the newest version", ("weight_store",)),
     Keys(Buckets.HEADS, "*.checkpoint", "the newest durable checkpoint", ("weight_store",)),
     Keys(Buckets.HEADS, "*.term", "the newest trainer's term", ("weight_store",)),
     Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",)),
-    Keys(Buckets.SESSIONS, "code.*", "a sign-in link that may be used once", ("gateway",)),
-    Keys(Buckets.SESSIONS, "session.*", "a browser that is signed in", ("gateway",)),
+    Keys(Buckets.SESSIONS, "code.*", "a sign-in link, valid once", ("gateway",)),
+    Keys(Buckets.SESSIONS, "session.*", "a signed-in browser", ("gateway",)),
 )
 
 READERS: Final[Mapping[str, Roles]] = {
@@ -84,9 +84,9 @@ READERS: Final[Mapping[str, Roles]] = {
 }
 
 HINTS: Final = (
-    Hint("groups.*", "groups lie in the buffer", ("rollout",), ("conductor",)),
+    Hint("groups.*", "groups are in the buffer", ("rollout",), ("conductor",)),
     Hint("versions.*", "a version is published", ("weight_store",), ("conductor", "rollout")),
-    Hint("broadcasts.*", "a version may be had by broadcast", ("weight_store",), ("rollout",)),
+    Hint("broadcasts.*", "a version is offered by broadcast", ("weight_store",), ("rollout",)),
     Hint("missing.*", "groups that the trainer lacks", ("trainer",), ("conductor",)),
 )
 

@@ -21,7 +21,7 @@ WAITS = "the scorer on sample 0.0: the scorer gave no result for this sample; an
 
 
 class Runs:
-    """A gateway whose run is as told, from one look to the next."""
+    """A gateway whose run has the given state at each look."""
 
     def __init__(self, *looks):
         self._looks = iter(looks)
