@@ -23,7 +23,7 @@ from scorer_lab import (
 )
 
 from gradbus.v1 import reward_service_pb2_grpc
-from gradbus_reward.scorers.factory import scorer_for
+from gradbus_reward.scorers.factory import create_scorer
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -152,7 +152,7 @@ async def test_a_grader_that_hangs_runs_into_the_deadline():
 
 async def test_a_scorer_that_comes_back_is_used_again():
     async with grpc_service(echo()) as url:
-        scorer = scorer_for(json.dumps({"service": url}), SETTINGS)
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS)
         assert {answer.status for answer in await scorer.score(REQUEST, 10.0)} == {OK}
         port = int(url.rsplit(":", 1)[1])
     assert {answer.status for answer in await scorer.score(REQUEST, 1.0)} == {ERROR}

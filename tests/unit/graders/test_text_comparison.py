@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gradbus.errors import GraderError
 from gradbus.graders import compiled_grader, string_check, text_similarity
-from gradbus.graders.simple import MAX_SIMILARITY_CHARACTERS
+from gradbus.graders.text_comparison import MAX_SIMILARITY_CHARACTERS
 from gradbus.spec import StringCheckGrader, TextSimilarityGrader
 
 TEXT = st.text(alphabet="abcä😀", max_size=24)

@@ -12,16 +12,16 @@ from gradbus.spec import StringCheckGrader, TextSimilarityGrader
 
 MAX_SIMILARITY_CHARACTERS = 65_536
 
-Judge = Callable[[Mapping[str, object], Mapping[str, object]], float]
-"""From (sample, item) to a reward in [0, 1]; raises GraderError."""
+GradeFunction = Callable[[Mapping[str, object], Mapping[str, object]], float]
+"""From (sample, item) to a reward in [0, 1]. Raises GraderError."""
 
 
-class UnjudgeableError(GraderError):
-    """This one sample cannot be judged, now or later; the grader itself is sound."""
+class InvalidSampleError(GraderError):
+    """This sample cannot be graded, now or later; the grader itself works."""
 
 
 def string_check(operation: Literal["eq", "ne", "like", "ilike"], text: str, reference: str) -> float:
-    """1.0 if it holds, else 0.0: equal, not equal, contains `reference`, contains it whatever the case."""
+    """1.0 or 0.0: whether `text` equals `reference`, differs from it, contains it, or contains it in any case (eq, ne, like, ilike)."""
     match operation:
         case "eq":
             return float(text == reference)
@@ -36,28 +36,28 @@ def string_check(operation: Literal["eq", "ne", "like", "ilike"], text: str, ref
 def text_similarity(text: str, reference: str) -> float:
     """Indel similarity in [0, 1]: 2 (longest common subsequence) / (sum of lengths), 1.0 for two empty texts.
 
-    What RapidFuzz calls `ratio`. The subsequence is counted bit-parallel (Hyyrö, "Bit-parallel LCS-length
-    computation revisited", 2004). Raises UnjudgeableError beyond MAX_SIMILARITY_CHARACTERS.
+    The same as RapidFuzz's `ratio`. The subsequence is computed bit-parallel (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004). Raises InvalidSampleError beyond MAX_SIMILARITY_CHARACTERS.
     """
     longest = max(len(text), len(reference))
     if longest > MAX_SIMILARITY_CHARACTERS:
-        raise UnjudgeableError(f"text of {longest} characters; text_similarity takes {MAX_SIMILARITY_CHARACTERS}, compare a part of it")
+        raise InvalidSampleError(f"text of {longest} characters; text_similarity takes {MAX_SIMILARITY_CHARACTERS}, compare a part of it")
     if text == reference:
         return 1.0
-    places: defaultdict[str, int] = defaultdict(int)
+    positions: defaultdict[str, int] = defaultdict(int)
     for n, character in enumerate(reference):
-        places[character] |= 1 << n
-    everywhere = (1 << len(reference)) - 1
-    rest = everywhere
+        positions[character] |= 1 << n
+    all_bits = (1 << len(reference)) - 1
+    rest = all_bits
     for character in text:
-        matches = rest & places.get(character, 0)
-        rest = ((rest + matches) | (rest - matches)) & everywhere
+        matches = rest & positions.get(character, 0)
+        rest = ((rest + matches) | (rest - matches)) & all_bits
     common = len(reference) - rest.bit_count()
     return 2.0 * common / (len(text) + len(reference))
 
 
-def compiled_grader(grader: StringCheckGrader | TextSimilarityGrader) -> Judge:
-    """The grader with its templates parsed; raises GraderError if one is not well formed."""
+def compiled_grader(grader: StringCheckGrader | TextSimilarityGrader) -> GradeFunction:
+    """The grader with its templates parsed. Raises GraderError if a template is not well formed."""
     text, reference = Template(grader.input), Template(grader.reference)
     if isinstance(grader, StringCheckGrader):
         operation = grader.operation

@@ -1,9 +1,9 @@
-"""The scorers that are kept, when more runs come than there is room for."""
+"""The cache of scorers, with more runs than it has room for."""
 
 import asyncio
 import json
 
-from gradbus_reward.service import Scorers
+from gradbus_reward.scorers.cache import ScorerCache
 from gradbus_reward.settings import RewardSettings
 
 
@@ -13,12 +13,13 @@ def section(number):
 
 
 async def test_a_scorer_that_is_asked_for_while_others_are_closed_is_not_closed_under_its_call(ask):
-    scorers = Scorers(RewardSettings(scorers=1, python_graders=True, allow_unisolated_network=True))
+    settings = RewardSettings(python_graders=True, allow_unisolated_network=True)
+    scorers = ScorerCache(settings.scorer, size=1, concurrency=32)
 
     async def reward(number):
-        async with scorers.use(section(number)) as kept:
-            (answer,) = await kept.scorer.score(ask("12"), 60.0)
-            return answer.reward
+        async with scorers.use(section(number)) as entry:
+            (result,) = await entry.scorer.score(ask("12"), 60.0)
+            return result.reward
 
     async with scorers.use(section(1)):
         await reward(1)  # its process takes a moment to end
