@@ -210,7 +210,7 @@ def test_how_busy_workers_are_is_a_mean_over_ten_seconds_and_the_trainers_time_t
     assert page.tab.evaluate(UTILIZATION) == [0.5, 1, {"generate": 0.5, "score": 0.1, "wait": 0.2, "train": 0.8}]
 
 
-def test_a_prompt_is_found_each_time_it_came(page, run_id):
+def test_every_group_of_a_prompt_is_found(page, run_id):
     page.opens("/runs/{run}/samples", run_id)
     page.tab.get_by_role("button", name="every group of this prompt").first.click()
     page.sees(".controls", "every group")

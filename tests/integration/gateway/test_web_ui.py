@@ -23,7 +23,7 @@ def test_a_document_may_run_its_own_scripts_alone(stack, path):
 
 
 @pytest.mark.parametrize("name", sorted(FILES.assets))
-def test_an_asset_has_its_type_and_is_kept_for_ever(stack, name):
+def test_an_asset_has_its_type_and_is_cached_for_ever(stack, name):
     answer = httpx2.get(f"{stack.url}/static/{FILES.release}/{name}")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == FILES.assets[name].media_type
@@ -31,17 +31,17 @@ def test_an_asset_has_its_type_and_is_kept_for_ever(stack, name):
     assert answer.content == FILES.assets[name].content
 
 
-def test_an_asset_of_another_release_is_not_kept(stack):
+def test_an_asset_of_another_release_is_not_cached(stack):
     assert httpx2.get(f"{stack.url}/static/0123456789abcdef/app.js").headers["cache-control"] == "no-cache"
 
 
-def test_a_document_that_is_known_is_not_sent_again(stack):
+def test_an_unchanged_document_is_not_sent_again(stack):
     first = httpx2.get(stack.url)
     again = httpx2.get(stack.url, headers={"If-None-Match": first.headers["etag"]})
     assert (first.headers["cache-control"], again.status_code, again.content) == ("no-cache", 304, b"")
 
 
-def test_files_are_packed_for_who_can_unpack(stack):
+def test_files_are_compressed_for_clients_that_accept_gzip(stack):
     plain = httpx2.get(stack.url, headers={"Accept-Encoding": "identity"})
     with httpx2.stream("GET", stack.url, headers={"Accept-Encoding": "gzip"}) as packed:
         assert gzip.decompress(b"".join(packed.iter_raw())) == plain.content
@@ -51,13 +51,13 @@ OUTSIDE = ["..%2Fstatic_files.py", "lib/..%2F..%2Fstatic_files.py", "%2e%2e/%2e%
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "index.html", "lib", *OUTSIDE])
-def test_what_is_no_asset_is_not_served(stack, name):
+def test_a_path_that_is_not_an_asset_is_not_served(stack, name):
     assert httpx2.get(f"{stack.url}/static/{FILES.release}/{name}").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/sign-in", "/openapi.json", "/v1/runs"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "localhost.evil.example:80"])
-def test_a_browser_that_was_led_here_under_a_foreign_name_is_refused(stack, path, host):
+def test_a_browser_that_uses_a_foreign_host_name_is_refused(stack, path, host):
     answer = httpx2.get(stack.url + path, headers={"Host": host, "Cookie": "gradbus-session=x"})
     assert answer.status_code in {400, 421}
     assert answer.status_code == 400 or "GRADBUS_SERVED_HOSTS" in answer.text

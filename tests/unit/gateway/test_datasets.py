@@ -18,7 +18,7 @@ def lines(*found):
 
 
 @given(st.lists(st.dictionaries(TEXT, TEXT), min_size=1))
-def test_what_is_written_is_read(found):
+def test_rows_survive_a_round_trip(found):
     assert rows(lines(*found)) == found
 
 

@@ -71,7 +71,7 @@ def forge(body, length=None):
 
 
 @pytest.mark.parametrize("deed", REFUSED)
-async def test_the_deed_is_refused_and_the_sample_says_so(grade, deed, tmp_path):
+async def test_the_attempt_is_refused_and_the_result_says_so(grade, deed, tmp_path):
     victim = tmp_path / "blob"
     victim.write_text("content")
     before = victim.stat()
@@ -126,7 +126,7 @@ async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(grade, 
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 
 
-async def test_an_answer_much_longer_than_its_samples_need_is_not_read(grade):
+async def test_a_response_much_longer_than_its_samples_need_is_not_read(grade):
     (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=60.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
     assert "bytes at once" in answer.reason
@@ -150,7 +150,7 @@ BIG = "1" + "0" * 400
 
 
 @pytest.mark.parametrize("reward", ["1e999", "NaN", BIG, '"x"', "null"])
-async def test_an_answer_forged_in_the_pipe_is_checked_like_any_other(grade, reward):
+async def test_a_result_forged_in_the_pipe_is_checked_like_any_other(grade, reward):
     body = f'[{{"grader": [{reward}, {{}}]}}]'.encode()
     (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge({body!r})\n    os._exit(0)", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)

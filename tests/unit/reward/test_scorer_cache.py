@@ -12,7 +12,7 @@ def section(number):
     return json.dumps({"grader": {"type": "python", "source": source}})
 
 
-async def test_a_scorer_that_is_asked_for_while_others_are_closed_is_not_closed_under_its_call(ask):
+async def test_a_scorer_that_is_used_while_others_are_closed_is_not_closed_under_its_call(ask):
     settings = RewardSettings(python_graders=True, allow_unisolated_network=True)
     scorers = ScorerCache(settings.scorer, size=1, concurrency=32)
 
