@@ -12,7 +12,7 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
-from gradbus.telemetry import exporting, get_logger, run_metrics
+from gradbus.telemetry import export_metrics, get_logger, run_metrics
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher, Offer
 from gradbus_trainer.checkpoints import restore
 from gradbus_trainer.learners.registry import Learners
@@ -65,7 +65,7 @@ class TrainerService:
         events = EventLog(self._clients.bus, run_id)
         trained = {"trained_parameters": learner.trained_parameters}
         _log.info("learner_opened", run_id=run_id, step=state.step, **trained)
-        events.emit("learner", f"a step moves {learner.trained_parameters:,} numbers", trained, key="learner")
+        events.emit("learner", f"{learner.trained_parameters:,} trainable parameters", trained, key="learner")
         writer = VersionWriter(self._clients.objects, run_id, lease.term, spec.weights)
         async with reader.reading(), self._offers(record, events, lease) as offer, _shown(run_id) as numbers:
             publisher = Publisher(store, writer, events, run_id, offer)
@@ -108,5 +108,5 @@ class TrainerService:
 
 @asynccontextmanager
 async def _shown(run_id: str) -> AsyncIterator[StepRecorder]:
-    with exporting(run_metrics(run_id)) as numbers:
+    with export_metrics(run_metrics(run_id)) as numbers:
         yield StepRecorder(numbers)

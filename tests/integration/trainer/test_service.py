@@ -56,7 +56,7 @@ async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_r
 
     await until(is_trained)
     told = [event for event in await EventLog(bus, run.run_id).read() if event.type == "learner"]
-    assert [event.data["trained_parameters"] > 0 and event.message.startswith("a step moves ") for event in told] == [True]
+    assert [event.data["trained_parameters"] > 0 and event.message.endswith(" trainable parameters") for event in told] == [True]
     shown = await presence(bus, run)
     assert (shown.role, shown.run_id, shown.trouble) == ("trainer", run.run_id, "")
     assert not task.done(), "the run is ours until the conductor has ended it"

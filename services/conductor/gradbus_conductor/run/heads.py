@@ -1,4 +1,4 @@
-"""The newest version and checkpoint of a run: announced by messages, true in the key-value store."""
+"""The newest version and checkpoint of a run. The bucket `heads` is authoritative; messages announce a version sooner."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, Bus, View, subjects
-from gradbus.control.heads import CheckpointHead, VersionHead
-from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointHead, WeightManifest
 
 
 class Heads:
-    """Both only grow here: after a trainer's restart its versions are announced again, and change nothing."""
+    """Both only grow: a restarted trainer announces its versions again, which changes nothing."""
 
     def __init__(self, run_id: str, wake: asyncio.Event) -> None:
         self._run_id = run_id
@@ -23,7 +22,7 @@ class Heads:
 
     @asynccontextmanager
     async def follow(self, bus: Bus) -> AsyncIterator[None]:
-        """Keeps both up to date inside the block."""
+        """Keeps both heads up to date inside the block."""
 
         async def announced(payload: bytes) -> None:
             self._advance(WeightManifest.FromString(payload).step)
@@ -42,9 +41,9 @@ class Heads:
 
     def _read(self, view: View) -> None:
         if value := view.get(f"{self._run_id}.version"):
-            self._advance(VersionHead.model_validate_json(value).step)
+            self._advance(WeightManifest.FromString(value).step)
         if value := view.get(f"{self._run_id}.checkpoint"):
-            step = CheckpointHead.model_validate_json(value).step
+            step = CheckpointHead.FromString(value).step
             if step > self.checkpoint:
                 self.checkpoint = step
                 self._wake.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gradbus.algorithms import compute_advantages
-from gradbus.experience.reader import parse_position
+from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
@@ -21,7 +21,7 @@ class LoggedGroup:
         self.entry = entry
         self.group = Group.FromString(entry.group)
         self.rewards = {reward.sample_id: reward for reward in entry.rewards}
-        self.admitted_at = datetime.fromtimestamp(parse_position(entry_id)[0] / 1e3, UTC)
+        self.admitted_at = datetime.fromtimestamp(StreamId.parse(entry_id).milliseconds / 1e3, UTC)
         self.step = entry.index // spec.schedule.groups_per_step if spec.schedule.mode == "fixed_lag" else None
         self.advantages = self._advantages(spec)
         """By sample; None for a sample that is not trained."""

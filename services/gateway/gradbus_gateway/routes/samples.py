@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query
 
 from gradbus.experience.reader import read_experience
+from gradbus.experience.stream_ids import START, StreamId
 from gradbus.spec import RunSpec, ScheduleSpec
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
@@ -82,24 +83,20 @@ def _indexes(schedule: ScheduleSpec, step: int | None, index: int | None) -> ran
 
 async def _samples(gateway: Gateway, run_id: str, spec: RunSpec, after: str, selected: SampleFilter) -> AsyncGenerator[Found, None]:
     last_entry, _, last_sample = after.rpartition(".")
-    if last_entry:
-        # The group in which the previous page ended is read again, for its other samples.
-        milliseconds, serial = map(int, last_entry.split("-"))
-        start = f"{milliseconds}-{serial - 1}" if serial else f"{milliseconds - 1}-{2**63 - 1}"
-    else:
-        start = "0-0"
+    # The group in which the previous page ended is read again, for its other samples.
+    start = StreamId.parse(last_entry).before() if last_entry else START
     left = len(selected.indexes) if selected.indexes is not None else -1
     if left == 0:
         return
     async with aclosing(read_experience(gateway.buffer, gateway.objects, run_id, start)) as entries:
-        async for entry_id, entry in entries:
+        async for stored, entry in entries:
             if selected.indexes is not None and entry.index not in selected.indexes:
                 continue
-            group = LoggedGroup(entry_id, entry, spec)
+            group = LoggedGroup(stored.stream_id, entry, spec)
             if selected.row is None or group.row == selected.row:
                 for number, sample in group.samples(with_tokens=selected.with_tokens):
-                    if entry_id != last_entry or number > int(last_sample):
-                        yield f"{entry_id}.{number}", sample
+                    if stored.stream_id != last_entry or number > int(last_sample):
+                        yield f"{stored.stream_id}.{number}", sample
             left -= 1
             if left == 0:
                 return
