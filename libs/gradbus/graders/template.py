@@ -1,6 +1,6 @@
 """Templates: text with `{{ sample.output_text }}`, `{{ sample.finish_reason }}` and `{{ item.column.key }}` in it.
 
-Names and nothing else: no filters, no calls, so a template can neither run code nor hang.
+Only names: without filters and calls a template can neither run code nor hang.
 """
 
 from __future__ import annotations

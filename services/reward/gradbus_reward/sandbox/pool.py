@@ -49,11 +49,11 @@ class GradeCall:
         """The rows of the next message, up to `count`."""
         taken: list[int] = []
         while self._left and len(taken) < count:
-            alone = self.one_by_one or self._left[0] in self.suspects
-            if alone and taken:
+            is_single = self.one_by_one or self._left[0] in self.suspects
+            if is_single and taken:
                 break
             taken.append(self._left.popleft())
-            if alone:
+            if is_single:
                 break
         return taken
 
