@@ -70,7 +70,7 @@ class GroupPipeline:
             "admission": lambda: len(self.judged),
         }
         metrics.replace("gradbus.groups.waiting", "gradbus.stage", stages)
-        metrics.set("gradbus.groups.unjudged", lambda: len(state.failing))
+        metrics.set("gradbus.groups.unscored", lambda: len(state.failing))
         metrics.replace("gradbus.run.time", "gradbus.phase", {"score": state.scored.total, "reference": state.referenced.total})
 
     async def dispatch(self, groups: Mapping[int, int], workers: int) -> None:

@@ -13,7 +13,7 @@ from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.experience.archive import ArchiveWriter
 from gradbus.rpc import describe_rpc_error
-from gradbus.telemetry import exporting, get_logger
+from gradbus.telemetry import export_metrics, get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.dataset import load_run_data
@@ -47,7 +47,7 @@ class Driver:
         """Returns when the run is over. Any other interruption is raised, and described in the run's status."""
         context = RunContext(self._clients, self._record, self._runs_bucket, self._runs, self._pool, lease, self._status)
         try:
-            with exporting(self._status.metrics):
+            with export_metrics(self._status.metrics):
                 await self._drive(context)
         except FencedError:
             raise

@@ -52,7 +52,7 @@ class RunStatusWriter:
         self._status = RunStatus(state="queued")
         self.events = events
         self.metrics = run_metrics(run_id)
-        self.metrics.set("gradbus.run.still", self._idle_seconds)
+        self.metrics.set("gradbus.run.time_since_step", self._idle_seconds)
 
     @property
     def paused(self) -> bool:
@@ -154,7 +154,7 @@ class RunStatusWriter:
             self._last_progress = (state, progress.step, time.monotonic())
         self.metrics.set("gradbus.run.step", progress.step)
         if progress.accuracy is not None:
-            self.metrics.set("gradbus.run.accuracy", progress.accuracy)
+            self.metrics.set("gradbus.evaluation.score", progress.accuracy)
 
     def _idle_seconds(self) -> float:
         """Seconds without a step or a change of state; 0 in a state that makes no steps."""
