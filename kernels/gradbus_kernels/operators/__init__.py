@@ -1,7 +1,8 @@
 """Operators of RL post-training on torch tensors: small in memory, exact, and usable without the rest of Gradbus.
 
-One file an operator, its torch reference beside it with the same signature; `gpu` holds the Triton kernels and their
-launch table. `dispatch` says which implementation runs, and which one did.
+One package an operator: `api` has the function and its plain torch reference of the same signature, `cpu` and `triton` compute it.
+The batch-invariant operators share a package. For all of them, `dispatch` chooses the implementation and records the choice, `arguments`
+checks what is passed, `block_sizes` has tiles and launch settings, `counter` random numbers.
 """
 
 from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference
