@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
-from gradbus_kernels.operators.dispatch import choose
 
 MASKED: Final = -1e30
 """Added to scores of positions a query may not see: exp gives exactly 0 beside any real score."""

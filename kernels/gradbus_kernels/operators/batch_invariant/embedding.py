@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_floats, check_ids
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_floats, check_ids
+from gradbus_kernels.operators.base.dispatch import choose
 
 
 def invariant_embedding(ids: Tensor, weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 
 PRODUCT_TOKENS: Final = 4096

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import SAMPLE as GROUPS
-from gradbus_kernels.operators.block_sizes import SAMPLE_LINEAR as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import SAMPLE as GROUPS
+from gradbus_kernels.operators.base.block_sizes import SAMPLE_LINEAR as LAUNCH
 from gradbus_kernels.operators.sample.reference import Columns, Sampled
 from gradbus_kernels.operators.sample.triton import draw_read, empty_read, temperature_of
 from gradbus_kernels.operators.sample.triton_kernels import power

@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_floats, require
+from gradbus_kernels.operators.base.arguments import check_floats, require
 
 PROXIMAL_WEIGHT_LIMIT: Final = 2.0
 """Bound of pi_prox / mu in the decoupled loss."""

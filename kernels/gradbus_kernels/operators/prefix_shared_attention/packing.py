@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import require
+from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 _SHARED_AT_LEAST = 64

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, require
-from gradbus_kernels.operators.counter import counter_uniform
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_finite, check_floats, require
+from gradbus_kernels.operators.base.counter import counter_uniform
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.sample.cpu import draw_cpu
 from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams, columns, draw_rows
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import ROWS_TILE as _TILE
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import ROWS_TILE as _TILE
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.sample.reference import Columns, Sampled, draw_rows
 
 _SHORT: Final = 1 << 12

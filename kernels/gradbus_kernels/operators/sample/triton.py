@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import SAMPLE as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import SAMPLE as LAUNCH
 from gradbus_kernels.operators.sample.reference import Columns, Sampled, by_rows
 from gradbus_kernels.operators.sample.triton_kernels import candidates_kernel, draw_kernel, statistics_kernel
 

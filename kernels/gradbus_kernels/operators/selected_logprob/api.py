@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, check_ids, require
-from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.base.arguments import check_finite, check_floats, check_ids, require
+from gradbus_kernels.operators.base.dispatch import Implementation, choose
 from gradbus_kernels.operators.selected_logprob.cpu import backward_cpu, forward_cpu
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import ROWS_TILE as _TILE
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import ROWS_TILE as _TILE
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 
 _ALONE: Final = 1 << 15

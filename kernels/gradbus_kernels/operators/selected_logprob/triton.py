@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import SELECTED_LOGPROB as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import SELECTED_LOGPROB as LAUNCH
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 
 

@@ -17,7 +17,7 @@ from gradbus.formats.safetensors import PYTORCH
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_kernels.operators.dispatch import VARIABLE as KERNELS
+from gradbus_kernels.operators.base.dispatch import VARIABLE as KERNELS
 from gradbus_kernels.weights.digest import WeightsDigest
 from gradbus_trainer.lazy_tensors import LazyTensors
 from gradbus_trainer.versions.scratch import Scratch, TensorFile

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import INVARIANT_ATTENTION as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import INVARIANT_ATTENTION as LAUNCH
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

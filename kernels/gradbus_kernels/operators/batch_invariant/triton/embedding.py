@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INVARIANT_EMBEDDING as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INVARIANT_EMBEDDING as LAUNCH
 
 
 def row_sums_triton(ids: Tensor, grad: Tensor, rows: int) -> Tensor:

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import INVARIANT_MATMUL as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import INVARIANT_MATMUL as LAUNCH
 
 
 def matmul(x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
