@@ -244,7 +244,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         spans = pages(int(seen[-1]) + 1)
         padded = padded_queries(len(seen), size, tuple(stop - begin for begin, stop in spans), query.dtype)
         biases = [bias[None] for bias in biases_of(functional.pad(seen, (0, padded - len(seen))), spans)]
-        held = [(keys[:, begin:stop].transpose(1, 2), values[:, begin:stop]) for begin, stop in spans]
-        parts.append(attend(block.reshape(rows * key_heads, -1, size), held, biases, scale))
+        key_values = [(keys[:, begin:stop].transpose(1, 2), values[:, begin:stop]) for begin, stop in spans]
+        parts.append(attend(block.reshape(rows * key_heads, -1, size), key_values, biases, scale))
     joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return joined.view(rows, key_heads, count, -1, size).transpose(2, 3).reshape(query.shape)
