@@ -9,21 +9,21 @@ from gradbus.access.table import BUFFER, EVENTS, HINTS, KEYS, METHODS, PROMPTS, 
 _HEAD = """\
 # Who may do what
 
-Made from `libs/gradbus/access/table.py` by `python -m gradbus.access > docs/access.md`; change that and make this again. NATS, the
-buffer and the gRPC servers are configured from the same table. Each role has a user and a password of its own on NATS and on the
-buffer, and a token of its own for gRPC. What is not listed is refused.
+Generated from `libs/gradbus/access/table.py` by `python -m gradbus.access > docs/access.md`; edit the table and run this again. NATS, the
+buffer and the gRPC servers are configured from the same table. Each role has its own user and password on NATS and on the buffer, and its
+own token for gRPC. Everything that is not listed is refused.
 """
 
 _LIMITS = """\
-## What this does not hold off
+## What this does not prevent
 
-- All processes of a role share its user: one rollout could write another's presence.
-- NATS checks the subject of a request and not where its answer goes. A role that was taken over could have the server send an
-  answer to a key that it may not write itself. Readers check what they read, so this disturbs, and forges nothing.
-- Whoever may set a key of the buffer may set it twice; the record's digest shows damage, not who wrote it.
-- Who takes part in a broadcast of weights is settled with tokens, but the members' own connections (a TCPStore, gloo or NCCL) ask
-  for none. Whoever reaches them can disturb a broadcast or read weights; bytes that do not match the digest are thrown away.
-- Object storage has one set of credentials for all.
+- All processes of a role share its user: one rollout worker could overwrite another one's heartbeat.
+- NATS checks the subject of a request, but not where its reply goes. Somebody who controls a role could make the server send a
+  reply to a key that the role may not write. Readers validate all values, so this can disturb, but not forge.
+- A role that may set a key of the buffer may set it twice; a record's digest shows damage, but not the writer.
+- Tokens protect who joins a broadcast of weights, but the members' own connections (a TCPStore, gloo or NCCL) need none. Whoever reaches
+  them can disturb a broadcast or read weights; bytes that do not match the digest are discarded.
+- All services share one set of credentials for object storage.
 """
 
 
