@@ -1,4 +1,4 @@
-"""What two models answer to the same held-out prompts, decoded greedily with plain transformers."""
+"""Answers of two models to the same held-out prompts, decoded greedily with plain transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def held_out_answers(base: Path, trained: Path, count: int) -> Iterator[tuple[st
 
 
 def answers(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """One answer a row."""
+    """One answer per prompt."""
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -33,7 +33,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Task:
-    """What the model learns, and where that is said."""
+    """A task for the model: its run spec, base model and data."""
 
     spec: Path
     base: Path
@@ -125,7 +125,7 @@ def stack() -> Iterator[Client]:
 
 
 def stop(folder: StateFolder) -> None:
-    """Ends the stack in order, and waits until it is gone."""
+    """Stops the stack in order and waits for its end."""
     if owner := folder.owner():
         os.kill(owner, signal.SIGTERM)
     while folder.owner():
@@ -173,7 +173,7 @@ def report(task: Task, evaluations: list[dict[str, Any]], export: Path) -> None:
 
 
 def next_commands(export: Path) -> None:
-    """What to type now."""
+    """Prints the commands to try next."""
     console.print(f"\n  the model: {shown(export)}  (transformers loads it)")
     console.print("\n  next:  [bold]. .venv/bin/activate && gradbus up[/]     the same system, until Ctrl-C")
     console.print("         [bold]gradbus run YOUR.toml --follow[/]           your model, data and reward, in another terminal")
@@ -186,7 +186,7 @@ def chapter(number: str, title: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """Short, if it lies below the folder we are in."""
+    """Relative to the current folder, if below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -21,7 +21,7 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=()<>[].,:?! "
 
 MADE = Path(__file__).resolve().parents[1] / ".gradbus" / "examples"
-"""Where the make scripts put what the specs beside them name."""
+"""The folder in which the make scripts put models and data, and in which the specs look for them."""
 
 Row = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ def held_out(problem: str) -> bool:
 
 
 def character_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """One token a character, 56 in all; no token is put before a text."""
+    """One token per character, 56 in all; no token is added before a text."""
     vocabulary = {token: n for n, token in enumerate((*SPECIAL, *CHARACTERS))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
