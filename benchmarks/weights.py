@@ -4,7 +4,7 @@
 
 A Llama-like model in bf16; masters, step and shares of changed elements as in `weights_delta.py`. One process: the trainer's
 `VersionWriter`, an object store (a folder, and with --s3 a bucket of a moto server, which is a process of its own), the worker's
-`Shards`, the embedded engine with its attestation; of a broadcast the trainer's end, and the worker's member, which is a process.
+`VersionFiles`, the embedded engine with its attestation; of a broadcast the trainer's end, and the worker's member, which is a process.
 Left out are the calls of the weight store, some milliseconds of gRPC and NATS. Beside it in the same rounds: safetensors written
 and read in the folder, two other codecs by themselves, and memcpy.
 Wall seconds, the best of the rounds.
@@ -45,7 +45,7 @@ from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastMembership
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.weights.shards import Shards
+from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.broadcast.sender import BroadcastSender
 from gradbus_trainer.lazy_tensors import LazyTensors
 from gradbus_trainer.versions.scratch import Scratch
@@ -138,7 +138,7 @@ async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[E
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         objects = ObjectStore.open(url or f"file://{folder}/objects")
         writer = VersionWriter(objects, "benchmark", 1, WeightsSpec(transport=transport, dtype="bf16"))
-        shards = Shards(objects, Path(folder) / "shards")
+        shards = VersionFiles(objects, Path(folder) / "shards")
         broadcast = BroadcastLab(Path(folder)) if transport == "broadcast" else None
         old, new = exports
         first = await writer.store(old, whole=True)

@@ -11,7 +11,7 @@ from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 
 from gradbus_kernels.operators import (
-    Sampling,
+    SamplingParams,
     counter_uniform,
     linear_sample,
     linear_sample_reference,
@@ -21,10 +21,10 @@ from gradbus_kernels.operators import (
 )
 
 ASKED = {
-    "": Sampling(),
-    ", top-k 50, top-p 0.9": Sampling(top_k=50, top_p=0.9),
-    ", top-p 0.95": Sampling(top_p=0.95),
-    ", min-p 0.05": Sampling(min_p=0.05),
+    "": SamplingParams(),
+    ", top-k 50, top-p 0.9": SamplingParams(top_k=50, top_p=0.9),
+    ", top-p 0.95": SamplingParams(top_p=0.95),
+    ", min-p 0.05": SamplingParams(min_p=0.05),
 }
 SIZES = {
     "cpu": {"batch": 16, "vocabulary": 151_936, "width": 896},
@@ -77,7 +77,7 @@ def prepare(implementation: str, device: str, dtype: str, asked: str, **sizes: i
     return work
 
 
-def _captured(logits: Tensor, numbers: Tensor, sampling: Sampling) -> Work:
+def _captured(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> Work:
     """The kernels alone, from a CUDA graph, as in a decode loop: random numbers are made ahead, and arguments are not checked."""
     uniforms = counter_uniform(numbers, numbers)
     drawn = sample_at(logits, uniforms, sampling)  # compiles

@@ -20,7 +20,7 @@ from gradbus.errors import ModelError
 from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.engines.torch import TorchEngineConfig
-from gradbus_rollout.engines.torch.requests import Request, RunningSample
+from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.shape import read_shape
 from gradbus_rollout.engines.torch.versions import WholeVersions
 from gradbus_rollout.engines.torch.weights import ModelWeights, empty_like
@@ -57,10 +57,10 @@ class StubEngine:
         self._progress = 0
         self._closed = False
         self._free = config.slots
-        self._queue: deque[tuple[Request, int, int, float]] = deque()
+        self._queue: deque[tuple[GenerateCall, int, int, float]] = deque()
         self._running: list[tuple[float, int, _Running]] = []
         self._serial = itertools.count()
-        self._requests: set[Request] = set()
+        self._calls: set[GenerateCall] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -101,14 +101,14 @@ class StubEngine:
             check_group(group, most, self._vocab_size)
         if not groups:
             return []
-        request, now = Request(groups), asyncio.get_running_loop().time()
-        self._requests.add(request)
-        self._queue.extend((request, number, n, now) for number, group in enumerate(groups) for n in range(len(group.seeds)))
+        call, now = GenerateCall(groups), asyncio.get_running_loop().time()
+        self._calls.add(call)
+        self._queue.extend((call, number, n, now) for number, group in enumerate(groups) for n in range(len(group.seeds)))
         self._wake()
         try:
-            return await asyncio.wrap_future(request.future)
+            return await asyncio.wrap_future(call.future)
         except asyncio.CancelledError:
-            self._drop(request)
+            self._drop(call)
             raise
 
     async def close(self) -> None:
@@ -116,9 +116,9 @@ class StubEngine:
         self._closed = True
         self._queue.clear()
         self._running.clear()
-        for request in self._requests:
-            request.future.set_exception(ModelError("the engine is closed; start another"))
-        self._requests.clear()
+        for call in self._calls:
+            call.future.set_exception(ModelError("the engine is closed; start another"))
+        self._calls.clear()
         self._wake()
 
     def _refuse_if_closed(self) -> None:
@@ -145,9 +145,9 @@ class StubEngine:
     def _admit(self, moment: float) -> None:
         """Fills slots that became free at `moment`; who came later than that starts when it came."""
         while self._free and self._queue:
-            request, number, n, came = self._queue.popleft()
-            group = request.groups[number]
-            sample = RunningSample(request, number, n, lane=0)
+            call, number, n, came = self._queue.popleft()
+            group = call.groups[number]
+            sample = RunningSample(call, number, n, lane=0)
             sample.begin_span(0, self._version or 0)
             offset, length = self._drawn_from(group, n)
             begins = max(moment, came) + len(group.prompt_ids) * self._timing.prefill_seconds
@@ -171,14 +171,14 @@ class StubEngine:
     def _finish(self, running: _Running) -> None:
         self._progress += 1
         completion = self._pool.completion(running.sample, running.offset, running.length)
-        if running.sample.request.finish(running.sample.group, running.sample.n, completion):
-            self._requests.discard(running.sample.request)
+        if running.sample.call.finish(running.sample.group, running.sample.n, completion):
+            self._calls.discard(running.sample.call)
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, call: GenerateCall) -> None:
         """Frees the slots of a call that nobody waits for."""
-        self._requests.discard(request)
-        self._queue = deque(entry for entry in self._queue if entry[0] is not request)
-        kept = [entry for entry in self._running if entry[2].sample.request is not request]
+        self._calls.discard(call)
+        self._queue = deque(entry for entry in self._queue if entry[0] is not call)
+        kept = [entry for entry in self._running if entry[2].sample.call is not call]
         self._free += len(self._running) - len(kept)
         self._running = kept
         heapq.heapify(self._running)

@@ -15,28 +15,27 @@ from gradbus.spec import RunSpec
 from gradbus_load.calibration import EngineTiming
 from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engines.base import Engine
-from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.tasks.prompts import PromptEncoder
 
 TIMING = "GRADBUS_LOAD_ENGINE"
 
 
-class StubEngines(Engines):
-    """Every spec gets the stub."""
+class StubEngineFactory(EngineFactory):
+    """Opens the stub for every spec."""
 
     def __init__(self, settings: Settings, timing: EngineTiming) -> None:
         super().__init__(settings)
         self._timing = timing
 
-    async def open(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
-        """See `Engines`."""
+    async def open(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
+        """See `EngineFactory.open`."""
         config = TorchEngineConfig(
             slots=spec.rollout.slots,
             max_new_tokens=spec.rollout.max_new_tokens,
-            stop_token_ids=encoder.stop_token_ids,
+            stop_token_ids=stop_token_ids,
             max_prompt_tokens=spec.rollout.max_prompt_tokens,
         )
         return StubEngine(folder, config, self._timing)
@@ -47,7 +46,7 @@ def main() -> int:
     settings, timing = Settings(), EngineTiming(**json.loads(os.environ.get(TIMING, "{}")))
 
     async def build(clients: WorkerClients) -> RunServer:
-        return RolloutService(settings, clients, StubEngines(settings, timing))
+        return RolloutService(settings, clients, StubEngineFactory(settings, timing))
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

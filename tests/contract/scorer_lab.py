@@ -11,7 +11,7 @@ import grpc.aio
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
-from gradbus_reward.scorers.base import ScorerSettings, scorer_for
+from gradbus_reward.scorers.factory import ScorerSettings, scorer_for
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 SETTINGS = ScorerSettings(addresses=AddressPolicy(allow_loopback=True), python_graders=True, pool=PoolSettings(processes=1))

@@ -23,7 +23,7 @@ from scorer_lab import (
 )
 
 from gradbus.v1 import reward_service_pb2_grpc
-from gradbus_reward.scorers.base import scorer_for
+from gradbus_reward.scorers.factory import scorer_for
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -19,7 +19,7 @@ from scorer_lab import (
 )
 
 from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
-from gradbus_reward.scorers.answers import answer_bytes
+from gradbus_reward.scorers.results import answer_bytes
 
 
 async def test_the_http_request_is_as_promised():

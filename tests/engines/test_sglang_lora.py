@@ -203,8 +203,8 @@ async def test_a_server_that_has_lost_the_adapters_is_given_them_again(attach, v
     await load(engine, held, 1)
     (name,) = await loaded(engine)
     await engine.server.api.unload_adapter(name)
-    engine._shelf._newest = name + "-of-a-life-before"  # the server keeps where adapters that it unloaded were
-    engine._shelf._held[engine._shelf._newest] = engine._held
+    engine._adapters._newest = name + "-of-a-life-before"  # the server keeps where adapters that it unloaded were
+    engine._adapters._held[engine._adapters._newest] = engine._held
     (group,) = await engine.generate([PromptGroup("a", PROMPT, (1, 2))])
     for completion in group.completions:
         np.testing.assert_allclose(logprobs(completion), held.expected(PROMPT, completion), atol=1e-5)

@@ -19,7 +19,7 @@ SMALL = 1e-3
 """A step of training, about: log-probabilities move by less than 0.05 nats."""
 
 
-class Versions:
+class VersionLoader:
     """Files of versions that are a small step apart, and what transformers computes with each."""
 
     def __init__(self, folder, model):
@@ -52,7 +52,7 @@ async def engine(tmp_path, model):
 
 
 async def test_without_a_checker_a_version_is_proven_by_its_probe(engine, tmp_path, model, monkeypatch):
-    versions = Versions(tmp_path, model)
+    versions = VersionLoader(tmp_path, model)
     for step in (0, 1, 2, 1):
         await engine.load([versions.file(step)], step, versions.probe(step))
         (group,) = await engine.generate([PromptGroup("a", PROBE[:5], (1, 2))])

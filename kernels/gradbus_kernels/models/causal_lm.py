@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from gradbus.errors import ModelError
-from gradbus_kernels.models.config import read_model_shape
+from gradbus_kernels.models.config import read_model_config
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.files import stored_tensors
 from gradbus_kernels.models.packing import TokenSequence, pack
@@ -24,7 +24,7 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
     Stored tensors that the model has no place for are passed over. Raises ModelError when the folder cannot be read,
     asks for what the decoder does not compute, or holds the weights of another model.
     """
-    shape = read_model_shape(folder)
+    shape = read_model_config(folder)
     with torch.device("meta"):
         model = CausalLM(shape)
     model = model.to(dtype).to_empty(device=device)

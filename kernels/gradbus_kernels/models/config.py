@@ -54,7 +54,7 @@ class ModelConfig:
         return 2 * self.kv_heads * self.head_dim
 
 
-def read_model_shape(folder: Path) -> ModelConfig:
+def read_model_config(folder: Path) -> ModelConfig:
     """Shape of the model in `folder`; ModelError when config.json is broken or asks for what no forward here computes."""
     config: Mapping[str, Any] = read_object(folder / "config.json")
     try:

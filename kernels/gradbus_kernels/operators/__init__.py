@@ -19,7 +19,7 @@ from gradbus_kernels.operators.prefix_shared_attention.api import prefix_shared_
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups, pack_groups
 from gradbus_kernels.operators.sample.api import sample, sample_at, sample_reference
-from gradbus_kernels.operators.sample.reference import Sampled, Sampling
+from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams
 from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "Ran",
     "RatioSummary",
     "Sampled",
-    "Sampling",
+    "SamplingParams",
     "SelectedLogprob",
     "counter_uniform",
     "invariant_attention",

@@ -1,13 +1,25 @@
-"""Block sizes and warps of the Triton kernels. Nothing here changes a result beyond the order of its sums."""
+"""How operators cut their work: tiles on a CPU, block sizes and warps of the Triton kernels.
+
+Nothing here changes a result beyond the order of its sums.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+ROWS_TILE: Final = 1 << 17
+"""Logits of whole rows that a CPU works on at a time, if a row is not longer: their copies stay in a core's second cache."""
+
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 """Products are of float32 then: the interpreter's of bfloat16 are wrong."""
+
+
+def slices(total: int, size: int) -> Iterator[slice]:
+    """0 .. total in slices of `size`, the last one shorter."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
 @dataclass(frozen=True, slots=True)

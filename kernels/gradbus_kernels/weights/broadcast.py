@@ -220,7 +220,7 @@ def _nccl(store: Store, place: RankInfo, timeout: timedelta) -> Backend:
 def obey(orders: Iterable[str], out: BinaryIO) -> None:
     """Carries out one order a line, a JSON object, and answers on `out`: a line feed, or the bytes received.
 
-    `connect` (`address` of the meeting, `place`), `receive` (`total`, `bucket_bytes`, `seconds`), `receipt` (`key`, `good`). The first
+    `connect` (`address` of the meeting, `rank_info`), `receive` (`total`, `bucket_bytes`, `seconds`), `receipt` (`key`, `good`). The first
     line feed says that it listens. Raises what the group raises.
     """
     meeting: Rendezvous | None = None
@@ -236,7 +236,7 @@ def obey(orders: Iterable[str], out: BinaryIO) -> None:
         if order["do"] == "connect":
             if group is not None:
                 group.abort()
-            place = RankInfo(**order["place"])
+            place = RankInfo(**order["rank_info"])
             meeting = Rendezvous.visit(order["address"], place.stall_seconds)
             group = BroadcastGroup(meeting, place)
             answer(b"\n")

@@ -4,7 +4,7 @@ from gradbus.bus.connection import Bus, BusSettings
 from gradbus.bus.events import Event, EventLog, Level
 from gradbus.bus.kv import Bucket, Conflict, Entry
 from gradbus.bus.lease import Lease
-from gradbus.bus.owned import OwnedKey
+from gradbus.bus.owned_key import OwnedKey
 from gradbus.bus.subjects import Buckets
 from gradbus.bus.tasks import Delivery, TaskQueue
 from gradbus.bus.view import View

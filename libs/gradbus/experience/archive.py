@@ -1,4 +1,4 @@
-"""The archive: what a checkpoint covers moves from the buffer to object storage, sealed, and only then is trimmed."""
+"""The archive: the log's oldest entries in object storage. A segment is sealed there before the buffer's log is trimmed."""
 
 from __future__ import annotations
 
@@ -6,26 +6,51 @@ from collections.abc import AsyncIterator
 
 from gradbus.experience.log import ExperienceLog, StoredEntry
 from gradbus.experience.records import seal, unseal
+from gradbus.experience.stream_ids import START, SegmentName, StreamId, segments_path
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import LogEntry, LogSegment, SegmentEntry
 from gradbus.v1.weights_pb2 import Frontier
 
 _log = get_logger(__name__)
-_MOST_ENTRIES = 2048
-_MOST_BYTES = 64 << 20
-"""Of a segment, about: it is several times in memory while it is made, and protobuf has a bound of its own."""
-_PAGE = 128
+_MAX_ENTRIES = 2048
+_MAX_BYTES = 64 << 20
+"""Approximate size of a segment: it is several times in memory while it is made, and protobuf limits a message's size."""
+_BATCH = 128
 
 
-class Archive:
-    """One run's sealed segments: `runs/<run>/log/<first>_<last>`."""
+class ArchiveReader:
+    """One run's segments."""
+
+    def __init__(self, objects: ObjectStore, run_id: str) -> None:
+        self._objects = objects
+        self._run_id = run_id
+
+    async def segments(self) -> list[SegmentName]:
+        """Names of all segments, oldest first."""
+        return sorted(map(SegmentName.parse, await self._objects.list(segments_path(self._run_id))))
+
+    async def read(self, segment: SegmentName) -> LogSegment:
+        """One segment. Raises CorruptRecordError if it does not match its digest."""
+        path = segment.path(self._run_id)
+        return LogSegment.FromString(unseal(await self._objects.get(path), path))
+
+    async def entries(self) -> AsyncIterator[LogEntry]:
+        """All archived entries, oldest first. Raises CorruptRecordError if an entry does not match its digest."""
+        for segment in await self.segments():
+            for entry in (await self.read(segment)).entries:
+                yield LogEntry.FromString(unseal(entry.record, f"{segment.path(self._run_id)}, entry {entry.stream_id}"))
+
+
+class ArchiveWriter:
+    """Moves one run's log into its archive. Only the run's conductor writes."""
 
     def __init__(self, objects: ObjectStore, log: ExperienceLog, run_id: str) -> None:
+        self.reader = ArchiveReader(objects, run_id)
         self._objects = objects
         self._log = log
         self._run_id = run_id
-        self._last: str | None = None
+        self._last: StreamId | None = None
 
     async def advance(self, frontier: Frontier) -> int:
         """Archives and trims the longest prefix of the log that `frontier` covers; returns its length."""
@@ -41,55 +66,48 @@ class Archive:
                 return moved
 
     async def finish(self) -> None:
-        """Archives and trims all that is left: the run is over, nobody reads the log any more."""
+        """Archives and trims the whole log: the run is over, and nobody reads it any more."""
         while entries := await self._oldest():
             await self._move(entries)
 
-    async def entries(self) -> AsyncIterator[LogEntry]:
-        """What was archived, oldest first."""
-        paths = await self._objects.list(f"runs/{self._run_id}/log")
-        for path in sorted(paths, key=lambda path: _order(path.rpartition("_")[2])):
-            segment = LogSegment.FromString(unseal(await self._objects.get(path), path))
-            for entry in segment.entries:
-                yield LogEntry.FromString(unseal(entry.record, f"{path}, entry {entry.stream_id}"))
-
     async def _oldest(self) -> list[StoredEntry]:
-        """Where the log begins: what makes a segment."""
+        """The log's oldest entries, at most as many as make a segment."""
         entries: list[StoredEntry] = []
         size = 0
-        while len(entries) < _MOST_ENTRIES and size < _MOST_BYTES:
-            page = await self._log.read(entries[-1].stream_id if entries else "0-0", _PAGE)
-            if not page:
+        while len(entries) < _MAX_ENTRIES and size < _MAX_BYTES:
+            batch = await self._log.read(entries[-1].stream_id if entries else str(START), _BATCH)
+            if not batch:
                 break
-            entries += page
-            size += sum(len(entry.record) for entry in page)
+            entries += batch
+            size += sum(len(entry.record) for entry in batch)
         return entries
 
     async def _move(self, entries: list[StoredEntry]) -> None:
-        archived = _order(await self._archived())
-        older = [entry for entry in entries if _order(entry.stream_id) <= archived]
-        known = await self._sealed_among(older) if older else set()
-        fresh = [entry for entry in entries if entry.record not in known]
+        newest = await self._newest_archived()
+        older = [entry for entry in entries if StreamId.parse(entry.stream_id) <= newest]
+        archived = await self._archived_records(older) if older else set()
+        fresh = [entry for entry in entries if entry.record not in archived]
         if fresh:
             await self._seal(fresh)
         await self._log.trim(entries[-1].stream_id)
 
-    async def _sealed_among(self, entries: list[StoredEntry]) -> set[bytes]:
-        """Records that a crash left in the log though they are archived. A log made anew by an earlier clock has others under such ids."""
-        known: set[bytes] = set()
-        oldest, newest = _order(entries[0].stream_id), _order(entries[-1].stream_id)
-        for path in await self._objects.list(f"runs/{self._run_id}/log"):
-            first, _, last = path.rpartition("/")[2].partition("_")
-            if _order(first) <= newest and _order(last) >= oldest:
-                segment = LogSegment.FromString(unseal(await self._objects.get(path), path))
-                known.update(entry.record for entry in segment.entries)
-        return known
+    async def _archived_records(self, entries: list[StoredEntry]) -> set[bytes]:
+        """Records of the segments that overlap with `entries`.
 
-    async def _archived(self) -> str:
+        After a crash the log may still hold archived entries. Ids alone do not tell: a log that was made again by an earlier
+        clock has other entries under such ids.
+        """
+        records: set[bytes] = set()
+        oldest, newest = StreamId.parse(entries[0].stream_id), StreamId.parse(entries[-1].stream_id)
+        for segment in await self.reader.segments():
+            if segment.first <= newest and segment.last >= oldest:
+                records.update(entry.record for entry in (await self.reader.read(segment)).entries)
+        return records
+
+    async def _newest_archived(self) -> StreamId:
         """Stream id of the newest archived entry: after a restart some of the log may be archived and not yet trimmed."""
         if self._last is None:
-            names = [path.rpartition("/")[2] for path in await self._objects.list(f"runs/{self._run_id}/log")]
-            self._last = max((name.rpartition("_")[2] for name in names), key=_order, default="0-0")
+            self._last = max((segment.last for segment in await self.reader.segments()), default=START)
         return self._last
 
     async def _seal(self, entries: list[StoredEntry]) -> None:
@@ -100,8 +118,9 @@ class Archive:
             last=last,
             entries=[SegmentEntry(stream_id=entry.stream_id, record=entry.record) for entry in entries],
         )
-        await self._objects.put(f"runs/{self._run_id}/log/{first}_{last}", seal(segment.SerializeToString()), durable=True)
-        self._last = max(last, await self._archived(), key=_order)
+        name = SegmentName(StreamId.parse(first), StreamId.parse(last))
+        await self._objects.put(name.path(self._run_id), seal(segment.SerializeToString()), durable=True)
+        self._last = max(name.last, await self._newest_archived())
         _log.debug("log_archived", run_id=self._run_id, entries=len(entries), last=last)
 
 
@@ -112,8 +131,3 @@ def _prefix(entries: list[StoredEntry], below: int, above: frozenset[int]) -> li
             break
         covered.append(entry)
     return covered
-
-
-def _order(stream_id: str) -> tuple[int, int]:
-    milliseconds, _, serial = stream_id.partition("-")
-    return int(milliseconds), int(serial)

@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from gradbus.buffer import functions, keys
 from gradbus.errors import CorruptRecordError, FencedError, SettingsError
 from gradbus.experience.records import record_digest, seal, unseal
+from gradbus.experience.stream_ids import StreamId
 from gradbus.telemetry import WireOperation
 from gradbus.v1.group_pb2 import LogEntry
 
@@ -36,8 +37,8 @@ class StoredEntry:
 
     @property
     def written(self) -> int:
-        """When the buffer took it: nanoseconds since 1970, to the millisecond."""
-        return int(self.stream_id.partition("-")[0]) * 1_000_000
+        """When the buffer took the entry: nanoseconds since 1970, to the millisecond."""
+        return StreamId.parse(self.stream_id).milliseconds * 1_000_000
 
     @property
     def digest(self) -> str:
@@ -105,8 +106,7 @@ class ExperienceLog:
 
     async def trim(self, last: str) -> None:
         """Removes every entry up to and including `last`; only what a checkpoint and the archive both cover."""
-        milliseconds, serial = last.split("-")
-        await self._client.xtrim(keys.experience(self._run_id), minid=f"{milliseconds}-{int(serial) + 1}", approximate=False)
+        await self._client.xtrim(keys.experience(self._run_id), minid=str(StreamId.parse(last).after()), approximate=False)
 
     async def size(self) -> tuple[int, int]:
         """(entries, bytes) that the log holds in memory."""

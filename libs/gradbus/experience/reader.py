@@ -1,4 +1,4 @@
-"""A run's experience log from its first group on: archived segments in object storage, then what the buffer holds."""
+"""Reads a run's experience log from its first group on: archived segments first, then the buffer."""
 
 from __future__ import annotations
 
@@ -8,60 +8,49 @@ from collections.abc import AsyncGenerator, Sequence
 from redis.asyncio import Redis
 
 from gradbus.errors import CorruptRecordError
-from gradbus.experience.log import ExperienceLog
+from gradbus.experience.archive import ArchiveReader
+from gradbus.experience.log import ExperienceLog, StoredEntry
 from gradbus.experience.records import unseal
+from gradbus.experience.stream_ids import START, StreamId
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
-from gradbus.v1.group_pb2 import LogEntry, LogSegment
+from gradbus.v1.group_pb2 import LogEntry
 
 _log = get_logger(__name__)
 _BATCH = 64
-Position = tuple[int, int]
 
 
 async def read_experience(
-    buffer: Redis, objects: ObjectStore, run_id: str, after: str = "0-0"
-) -> AsyncGenerator[tuple[str, LogEntry], None]:
-    """(stream id, entry) behind `after`, oldest first; corrupt entries are left out, for they are being made again."""
+    buffer: Redis, objects: ObjectStore, run_id: str, after: StreamId = START
+) -> AsyncGenerator[tuple[StoredEntry, LogEntry], None]:
+    """The entries after `after`, as stored and decoded, oldest first.
+
+    Corrupt entries are left out: the conductor has their groups made again. Ends where the log ends at the moment.
+    """
     log = ExperienceLog(buffer, run_id)
-    position = parse_position(after)
+    archive = ArchiveReader(objects, run_id)
     while True:
-        # The buffer before the archive: whatever was trimmed before the first read is in the second.
-        stored = await log.read(f"{position[0]}-{position[1]}", most=_BATCH)
-        records = [(entry.stream_id, entry.record) for entry in stored]
-        segment = await _segment_behind(objects, run_id, position)
+        # The buffer before the archive: an entry that was trimmed before the first read is found by the second.
+        records = [(entry.stream_id, entry.record) for entry in await log.read(str(after), most=_BATCH)]
+        segment = next((name for name in await archive.segments() if name.last > after), None)
         if segment:
-            archived = LogSegment.FromString(unseal(await objects.get(segment), segment))
-            records = [(entry.stream_id, entry.record) for entry in archived.entries if parse_position(entry.stream_id) > position]
+            archived = (await archive.read(segment)).entries
+            records = [(entry.stream_id, entry.record) for entry in archived if StreamId.parse(entry.stream_id) > after]
         if not records:
             return
         for first in range(0, len(records), _BATCH):
-            for found in await asyncio.to_thread(_decoded, records[first : first + _BATCH]):
+            for found in await asyncio.to_thread(_decode, records[first : first + _BATCH]):
                 yield found
-        position = parse_position(records[-1][0])
+        after = StreamId.parse(records[-1][0])
 
 
-def parse_position(stream_id: str) -> Position:
-    """A stream id as two numbers that compare. Raises ValueError."""
-    milliseconds, _, serial = stream_id.partition("-")
-    return int(milliseconds), int(serial)
-
-
-async def _segment_behind(objects: ObjectStore, run_id: str, position: Position) -> str | None:
-    """The oldest archived segment that reaches beyond `position`."""
-    found = []
-    for path in await objects.list(f"runs/{run_id}/log"):
-        first, _, last = path.rpartition("/")[2].partition("_")
-        if parse_position(last) > position:
-            found.append((parse_position(first), path))
-    return min(found)[1] if found else None
-
-
-def _decoded(records: Sequence[tuple[str, bytes]]) -> list[tuple[str, LogEntry]]:
-    entries = []
+def _decode(records: Sequence[tuple[str, bytes]]) -> list[tuple[StoredEntry, LogEntry]]:
+    decoded = []
     for stream_id, record in records:
         try:
-            entries.append((stream_id, LogEntry.FromString(unseal(record, f"log entry {stream_id}"))))
+            entry = LogEntry.FromString(unseal(record, f"log entry {stream_id}"))
         except CorruptRecordError as error:
             _log.warning("corrupt_entry_left_out", error=str(error))
-    return entries
+            continue
+        decoded.append((StoredEntry(stream_id, entry.index, record), entry))
+    return decoded

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
+from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 
@@ -74,12 +75,12 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
                 _shown(rollout.top_k),
                 "0",
             )
-        if rollout.engine == "sglang" and deterministic is True:
+        if not rollout.traits.deterministic and deterministic is True:
             yield Fault(
                 "deterministic",
-                "a sample of the sglang engine depends on the samples beside it",
+                f"a sample of the {rollout.engine} engine depends on the samples beside it",
                 "true",
-                "false, or rollout.engine = torch",
+                f"false, or rollout.engine = {' or '.join(engines_with('deterministic'))}",
             )
     if reward := sections.get("reward"):
         yield from _reward_faults(reward)
@@ -101,8 +102,9 @@ def _numerics_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
     """What stands in the way of log-probabilities that rollout and trainer agree on in every bit."""
     path, given = "numerics", '"batch_invariant"'
     rollout, trainer, weights = (sections.get(name) for name in ("rollout", "trainer", "weights"))
-    if rollout and rollout.engine != "torch":
-        yield Fault(path, f"the {rollout.engine} engine computes in its own way", given, '"fast", or rollout.engine = "torch"')
+    if rollout and not rollout.traits.batch_invariant:
+        engines = " or ".join(f'"{name}"' for name in engines_with("batch_invariant"))
+        yield Fault(path, f"the {rollout.engine} engine computes in its own way", given, f'"fast", or rollout.engine = {engines}')
     if trainer and trainer.backend != "torch":
         yield Fault(path, f"the {trainer.backend} backend computes in its own way", given, '"fast", or trainer.backend = "torch"')
     if trainer and trainer.lora is not None:

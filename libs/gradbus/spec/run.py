@@ -47,7 +47,7 @@ class RunSpec(BaseModel):
         """`deterministic` with its default filled in."""
         if self.deterministic is not None:
             return self.deterministic
-        return self.rollout.engine == "torch" and self.schedule.mode == "fixed_lag"
+        return self.rollout.traits.deterministic and self.schedule.mode == "fixed_lag"
 
     @property
     def shares_reference(self) -> bool:
@@ -61,8 +61,8 @@ class RunSpec(BaseModel):
 
     @property
     def needs_probe(self) -> bool:
-        """Whether a version carries a probe: of adapters, and of weights in some servers, nobody can read back which are there."""
-        return self.rollout.engine == "sglang"
+        """Whether a version carries a probe, by which a server shows that it samples with it: see `EngineTraits.needs_probe`."""
+        return self.rollout.traits.needs_probe
 
     @property
     def total_groups(self) -> int:

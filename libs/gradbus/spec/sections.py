@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gradbus.spec.engine_traits import ENGINES, EngineName, EngineTraits, engines_with
+
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -34,7 +36,7 @@ class DataSpec(Section):
 class RolloutSpec(Section):
     """How samples are drawn."""
 
-    engine: Literal["torch", "sglang"] = "torch"
+    engine: EngineName = "torch"
     slots: int = Field(64, ge=4, le=1024, description="Samples decoded side by side, always this many: part of what decides bits.")
     group_size: int = Field(8, ge=2, le=1024, description="Samples of one prompt.")
     max_new_tokens: int = Field(128, ge=1, le=131072)
@@ -45,8 +47,15 @@ class RolloutSpec(Section):
     stop_token_ids: tuple[int, ...] = Field((), description="Stop tokens beyond the tokenizer's and the generation config's.")
     threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine: part of what decides bits.")
     pause: Literal["abort", "retract", "in_place"] = Field(
-        "retract", description="`sglang` in a `free` schedule: what happens to samples in flight when a version is loaded."
+        "retract",
+        description=f"`{'`, `'.join(engines_with('pauses'))}` in a `free` schedule: "
+        "what happens to samples in flight when a version is loaded.",
     )
+
+    @property
+    def traits(self) -> EngineTraits:
+        """Traits of `engine`."""
+        return ENGINES[self.engine]
 
 
 class StringCheckGrader(Section):

@@ -62,6 +62,16 @@ class WeightManifest(_message.Message):
     traceparent: str
     def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ..., probe: _Optional[_Union[VersionProbe, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class CheckpointHead(_message.Message):
+    __slots__ = ("term", "step", "digest")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    step: int
+    digest: str
+    def __init__(self, term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
 class Attestation(_message.Message):
     __slots__ = ("run_id", "worker", "step", "digest")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -11,9 +11,9 @@ from gradbus_gateway.app import create_app
 
 
 def documents() -> dict[str, str]:
-    """File name to text."""
-    found = {"openapi.json": create_app().openapi(), "run-spec.schema.json": RunSpec.model_json_schema()}
-    return {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
+    """The documents, by file name."""
+    contents = {"openapi.json": create_app().openapi(), "run-spec.schema.json": RunSpec.model_json_schema()}
+    return {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in contents.items()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The gateway's life: connect, serve, drain."""
+"""The gateway's process: connect, serve, drain."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
 from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
-from gradbus_gateway.run_store import RunStore
+from gradbus_gateway.intake.submission import RunIntake
+from gradbus_gateway.routes.dependencies import Gateway
+from gradbus_gateway.runs.idempotency import IdempotencyKeys
+from gradbus_gateway.runs.store import RunStore
 from gradbus_gateway.settings import GatewaySettings
-from gradbus_gateway.state import Gateway
 
 _log = get_logger(__name__)
 _DRAIN_SECONDS = 5
 
 
 async def serve(settings: GatewaySettings, process: Process) -> None:
-    """Serves until the process is told to stop. Raises SettingsError when the address is taken or the keys cannot be read."""
+    """Serves until the process is asked to stop. Raises SettingsError when the address is taken or the keys cannot be read."""
     listener = _listen(settings.listen)
     async with open_gateway(settings, process.stopping) as gateway:
         config = uvicorn.Config(
-            create_app(gateway), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_DRAIN_SECONDS
+            create_app(gateway, settings), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_DRAIN_SECONDS
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve([listener]), name="rest")
-        gc.freeze()  # what is here stays: to look through it again and again held up every request for a tenth of a second
+        gc.freeze()  # what exists now stays; collecting it again and again paused every request for a tenth of a second
         process.ready = True
         _log.info("serving", address=f"{listener.getsockname()[0]}:{listener.getsockname()[1]}")
         stop = asyncio.create_task(process.stopping.wait(), name="stop")
@@ -49,21 +51,23 @@ async def serve(settings: GatewaySettings, process: Process) -> None:
 
 @asynccontextmanager
 async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> AsyncIterator[Gateway]:
-    """The adapters, open inside the block."""
+    """The gateway's stores and clients, open inside the block."""
     keyring = Keyring(settings.api_keys_file)
     bus = await Bus.connect(settings.bus, "gateway")
     buffer = open_buffer(settings.buffer)
     channel = open_channel(settings.weight_store, settings.rpc_token.get_secret_value())
     try:
+        bucket, objects = await bus.bucket(Buckets.RUNS), settings.open_objects()
+        runs = RunStore(bucket)
         yield Gateway(
-            settings=settings,
             keyring=keyring,
-            bus=bus,
-            runs=RunStore(await bus.bucket(Buckets.RUNS)),
-            workers=await bus.bucket(Buckets.WORKERS),
             sessions=Sessions(await bus.bucket(Buckets.SESSIONS)),
+            runs=runs,
+            intake=RunIntake(runs, IdempotencyKeys(bucket), objects, settings),
+            bus=bus,
+            workers=await bus.bucket(Buckets.WORKERS),
             buffer=buffer,
-            objects=settings.open_objects(),
+            objects=objects,
             weights=WeightStoreServiceStub(channel),
             stopping=stopping,
         )
@@ -76,7 +80,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the process frame."""
+        """Leaves signals to `gradbus.process`."""
         yield
 
 

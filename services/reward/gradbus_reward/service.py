@@ -20,11 +20,11 @@ from gradbus.spec import RewardSpec
 from gradbus.telemetry import CardinalityLimit, get_logger
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
-from gradbus_reward.calls import Calls, scorer_name
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.sandbox.process import GraderProcess
-from gradbus_reward.scorers.answers import all_failed
-from gradbus_reward.scorers.base import Scorer, scorer_for
+from gradbus_reward.scorers.factory import Scorer, scorer_for
+from gradbus_reward.scorers.results import all_failed
+from gradbus_reward.scorers.telemetry import Calls, scorer_name
 from gradbus_reward.settings import RewardSettings
 
 _log = get_logger(__name__)

@@ -9,7 +9,7 @@ from pydantic import Field
 from gradbus.process import ProcessSettings
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
-from gradbus_reward.scorers.base import ScorerSettings
+from gradbus_reward.scorers.factory import ScorerSettings
 
 
 class RewardSettings(ProcessSettings):

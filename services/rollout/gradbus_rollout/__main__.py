@@ -21,10 +21,10 @@ def main() -> int:
     settings = Settings()
 
     async def build(clients: WorkerClients) -> RunServer:
-        from gradbus_rollout.engines.registry import Engines
+        from gradbus_rollout.engines.registry import EngineFactory
         from gradbus_rollout.service import RolloutService
 
-        return RolloutService(settings, clients, Engines(settings))
+        return RolloutService(settings, clients, EngineFactory(settings))
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

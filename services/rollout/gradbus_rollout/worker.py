@@ -1,57 +1,55 @@
-"""One run on one engine.
+"""The rollout's main loop: one run on one engine.
 
-    fetch ─▶ task box ─▶ lowest runnable version ─▶ engine ─▶ buffer ─▶ "sampled"
+    fetch ─▶ inbox ─▶ task of the lowest version that can run ─▶ engine ─▶ buffer ─▶ hint
 
-The engine is kept full: tasks are fetched while others run, and a group goes to the buffer while the next is
-sampled. Whatever is lost on the way the conductor dispatches again.
+Tasks are fetched while others run, and groups are written while others are sampled, so the engine always has work.
+The conductor dispatches again whatever is lost on the way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from redis.exceptions import RedisError
 
 from gradbus import crash_points
 from gradbus.aio.tasks import cancel_and_wait
-from gradbus.bus import Bus, Delivery, TaskQueue, subjects
+from gradbus.bus import Bus, Delivery, TaskQueue
 from gradbus.control.runs import RunRecord
 from gradbus.errors import AttestationError, CorruptRecordError, StorageError, VersionGoneError
 from gradbus.experience import GroupStore
 from gradbus.process import WorkerHeartbeat
 from gradbus.telemetry import PROCESS, Metrics, get_logger, under
 from gradbus.v1.group_pb2 import Group
-from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Engine
-from gradbus_rollout.tasks.prompt_table import PromptTable
-from gradbus_rollout.tasks.samples import group_message, request_for
-from gradbus_rollout.tasks.taskbox import TaskBox
+from gradbus_rollout.tasks.group_publisher import GroupPublisher
+from gradbus_rollout.tasks.inbox import TaskInbox
+from gradbus_rollout.tasks.prompts import PromptTable
+from gradbus_rollout.tasks.samples import group_message, prompt_group
 from gradbus_rollout.telemetry.busy_time import BusyTime
-from gradbus_rollout.telemetry.generation_traces import first_trace, told
-from gradbus_rollout.weights.versions import Versions
+from gradbus_rollout.telemetry.generation_traces import first_trace, recorded
+from gradbus_rollout.weights.version_loader import VersionLoader
 
 _log = get_logger(__name__)
-_FETCHED_TASKS = 4
+_CONCURRENT_TASKS = 4
 _RETRY_SECONDS = 0.5
 _LOAD_ATTEMPTS = 3
-_LOAD_FAULTS = (AttestationError, CorruptRecordError, StorageError)
-"""What may go well the next time; giving up costs the engine and all that it samples."""
+_TRANSIENT = (AttestationError, CorruptRecordError, StorageError)
+"""Failures of a load that may pass: the load is tried again, because ending the worker would lose all samples in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker works with."""
+    """Dependencies of a worker, opened for one run."""
 
     bus: Bus
     groups: GroupStore
     engine: Engine
-    versions: Versions
+    versions: VersionLoader
     training: PromptTable
     evaluation: PromptTable | None
     heartbeat: WorkerHeartbeat
-    numbers: Metrics
+    metrics: Metrics
 
 
 class RolloutWorker:
@@ -61,91 +59,100 @@ class RolloutWorker:
         self._run_id = record.run_id
         self._spec = record.spec
         self._parts = parts
+        self._presence = parts.heartbeat.presence
         self._queue = TaskQueue(parts.bus, record.run_id)
-        self._box = TaskBox()
-        self._held = -1
+        self._inbox = TaskInbox()
+        self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence.worker)
+        self._loaded_version = -1
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyTime()
-        parts.numbers.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
+        parts.metrics.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.dropped = 0
-        """Groups whose version was gone."""
+        """Groups of tasks that were dropped because their version was gone."""
 
     async def serve(self) -> None:
-        """Fetches, samples and delivers, for ever. Raises what keeps a version from being brought in whole."""
+        """Fetches, samples and publishes until cancelled. Raises the error of a load that failed for good, or of the engine."""
         fetch: asyncio.Task[list[Delivery]] | None = None
         changed = self._parts.versions.changed
         try:
             while True:
-                if fetch is None and len(self._box.running) < _FETCHED_TASKS:
-                    fetch = asyncio.create_task(self._queue.fetch(_FETCHED_TASKS), name="fetch")
+                if fetch is None and len(self._inbox.running) < _CONCURRENT_TASKS:
+                    fetch = asyncio.create_task(self._queue.fetch(_CONCURRENT_TASKS), name="fetch")
                 changed.clear()
-                await self._start_what_can_run()
-                news = asyncio.create_task(changed.wait(), name="news")
+                await self._start_tasks()
+                new_version = asyncio.create_task(changed.wait(), name="new version")
                 try:
-                    await asyncio.wait({news, *self._jobs} | ({fetch} if fetch else set()), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({new_version, *self._jobs} | ({fetch} if fetch else set()), return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    news.cancel()
-                self._reap()
+                    new_version.cancel()
+                self._finish_jobs()
                 if fetch is not None and fetch.done():
                     for delivery in fetch.result():
-                        self._box.add(delivery)
+                        self._inbox.add(delivery)
                     fetch = None
-                self._show_claims()
+                self._update_presence()
         finally:
             await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, *([fetch] if fetch else [])]))
 
-    async def _start_what_can_run(self) -> None:
-        """Starts tasks of the version held; changes the version when an older or newer one is due."""
+    # Which task runs next, and with which version
+
+    async def _start_tasks(self) -> None:
+        """Starts every task that can run now; loads another version when the lowest task needs it."""
         while True:
-            delivery = self._box.lowest(lambda task: task.version <= self._parts.versions.newest)
+            delivery = self._inbox.lowest(lambda task: task.version <= self._newest)
             if delivery is None:
-                if self._free and self._held < self._parts.versions.newest and not self._exact_work():
-                    await self._hold(self._parts.versions.newest)
+                if self._free and self._loaded_version < self._newest and not self._is_evaluating():
+                    await self._load(self._newest)
                 return
-            wanted = self._version_for(delivery.task)
-            swaps_in_flight = self._free and not self._exact_work() and wanted == self._parts.versions.newest
-            if not self._holds(wanted):
+            version = self._version_for(delivery.task)
+            swaps_in_flight = self._free and not self._is_evaluating() and version == self._newest
+            if not self._has_loaded(version):
                 if self._jobs and not swaps_in_flight:
-                    return  # the version held finishes its samples first
-                if not await self._hold(wanted):
+                    return  # the tasks of the loaded version finish first
+                if not await self._load(version):
                     self._drop(delivery)
                     continue
-            if len(self._box.running) >= _FETCHED_TASKS:
+            if len(self._inbox.running) >= _CONCURRENT_TASKS:
                 return
-            self._box.start(delivery)
+            self._inbox.start(delivery)
             self._jobs.add(asyncio.create_task(self._run(delivery), name=f"task {delivery.task.task_id}"))
 
     def _version_for(self, task: Task) -> int:
-        """The task's own; in a `free` schedule training takes the newest."""
-        return self._parts.versions.newest if self._free and task.kind == TaskKind.TASK_KIND_TRAIN else task.version
+        """The version in the task; in a `free` schedule, the newest for training."""
+        return self._newest if self._free and task.kind == TaskKind.TASK_KIND_TRAIN else task.version
 
-    def _holds(self, version: int) -> bool:
-        """A restarted trainer may have published other bits under the same number: the higher term's are followed."""
+    @property
+    def _newest(self) -> int:
+        """The newest version published, as far as this worker knows."""
+        return self._parts.versions.newest
+
+    def _has_loaded(self, version: int) -> bool:
+        """Compares the digest too: a restarted trainer may publish other weights under the same number, in a higher term."""
         published = self._parts.versions.digest(version)
-        return version == self._held and published in {"", self._parts.heartbeat.presence.digest}
+        return version == self._loaded_version and published in {"", self._presence.digest}
 
-    def _exact_work(self) -> bool:
-        return any(task.kind == TaskKind.TASK_KIND_EVALUATION for task in self._box.running)
+    def _is_evaluating(self) -> bool:
+        """An evaluation runs, whose samples must come from one version alone."""
+        return any(task.kind == TaskKind.TASK_KIND_EVALUATION for task in self._inbox.running)
 
-    async def _hold(self, version: int) -> bool:
-        """Brings a version into the engine; False when it is gone."""
-        presence = self._parts.heartbeat.presence
+    async def _load(self, version: int) -> bool:
+        """Loads a version into the engine; False when retention has deleted it."""
         for attempt in range(1, _LOAD_ATTEMPTS + 1):
             try:
-                presence.digest = await self._parts.versions.load(self._parts.engine, presence.worker, version)
+                self._presence.digest = await self._parts.versions.load(self._parts.engine, self._presence.worker, version)
             except VersionGoneError as error:
                 _log.info("version_gone", run_id=self._run_id, version=version, error=str(error))
                 return False
-            except _LOAD_FAULTS as error:
+            except _TRANSIENT as error:
                 _log.error("load_failed", run_id=self._run_id, version=version, attempt=attempt, error=f"{type(error).__name__}: {error}")
                 if attempt == _LOAD_ATTEMPTS:
                     raise
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             break
-        self._held = presence.version = version
-        self._parts.numbers.set("gradbus.weights.version", version)
+        self._loaded_version = self._presence.version = version
+        self._parts.metrics.set("gradbus.weights.version", version)
         return True
 
     def _drop(self, delivery: Delivery) -> None:
@@ -153,47 +160,29 @@ class RolloutWorker:
         self.dropped += len(task.groups)
         PROCESS.count("gradbus.groups.stranded", len(task.groups))
         _log.warning("task_dropped", run_id=self._run_id, task_id=task.task_id, version=task.version, groups=len(task.groups))
-        self._box.finish(delivery)
+        self._inbox.finish(delivery)
+
+    # One task
 
     async def _run(self, delivery: Delivery) -> None:
+        """Samples a task's groups and publishes them."""
         task = delivery.task
         table = self._table(task)
         size = self._spec.rollout.group_size
-        requests = [request_for(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
-        with self._busy, told(delivery, {"gradbus.run.id": self._run_id}) as times:
+        prompts = [prompt_group(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
+        with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
             with under(first_trace(task)):
-                sampling = asyncio.ensure_future(self._parts.engine.generate(requests))
+                sampling = asyncio.ensure_future(self._parts.engine.generate(prompts))
             await asyncio.sleep(0)
             crash_points.reached("mid-decode")
             completions = await sampling
-            times.note(completions)
-            messages = [
-                group_message(self._header(task, group, table), request, completion, table.decode)
-                for group, request, completion in zip(task.groups, requests, completions, strict=True)
+            times.mark_sampled(completions)
+            groups = [
+                group_message(self._header(task, group, table), prompt, completion, table.decode)
+                for group, prompt, completion in zip(task.groups, prompts, completions, strict=True)
             ]
-            await self._deliver(task, messages)
-        self._box.finish(delivery)
-
-    async def _deliver(self, task: Task, messages: Sequence[Group]) -> None:
-        """Into the buffer first: the message afterwards is only a hint. A buffer that is away is waited for."""
-        while True:
-            try:
-                if task.kind == TaskKind.TASK_KIND_TRAIN:
-                    await self._parts.groups.put(messages)
-                else:
-                    await self._parts.groups.put_evaluation(task.version, messages)
-                break
-            except (RedisError, OSError) as error:
-                _log.info("buffer_away", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(_RETRY_SECONDS)
-        note = GroupsSampled(
-            run_id=self._run_id,
-            kind=task.kind,
-            version=task.version,
-            indexes=[message.index for message in messages],
-            worker=self._parts.heartbeat.presence.worker,
-        )
-        await self._parts.bus.publish(subjects.groups(self._run_id), note.SerializeToString())
+            await self._publisher.publish(task, groups)
+        self._inbox.finish(delivery)
 
     def _header(self, task: Task, group: GroupTask, table: PromptTable) -> Group:
         return Group(
@@ -202,7 +191,7 @@ class RolloutWorker:
             row=group.row,
             version=task.version,
             prompt_text=table.text(group.row),
-            worker=self._parts.heartbeat.presence.worker,
+            worker=self._presence.worker,
             engine=self._parts.engine.name,
             traceparent=group.traceparent,
         )
@@ -212,13 +201,14 @@ class RolloutWorker:
             return self._parts.evaluation
         return self._parts.training
 
-    def _reap(self) -> None:
+    def _finish_jobs(self) -> None:
+        """Removes the jobs that are done; raises the error of one that failed."""
         for job in [job for job in self._jobs if job.done()]:
             self._jobs.remove(job)
             job.result()
 
-    def _show_claims(self) -> None:
-        presence = self._parts.heartbeat.presence
-        presence.busy = self._busy.share()
-        presence.claims = self._box.claims
-        presence.evaluation_claims = self._box.evaluation_claims
+    def _update_presence(self) -> None:
+        """Claims and busy share, which the next heartbeat publishes."""
+        self._presence.busy = self._busy.share()
+        self._presence.claims = self._inbox.claims
+        self._presence.evaluation_claims = self._inbox.evaluation_claims

@@ -8,15 +8,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from gradbus import crash_points
-from gradbus.bus import Bucket, Bus, Conflict, subjects
-from gradbus.control.heads import CheckpointHead, VersionHead
+from gradbus.bus import Bucket, Bus, Conflict, OwnedKey, subjects
 from gradbus.errors import FencedError, HistoryError, ObjectMissingError, StorageError, VersionGoneError
 from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import Heads
-from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointHead, CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions, needed_blobs
-from gradbus_weight_store.slot import Slot
 
 _ATTEMPTS = 5
 _PARALLEL = 16
@@ -32,21 +30,21 @@ class Ledger:
         self._manifests = manifests
         self._gate = gate
         self._lock = asyncio.Lock()
-        self._term = Slot(heads, f"{run_id}.term")
-        self._version = Slot(heads, f"{run_id}.version")
-        self._checkpoint = Slot(heads, f"{run_id}.checkpoint")
+        self._term = OwnedKey(heads, f"{run_id}.term")
+        self._version = OwnedKey(heads, f"{run_id}.version")
+        self._checkpoint = OwnedKey(heads, f"{run_id}.checkpoint")
         self._loaded = False
         self._versions: dict[int, list[WeightManifest]] = {}
 
     @property
-    def version_head(self) -> VersionHead | None:
-        """The newest version, as last seen."""
-        return VersionHead.model_validate_json(self._version.value) if self._version.value else None
+    def version_head(self) -> WeightManifest | None:
+        """The newest version, as last seen, without the names of its tensors."""
+        return WeightManifest.FromString(self._version.value) if self._version.value else None
 
     @property
     def checkpoint_head(self) -> CheckpointHead | None:
         """The newest durable checkpoint, as last seen."""
-        return CheckpointHead.model_validate_json(self._checkpoint.value) if self._checkpoint.value else None
+        return CheckpointHead.FromString(self._checkpoint.value) if self._checkpoint.value else None
 
     async def open_term(self, term: int) -> None:
         """Shuts out every term below `term`. Raises FencedError if a newer one is open."""
@@ -127,7 +125,7 @@ class Ledger:
     async def refresh(self) -> None:
         """Sees what another replica wrote. Object storage is read again only if a head moved."""
         async with self._lock:
-            moved = [await slot.refresh() for slot in (self._term, self._version, self._checkpoint)]
+            moved = [await key.refresh() for key in (self._term, self._version, self._checkpoint)]
             if any(moved) or not self._loaded:
                 await self._read_versions()
 
@@ -156,8 +154,8 @@ class Ledger:
         raise StorageError(f"the heads of {self.run_id} keep changing under this process; try again")
 
     async def _load(self) -> None:
-        for slot in (self._term, self._version, self._checkpoint):
-            await slot.refresh()
+        for key in (self._term, self._version, self._checkpoint):
+            await key.refresh()
         await self._read_versions()
 
     async def _read_versions(self) -> None:
@@ -177,7 +175,7 @@ class Ledger:
     async def _open_term(self, term: int) -> None:
         self._check_term(term)
         if term > self._stored_term():
-            await self._term.write(json.dumps(term).encode())
+            await self._term.replace(json.dumps(term).encode())
         # A replica that knows the older term alone now fails to move a head, and reads again.
         await self._version.touch()
         await self._checkpoint.touch()
@@ -211,7 +209,7 @@ class Ledger:
         head = self.version_head
         if head and (head.term, head.step) >= (manifest.term, manifest.step):
             return
-        await self._version.write(VersionHead.of(manifest).to_bytes())
+        await self._version.replace(head_of(manifest).SerializeToString())
         await self._bus.publish(subjects.versions(self.run_id), manifest.SerializeToString())
 
     async def _may_commit(self, manifest: CheckpointManifest, digest: str) -> bool:
@@ -229,7 +227,7 @@ class Ledger:
     async def _move_checkpoint(self, manifest: CheckpointManifest, digest: str) -> None:
         if await self._may_commit(manifest, digest):
             head = CheckpointHead(term=manifest.term, step=manifest.step, digest=digest)
-            await self._checkpoint.write(head.to_bytes())
+            await self._checkpoint.replace(head.SerializeToString())
 
     async def _check_stored(self, shards: Iterable[Shard]) -> None:
         needed = sorted({digest for shard in shards for digest in needed_blobs(shard)})
@@ -252,3 +250,12 @@ def _as_published(known: WeightManifest, now: WeightManifest) -> WeightManifest:
     manifest.CopyFrom(known)
     manifest.term, manifest.traceparent = now.term, now.traceparent
     return manifest
+
+
+def head_of(manifest: WeightManifest) -> WeightManifest:
+    """What `<run>.version` holds: all that a worker needs to load the version, so not the names of its tensors."""
+    head = WeightManifest()
+    head.CopyFrom(manifest)
+    for shard in head.shards:
+        del shard.tensors[:]
+    return head

@@ -14,7 +14,7 @@ from gradbus.bus import Bucket, Buckets, EventLog, Lease, TaskQueue, View
 from gradbus.control.runs import RunRecord, RunStatus, WorkerPresence
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus.experience import ExperienceLog, GroupStore
-from gradbus.experience.archive import Archive
+from gradbus.experience.archive import ArchiveWriter
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.v1.group_pb2 import LogEntry, Verdict
@@ -159,7 +159,7 @@ async def test_a_success_is_brought_to_its_end_without_a_trainer(stage, monkeypa
         raise ConnectionError("the conductor dies here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Archive, "finish", die)
+        patch.setattr(ArchiveWriter, "finish", die)
         with pytest.raises(ConnectionError):
             await stage.drive("first")
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"the-next-run"')

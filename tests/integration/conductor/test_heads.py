@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from gradbus.bus import Buckets, subjects
-from gradbus.control.heads import CheckpointHead, VersionHead
-from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointHead, WeightManifest
 from gradbus_conductor.run.heads import Heads
 
 
@@ -28,12 +27,12 @@ async def until(heads, version=-1, checkpoint=-1):
 
 
 def version(step, term=1):
-    return VersionHead(term=term, step=step, digest="d", shards=()).to_bytes()
+    return WeightManifest(term=term, step=step, digest="d").SerializeToString()
 
 
 async def test_what_the_bucket_holds_is_known_inside_the_block(bus, bucket, heads, run_id):
     await bucket.put(f"{run_id}.version", version(7))
-    await bucket.put(f"{run_id}.checkpoint", CheckpointHead(term=1, step=5, digest="d").to_bytes())
+    await bucket.put(f"{run_id}.checkpoint", CheckpointHead(term=1, step=5, digest="d").SerializeToString())
     async with heads.follow(bus):
         assert (heads.version, heads.checkpoint) == (7, 5)
         assert heads._wake.is_set()
@@ -50,7 +49,7 @@ async def test_both_ways_of_learning_lead_to_the_same(bus, bucket, heads, run_id
         await until(heads, version=1)
         await bucket.put(f"{run_id}.version", version(2))
         await until(heads, version=2)
-        await bucket.put(f"{run_id}.checkpoint", CheckpointHead(term=1, step=2, digest="d").to_bytes())
+        await bucket.put(f"{run_id}.checkpoint", CheckpointHead(term=1, step=2, digest="d").SerializeToString())
         await until(heads, version=2, checkpoint=2)
 
 

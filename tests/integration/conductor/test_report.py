@@ -98,7 +98,7 @@ async def test_a_conductor_that_was_replaced_takes_no_word_back(runs, report, he
     second = Report(runs, history, run_id, size=2)
     await second.recover()
     await second.transition("succeeded")
-    with pytest.raises(FencedError, match="somebody else wrote"):
+    with pytest.raises(FencedError, match="another process wrote"):
         await report.write("evaluating", heads)
     assert (await stored(runs, run_id)).state == "succeeded"
 

@@ -8,12 +8,11 @@ import pytest
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.buffer import keys
 from gradbus.bus import Buckets, EventLog, Lease, TaskQueue, subjects
-from gradbus.control.heads import VersionHead
 from gradbus.control.runs import WorkerPresence
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.task_pb2 import GroupsSampled, TaskKind
-from gradbus.v1.weights_pb2 import Frontier, TrainerProgress
+from gradbus.v1.weights_pb2 import Frontier, TrainerProgress, WeightManifest
 from gradbus_conductor.groups import dispatch
 from gradbus_conductor.groups.data_order import DataOrder
 from gradbus_conductor.groups.dataset import Dataset, Prepared
@@ -106,7 +105,7 @@ async def test_a_group_that_is_done_while_its_conductor_is_replaced_is_not_sampl
     sampled.row = loop._frame.prepared.order.row(0)
     await GroupStore(clients.buffer, run_id).put([sampled])
     heads = await clients.bus.bucket(Buckets.HEADS)
-    await heads.put(f"{run_id}.version", VersionHead(term=1, step=0, digest="sha256:" + "0" * 64, shards=[]).to_bytes())
+    await heads.put(f"{run_id}.version", WeightManifest(term=1, step=0, digest="sha256:" + "0" * 64).SerializeToString())
 
     async def told_meanwhile(_queue):
         sampled = GroupsSampled(run_id=run_id, kind=TaskKind.TASK_KIND_TRAIN, indexes=[0])

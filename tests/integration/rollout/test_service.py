@@ -15,7 +15,7 @@ from gradbus.experience import GroupStore
 from gradbus.process import Process, WorkerClients, WorkerHeartbeat
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines import watchdog as watched_engine
-from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngine
 from gradbus_rollout.engines.torch.scheduler import Scheduler
 from gradbus_rollout.service import RolloutService
@@ -36,7 +36,7 @@ async def serving(bus, buffer, objects, stub, run_id, tmp_path, request):
     process = Process("rollout")
     heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", device=getattr(request, "param", "cpu"))
-    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), Engines(settings))
+    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), EngineFactory(settings))
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(heartbeat.presence.worker, json.dumps(run_id).encode())
     task = asyncio.create_task(heartbeat.serve(process, service.serve_run))
     yield heartbeat.presence
@@ -55,7 +55,7 @@ async def test_a_worker_ends_when_its_engine_hangs(
     await write_status(bus, run_id, await objects.put_blob(prompts))
     heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", engine_progress_seconds=1.0)
-    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), Engines(settings))
+    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), EngineFactory(settings))
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(heartbeat.presence.worker, json.dumps(run_id).encode())
     try:
         with pytest.raises(EngineHungError):
@@ -141,7 +141,7 @@ async def test_an_engine_that_comes_when_its_run_is_gone_is_let_go(new_record, m
 
     monkeypatch.setattr(TorchEngine, "from_folder", make_slowly)
     spec, encoder = (await new_record()).spec, PromptEncoder(model_folder, NEW_TOKENS)
-    task = asyncio.create_task(Engines(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder))
+    task = asyncio.create_task(EngineFactory(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder.stop_token_ids))
     await until(lambda: made)
     task.cancel()
     await asyncio.wait({task})

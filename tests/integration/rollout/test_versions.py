@@ -13,7 +13,7 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, WeightManifest
-from gradbus_rollout.weights.versions import Versions
+from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_trainer.versions.writer import VersionWriter
 
 from .conftest import until
@@ -21,7 +21,7 @@ from .conftest import until
 
 @pytest.fixture
 def new_versions(bus, objects, stub, run_id, tmp_path):
-    return lambda store=objects: Versions(bus, store, stub, run_id, tmp_path / "cache")
+    return lambda store=objects: VersionLoader(bus, store, stub, run_id, tmp_path / "cache")
 
 
 @pytest.fixture

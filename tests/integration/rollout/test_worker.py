@@ -18,9 +18,8 @@ from gradbus.objects.paths import blob_path
 from gradbus.process import WorkerHeartbeat
 from gradbus.telemetry import run_metrics
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
-from gradbus_rollout.tasks.prompt_table import PromptTable
-from gradbus_rollout.tasks.prompts import PromptEncoder
-from gradbus_rollout.weights.versions import Versions
+from gradbus_rollout.tasks.prompts import PromptEncoder, PromptTable
+from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 from .conftest import NEW_TOKENS, until
@@ -69,7 +68,7 @@ def working(bus, objects, stub, run_id, tmp_path, engine, store, table, new_reco
 
     @asynccontextmanager
     async def work(mode="fixed_lag", weights=objects):
-        versions = Versions(bus, weights, stub, run_id, tmp_path)
+        versions = VersionLoader(bus, weights, stub, run_id, tmp_path)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
         async with versions.followed():
             parts = WorkerParts(bus, store, engine, versions, table, table, heartbeat, run_metrics(run_id))

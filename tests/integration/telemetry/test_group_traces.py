@@ -11,7 +11,7 @@ from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_conductor.groups.traces import GroupTraces
 from gradbus_reward.grade_traces import graded
 from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
-from gradbus_rollout.telemetry.generation_traces import told as generation_told
+from gradbus_rollout.telemetry.generation_traces import recorded as generation_recorded
 
 RUN = {"gradbus.run.id": "run"}
 
@@ -40,8 +40,8 @@ def test_a_group_that_is_not_traced_leaves_nothing(told):
     with traces.call("score", [1]) as call:
         assert call.spans == {}
         call.answered(1, [])
-    with generation_told(Delivery(task, 5), RUN) as times:
-        times.note([GroupCompletion("1", ())])
+    with generation_recorded(Delivery(task, 5), RUN) as times:
+        times.mark_sampled([GroupCompletion("1", ())])
     with graded(["part"], [ScoreSample(group_id="1")]):
         pass
     made = entry(traces, 1)
@@ -144,8 +144,8 @@ def completion(times):
 
 def test_samples_say_which_versions_made_them(told):
     task = dispatched(GroupTraces("run", 1.0), 1)
-    with generation_told(Delivery(task, 5), RUN) as times:
-        times.note([GroupCompletion("1", (completion((100, 200)), completion((150, 300))), (50, 100))])
+    with generation_recorded(Delivery(task, 5), RUN) as times:
+        times.mark_sampled([GroupCompletion("1", (completion((100, 200)), completion((150, 300))), (50, 100))])
     samples = [span for span in told() if span.name == "sample"]
     assert [(span.start_time, span.end_time, span.attributes["gradbus.queue.seconds"]) for span in samples] == [
         (100, 200, 5e-8),
@@ -157,15 +157,15 @@ def test_samples_say_which_versions_made_them(told):
 
 def test_an_engine_that_cannot_tell_leaves_out_what_it_does_not_know(told):
     task = dispatched(GroupTraces("run", 1.0), 1)
-    with generation_told(Delivery(task, 5), RUN) as times:
-        times.note([GroupCompletion("1", (completion(None),))])
+    with generation_recorded(Delivery(task, 5), RUN) as times:
+        times.mark_sampled([GroupCompletion("1", (completion(None),))])
     assert sorted(span.name for span in told()) == ["deliver", "generate", "queue", "send prompts.*", "set_aside"]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_an_engine_that_breaks_is_told_whether_its_groups_are_traced_or_not(told, share):
     task = dispatched(GroupTraces("run", share), 1)
-    with pytest.raises(ZeroDivisionError), generation_told(Delivery(task, 5), RUN):
+    with pytest.raises(ZeroDivisionError), generation_recorded(Delivery(task, 5), RUN):
         raise ZeroDivisionError("a fault")
     (failed,) = [span for span in told() if span.name == "generate"]
     assert (failed.kind, failed.status.description, failed.parent is None) == (SpanKind.CONSUMER, "ZeroDivisionError: a fault", not share)

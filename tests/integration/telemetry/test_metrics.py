@@ -14,7 +14,7 @@ from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task
-from gradbus_rollout.weights.shards import Shards
+from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.lazy_tensors import LazyTensors
 from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.weights_io import export_version
@@ -130,7 +130,7 @@ async def test_weights_are_counted_by_the_way_they_took(measured, points, tmp_pa
 
     objects = ObjectStore(MemoryStore(), "memory:///")
     writer = VersionWriter(objects, "run", 1, WeightsSpec(transport="delta", dtype="bf16"))
-    shards, scratch = Shards(objects, tmp_path / "cache"), Scratch(tmp_path / "scratch")
+    shards, scratch = VersionFiles(objects, tmp_path / "cache"), Scratch(tmp_path / "scratch")
     before = moved()
     for step in range(2):
         weights = LazyTensors.of({"w": torch.arange(9000.0) + (torch.arange(9000) < step)})

@@ -7,10 +7,9 @@ import grpc
 import pytest
 
 from gradbus.bus import Buckets
-from gradbus.control.heads import CheckpointHead
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
-from gradbus.v1.weights_pb2 import Shard, WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointHead, Shard, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.retention import Retention
@@ -43,7 +42,7 @@ async def test_a_checkpoint_is_the_head_once_it_is_committed(store_process, trai
     manifest = await trainer.commit(0)
     answer = await trainer.checkpoint_head()
     assert answer.manifest == manifest
-    head = CheckpointHead.model_validate_json((await (await bus.bucket(Buckets.HEADS)).get(f"{run_id}.checkpoint")).value)
+    head = CheckpointHead.FromString((await (await bus.bucket(Buckets.HEADS)).get(f"{run_id}.checkpoint")).value)
     assert (head.term, head.step, head.digest) == (1, 0, answer.digest)
     assert digest_of(await objects.get_blob(answer.digest)) == answer.digest
 

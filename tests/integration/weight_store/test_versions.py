@@ -6,7 +6,6 @@ import grpc
 import pytest
 
 from gradbus.bus import Buckets, subjects
-from gradbus.control.heads import VersionHead
 from gradbus.ids import digest_of
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
@@ -32,12 +31,12 @@ async def test_a_published_version_is_the_head_and_is_announced(trainer, bus, ru
         await trainer.open()
         await trainer.publish(0)
         announced = WeightManifest.FromString(await asyncio.wait_for(heard.get(), 60))
-    head = VersionHead.model_validate_json((await (await bus.bucket(Buckets.HEADS)).get(f"{run_id}.version")).value)
+    head = WeightManifest.FromString((await (await bus.bucket(Buckets.HEADS)).get(f"{run_id}.version")).value)
     stored = await trainer.manifest(0)
     assert announced == stored == await trainer.version(0)
     assert (head.term, head.step, head.digest) == (1, 0, stored.digest)
     assert [shard.digest for shard in head.shards] == [stored.shards[0].digest]
-    assert [shard.digest for shard in head.manifest(run_id).shards] == [stored.shards[0].digest]
+    assert (head.run_id, [list(shard.tensors) for shard in head.shards]) == (run_id, [[]]), "all but the names of tensors"
 
 
 async def test_the_same_version_again_moves_nothing(trainer, bus, run_id):

@@ -3,7 +3,8 @@
 import pytest
 
 from gradbus.spec import RewardSpec
-from gradbus_gateway.intake.submission import _reward_faults, _with_operators_scorer
+from gradbus_gateway.intake.spec_faults import reward_faults
+from gradbus_gateway.intake.spec_intake import with_operator_scorer
 from gradbus_gateway.settings import GatewaySettings
 
 SERVICE = "grpc://my-reward:50051"
@@ -20,21 +21,21 @@ SERVICE = "grpc://my-reward:50051"
 )
 def test_it_takes_the_place_of_grader_and_service_and_leaves_the_deadline(given, expected):
     body = {"name": "run", "reward": given}
-    assert _with_operators_scorer(body, SERVICE) == {"name": "run", "reward": expected}
+    assert with_operator_scorer(body, SERVICE) == {"name": "run", "reward": expected}
     assert body["reward"] == given
 
 
 @pytest.mark.parametrize("body", [[], "text", None])
 def test_a_body_that_is_no_spec_is_left_to_the_parser(body):
-    assert _with_operators_scorer(body, SERVICE) == body
+    assert with_operator_scorer(body, SERVICE) == body
 
 
 def test_without_it_the_spec_decides():
     body = {"reward": {"service": "http://elsewhere/x"}}
-    assert _with_operators_scorer(body, "") is body
+    assert with_operator_scorer(body, "") is body
 
 
 def test_the_operators_own_address_needs_no_leave_and_a_users_does():
     settings = GatewaySettings(reward_service=SERVICE)
-    assert list(_reward_faults(RewardSpec(service=SERVICE), None, settings)) == []
-    assert [fault.path for fault in _reward_faults(RewardSpec(service="grpc://other:1"), None, settings)] == ["reward.service"]
+    assert list(reward_faults(RewardSpec(service=SERVICE), None, settings)) == []
+    assert [fault.path for fault in reward_faults(RewardSpec(service="grpc://other:1"), None, settings)] == ["reward.service"]

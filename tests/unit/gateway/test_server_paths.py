@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradbus_gateway.intake.server_paths import advice, under_roots
+from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def test_what_leads_out_or_nowhere_is_not(roots, given):
 
 def test_without_roots_nothing_is_found_and_the_advice_says_why(tmp_path):
     assert under_roots(str(tmp_path), []) is None
-    assert "GRADBUS_MODEL_ROOTS" in advice([])
+    assert "GRADBUS_MODEL_ROOTS" in allowed_paths([])

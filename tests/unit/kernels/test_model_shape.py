@@ -6,7 +6,7 @@ import pytest
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import MODEL_TYPES
-from gradbus_kernels.models.config import FAMILIES, RopeConfig, read_model_shape
+from gradbus_kernels.models.config import FAMILIES, RopeConfig, read_model_config
 
 BASE = {
     "model_type": "qwen2",
@@ -23,7 +23,7 @@ BASE = {
 def shape_of(tmp_path):
     def read(**changes):
         (tmp_path / "config.json").write_text(json.dumps(BASE | changes))
-        return read_model_shape(tmp_path)
+        return read_model_config(tmp_path)
 
     return read
 

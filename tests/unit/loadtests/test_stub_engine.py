@@ -87,9 +87,9 @@ async def test_the_last_sample_ends_when_calibrated_slots_would_be_done(start):
     await asyncio.sleep(0)
     began = asyncio.get_running_loop().time()
     engine._advance(began + expected - 0.5)
-    assert engine._requests, "the last is still running"
+    assert engine._calls, "the last is still running"
     engine._advance(began + expected + 0.5)
-    assert not engine._requests
+    assert not engine._calls
     await running
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.pool import PoolSettings
-from gradbus_reward.scorers.base import ScorerSettings, scorer_for
+from gradbus_reward.scorers.factory import ScorerSettings, scorer_for
 
 
 def asked(*responses, run_id="run-1", **item):

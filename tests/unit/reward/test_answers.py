@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.v1 import reward_pb2
-from gradbus_reward.scorers.answers import MAX_COMPONENTS, all_failed, answers
+from gradbus_reward.scorers.results import MAX_COMPONENTS, all_failed, answers
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 SAMPLES = [reward_pb2.ScoreSample(sample_id=f"0.{n}") for n in range(3)]

@@ -6,8 +6,8 @@ import pytest
 
 from gradbus.telemetry import Metrics
 from gradbus.v1.reward_pb2 import REWARD_STATUS_ERROR, REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreSample
-from gradbus_reward import calls
 from gradbus_reward.scorers import answers
+from gradbus_reward.scorers import telemetry as calls
 
 
 @pytest.fixture

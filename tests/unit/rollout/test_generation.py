@@ -2,8 +2,8 @@
 
 import pytest
 
+from gradbus_rollout.engines import generation_metrics as generation
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
-from gradbus_rollout.telemetry import generation_metrics as generation
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def sampled(*lengths):
 
 def test_a_call_tells_its_time_and_its_tokens(recorded):
     groups = [PromptGroup("0", (1, 2, 3), (7, 8)), PromptGroup("1", (4,), (9,))]
-    with generation.Generation("torch 2.13.0 cpu float32").measured(groups) as generated:
+    with generation.GenerationMetrics("torch 2.13.0 cpu float32").measured(groups) as generated:
         generated.completions = [sampled(5, 6), sampled(7)]
     assert [name for name, _, _ in recorded] == ["gen_ai.client.operation.duration", *["gen_ai.client.token.usage"] * 2]
     assert {attributes["gen_ai.provider.name"] for _, _, attributes in recorded} == {"torch"}
@@ -28,6 +28,6 @@ def test_a_call_tells_its_time_and_its_tokens(recorded):
 
 
 def test_a_call_that_fails_tells_its_error_and_no_tokens(recorded):
-    with pytest.raises(ValueError, match="broken"), generation.Generation("sglang").measured([]):
+    with pytest.raises(ValueError, match="broken"), generation.GenerationMetrics("sglang").measured([]):
         raise ValueError("broken")
     assert [(name, attributes["error.type"]) for name, _, attributes in recorded] == [("gen_ai.client.operation.duration", "ValueError")]

@@ -6,9 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus_rollout.tasks import prompt_table
-from gradbus_rollout.tasks.prompt_table import PromptTable
-from gradbus_rollout.tasks.prompts import PromptEncoder
+from gradbus_rollout.tasks import prompts as prompts_module
+from gradbus_rollout.tasks.prompts import PromptEncoder, PromptTable
 
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 CHAT = [{"role": "user", "content": "hi"}]
@@ -88,8 +87,8 @@ def test_a_prompt_of_a_table_is_named_by_its_line_in_the_file(model_folder):
 
 
 def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(model_folder, monkeypatch):
-    monkeypatch.setattr(prompt_table, "_CHECKED_ROWS", 2)
-    monkeypatch.setattr(prompt_table, "_KEPT_ROWS", 3)
+    monkeypatch.setattr(prompts_module, "_CHECKED_ROWS", 2)
+    monkeypatch.setattr(prompts_module, "_KEPT_ROWS", 3)
     encoder, encoded = PromptEncoder(model_folder, 8), []
     encode = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda prompt, line: (encoded.append(line), encode(prompt, line))[1])

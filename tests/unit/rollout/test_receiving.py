@@ -14,7 +14,7 @@ from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig, BroadcastMember
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights.broadcast import BroadcastGroup, RankInfo, Rendezvous
 from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
-from gradbus_rollout.engines.registry import Engines
+from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
 
@@ -26,7 +26,7 @@ def receiver(tmp_path, transport, engine):
     spec = SimpleNamespace(weights=SimpleNamespace(transport=transport), rollout=SimpleNamespace(engine=engine))
     heartbeat = SimpleNamespace(presence=SimpleNamespace(worker="a"))
     settings = Settings(cache_dir=tmp_path)
-    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), Engines(settings))
+    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), EngineFactory(settings))
     return service._receiving(SimpleNamespace(run_id="run", spec=spec))
 
 
@@ -50,15 +50,15 @@ def new_member(tmp_path):
 
 
 @pytest.fixture
-def meeting():
+def rendezvous():
     return Rendezvous.serve("127.0.0.1", 0, 30.0)
 
 
-def send(meeting, content):
+def send(rendezvous, content):
     """Rank 0, in a thread of its own."""
 
     def work():
-        group = BroadcastGroup(meeting, RankInfo("g", 0, 2, "127.0.0.1", stall_seconds=30.0))
+        group = BroadcastGroup(rendezvous, RankInfo("g", 0, 2, "127.0.0.1", stall_seconds=30.0))
         group.send([memoryview(content)], CONFIG.bucket_bytes, 1e12)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -66,34 +66,34 @@ def send(meeting, content):
     return thread
 
 
-def offered(meeting, content=CONTENT):
+def offered(rendezvous, content=CONTENT):
     broadcast = Broadcast(step=3, config=CONFIG, shards=[Shard(digest=digest_of(CONTENT), size_bytes=len(content))])
-    return broadcast, BroadcastMembership(group="g", address=meeting.address, workers=["a"])
+    return broadcast, BroadcastMembership(group="g", address=rendezvous.address, workers=["a"])
 
 
-def test_the_process_fills_the_cache_and_leaves_a_receipt(new_member, meeting, tmp_path):
-    broadcast, members = offered(meeting)
-    member, sender = new_member(), send(meeting, CONTENT)
+def test_the_process_fills_the_cache_and_leaves_a_receipt(new_member, rendezvous, tmp_path):
+    broadcast, members = offered(rendezvous)
+    member, sender = new_member(), send(rendezvous, CONTENT)
     member.wait_until_ready()
     member.connect(members, CONFIG)
     member.receive(broadcast, members)
     sender.join()
-    assert member.held_group == "g"
+    assert member.group == "g"
     assert [path.read_bytes() for path in (tmp_path / "shards").iterdir()] == [CONTENT]
-    assert meeting.take_receipts(["g/3/a"], 0.0) == [True]
+    assert rendezvous.take_receipts(["g/3/a"], 0.0) == [True]
 
 
-def test_damaged_bytes_are_no_file_and_a_bad_receipt(new_member, meeting, tmp_path):
+def test_damaged_bytes_are_no_file_and_a_bad_receipt(new_member, rendezvous, tmp_path):
     other = CONTENT[:-1] + b"x"
-    broadcast, members = offered(meeting)
-    member, sender = new_member(), send(meeting, other)
+    broadcast, members = offered(rendezvous)
+    member, sender = new_member(), send(rendezvous, other)
     member.wait_until_ready()
     member.connect(members, CONFIG)
     with pytest.raises(CorruptRecordError, match="came damaged"):
         member.receive(broadcast, members)
     sender.join()
     assert list((tmp_path / "shards").iterdir()) == []
-    assert meeting.take_receipts(["g/3/a"], 0.0) == [False]
+    assert rendezvous.take_receipts(["g/3/a"], 0.0) == [False]
 
 
 def test_a_python_without_torch_or_none_at_all_is_said(new_member, tmp_path):
@@ -106,11 +106,11 @@ def test_a_python_without_torch_or_none_at_all_is_said(new_member, tmp_path):
         new_member(str(bare)).wait_until_ready()
 
 
-def test_a_process_that_is_killed_ends_what_waits_for_it(new_member, meeting):
+def test_a_process_that_is_killed_ends_what_waits_for_it(new_member, rendezvous):
     member = new_member()
     member.wait_until_ready()
     threading.Timer(0.2, member.abort).start()
     with pytest.raises(BroadcastError, match="it was killed; versions come from object storage"):
-        member.connect(offered(meeting)[1], CONFIG)
+        member.connect(offered(rendezvous)[1], CONFIG)
     with pytest.raises(BroadcastError):
-        member.receive(*offered(meeting))
+        member.receive(*offered(rendezvous))

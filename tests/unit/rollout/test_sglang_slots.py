@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradbus_rollout.engines.sglang.slots import Slots
+from gradbus_rollout.engines.server.slots import Slots
 
 
 async def turns(number=50):

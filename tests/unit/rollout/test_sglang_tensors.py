@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from gradbus.errors import DiskError, ModelError
 from gradbus.formats.safetensors import read_headers
 from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.engines.server.version_folder import drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
-from gradbus_rollout.engines.sglang.folder import drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang.tensors import check_fit, digest
 
 TENSORS = {

@@ -5,7 +5,7 @@ import pytest
 from gradbus.errors import CorruptRecordError
 from gradbus.ids import digest_of
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_rollout.weights.cache_writer import ShardFiles
+from gradbus_rollout.weights.stream_writer import ShardStreamWriter
 
 CONTENTS = [b"first", b"", b"second one", b"3"]
 
@@ -15,9 +15,9 @@ def shard(content, digest=None):
 
 
 def take(tmp_path, shards, stream, piece_bytes):
-    files = ShardFiles(shards, tmp_path / "shards", tmp_path / "drafts")
+    files = ShardStreamWriter(shards, tmp_path / "shards", tmp_path / "scratch")
     for start in range(0, len(stream), piece_bytes):
-        files.take(memoryview(stream)[start : start + piece_bytes])
+        files.write(memoryview(stream)[start : start + piece_bytes])
     files.close()
     return files, {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
 
@@ -27,7 +27,7 @@ def test_a_stream_is_taken_apart_into_its_shards(tmp_path, piece_bytes):
     files, found = take(tmp_path, [shard(content) for content in CONTENTS], b"".join(CONTENTS), piece_bytes)
     assert found == {digest_of(content).removeprefix("sha256:"): content for content in CONTENTS}
     assert files.damaged == []
-    assert list((tmp_path / "drafts").iterdir()) == []
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_what_does_not_match_its_digest_is_thrown_away_and_what_does_is_kept(tmp_path):
@@ -39,14 +39,14 @@ def test_what_does_not_match_its_digest_is_thrown_away_and_what_does_is_kept(tmp
 def test_a_shard_that_is_not_whole_leaves_nothing(tmp_path):
     _, found = take(tmp_path, [shard(b"whole"), shard(b"in part")], b"wholein", 4)
     assert list(found.values()) == [b"whole"]
-    assert list((tmp_path / "drafts").iterdir()) == []
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_two_transfers_at_a_time_do_not_meet(tmp_path):
-    left_behind = ShardFiles([shard(b"older")], tmp_path / "shards", tmp_path / "drafts")
-    left_behind.take(memoryview(b"old"))
+def test_two_streams_at_a_time_do_not_meet(tmp_path):
+    left_behind = ShardStreamWriter([shard(b"older")], tmp_path / "shards", tmp_path / "scratch")
+    left_behind.write(memoryview(b"old"))
     _, found = take(tmp_path, [shard(b"newer")], b"newer", 2)
-    left_behind.take(memoryview(b"er"))
+    left_behind.write(memoryview(b"er"))
     assert list(found.values()) == [b"newer"]
     assert sorted(path.read_bytes() for path in (tmp_path / "shards").iterdir()) == [b"newer", b"older"]
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
-from gradbus.errors import CorruptRecordError, DiskError, ObjectMissingError, StorageError
+from gradbus.errors import CorruptRecordError, DiskError, ObjectMissingError
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.spec import WeightsSpec
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
-from gradbus_rollout.weights import stored_shards
+from gradbus_rollout.weights import downloader
 from gradbus_rollout.weights.cache import ShardCache
-from gradbus_rollout.weights.shards import Shards
+from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.lazy_tensors import LazyTensors
 from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.weights_io import export_version
@@ -55,8 +55,8 @@ async def manifests(objects, exports):
 
 @pytest.fixture
 def new_worker(objects, tmp_path):
-    def make(name="one", ways=()):
-        return Shards(objects, tmp_path / name, ways)
+    def make(name="one"):
+        return VersionFiles(objects, tmp_path / name)
 
     return make
 
@@ -139,15 +139,15 @@ async def test_what_nothing_gives_is_missing(manifests, objects, new_worker, mis
 
 
 async def test_a_file_that_is_larger_than_a_part_is_read_in_parts(manifests, exports, new_worker, monkeypatch):
-    monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
+    monkeypatch.setattr(downloader, "PART_BYTES", 1000)
     assert await content(new_worker(), manifests[LAST]) == exports[LAST].file.path.read_bytes()
 
 
 async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rclone_server, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_shards, "PART_BYTES", 1000)
+    monkeypatch.setattr(downloader, "PART_BYTES", 1000)
     objects = rclone_server.store(monkeypatch)
     manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
-    assert await content(Shards(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
+    assert await content(VersionFiles(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
     assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
 
 
@@ -155,7 +155,7 @@ async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rcl
 async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(
     manifests, exports, new_worker, tmp_path, monkeypatch, no_file_over, part_bytes
 ):
-    monkeypatch.setattr(stored_shards, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(downloader, "PART_BYTES", part_bytes)
     worker, size = new_worker(), exports[LAST].file.size_bytes
     with no_file_over(size - 10), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
         await worker.files(manifests[LAST])
@@ -185,33 +185,19 @@ async def test_several_shards_come_in_their_order(objects, new_worker):
     assert [file.read_bytes() for file in files] == contents
 
 
-class InFront:
-    """Another way, which has some bytes or fails."""
-
-    name = "in front"
-
-    def __init__(self, data=None, error=None):
-        self.data, self.error, self.asked = data, error, 0
-
-    async def bring(self, manifest, cache):
-        self.asked += 1
-        if self.error:
-            raise self.error
-        await cache.keep(manifest.shards[0].digest, self.data)
-
-
-async def test_a_way_in_front_spares_object_storage(manifests, exports, objects, new_worker):
-    way = InFront(exports[3].file.path.read_bytes())
-    await objects.delete_blob(chain(manifests[3])[0].digest)
-    worker = new_worker(ways=[way])
+async def test_what_a_broadcast_left_in_the_cache_spares_object_storage(manifests, exports, objects, new_worker, tmp_path):
+    await ShardCache(tmp_path / "one").keep(manifests[3].shards[0].digest, exports[3].file.path.read_bytes())
+    for digest in (manifests[3].shards[0].digest, chain(manifests[3])[0].digest):
+        await objects.delete_blob(digest)
+    worker = new_worker()
     assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
-    await worker.files(manifests[3])
-    assert way.asked == 1, "what is here is not asked for"
+    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes(), "what is here is not asked for"
 
 
-@pytest.mark.parametrize("way", [InFront(error=StorageError("away")), InFront(error=OSError("reset")), InFront(b"other bytes")])
-async def test_a_way_that_fails_or_lies_falls_back_to_object_storage(manifests, exports, new_worker, way):
-    assert await content(new_worker(ways=[way]), manifests[3]) == exports[3].file.path.read_bytes()
+async def test_other_bytes_never_enter_the_cache_and_the_version_comes_from_object_storage(manifests, exports, new_worker, tmp_path):
+    with pytest.raises(CorruptRecordError, match="it is fetched by another route"):
+        await ShardCache(tmp_path / "one").keep(manifests[3].shards[0].digest, b"other bytes")
+    assert await content(new_worker(), manifests[3]) == exports[3].file.path.read_bytes()
 
 
 def test_only_the_newest_files_are_kept(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gradbus.bus import Delivery
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_rollout.tasks.taskbox import TaskBox
+from gradbus_rollout.tasks.inbox import TaskInbox
 
 TRAIN, EVALUATION = TaskKind.TASK_KIND_TRAIN, TaskKind.TASK_KIND_EVALUATION
 
@@ -29,7 +29,7 @@ tasks = st.lists(
 
 @given(tasks, st.integers(0, 5))
 def test_the_lowest_ready_version_runs_first_and_of_it_evaluation(given_tasks, newest):
-    box = TaskBox()
+    box = TaskInbox()
     for one in given_tasks:
         box.add(one)
     started = []
@@ -42,7 +42,7 @@ def test_the_lowest_ready_version_runs_first_and_of_it_evaluation(given_tasks, n
 
 @given(tasks, st.data())
 def test_a_group_of_a_version_is_held_once_whoever_sends_it_again(given_tasks, data):
-    box = TaskBox()
+    box = TaskInbox()
     for one in given_tasks + given_tasks:
         box.add(one)
         if data.draw(st.booleans()) and (ready := box.lowest(everything)):
@@ -53,7 +53,7 @@ def test_a_group_of_a_version_is_held_once_whoever_sends_it_again(given_tasks, d
 
 
 def test_claims_last_from_the_fetch_to_the_end():
-    box = TaskBox()
+    box = TaskInbox()
     box.add(task(1, [4, 5]))
     box.add(task(2, [6]))
     assert box.claims == [4, 5, 6]
@@ -68,7 +68,7 @@ def test_claims_last_from_the_fetch_to_the_end():
 
 
 def test_a_task_that_is_not_ready_is_set_aside_and_does_not_stop_others():
-    box = TaskBox()
+    box = TaskInbox()
     box.add(task(9, [1]))
     assert box.lowest(lambda one: one.version <= 3) is None
     box.add(task(3, [2]))
@@ -76,7 +76,7 @@ def test_a_task_that_is_not_ready_is_set_aside_and_does_not_stop_others():
 
 
 def test_a_dropped_task_is_held_no_more_and_may_come_again():
-    box = TaskBox()
+    box = TaskInbox()
     box.add(task(3, [2]))
     box.finish(box.lowest(everything))
     assert box.claims == []
@@ -85,7 +85,7 @@ def test_a_dropped_task_is_held_no_more_and_may_come_again():
 
 
 def test_the_senders_task_is_not_changed():
-    box = TaskBox()
+    box = TaskInbox()
     box.add(task(0, [1]))
     second = task(0, [1, 2])
     box.add(second)

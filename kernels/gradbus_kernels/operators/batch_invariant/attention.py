@@ -2,7 +2,8 @@
 
 Keys lie in pages of fixed lengths from position 0 on. Every product has the fixed shape of its page, and the softmax, whose
 kernel sums in vector lanes, runs over whole pages: a page that lies past a query weighs 0 and adds exactly nothing. So one
-query against a cache, a chunk of a prompt and a whole sequence give equal bits.
+query against a cache, a chunk of a prompt and a whole sequence give equal bits. Where this machine's BLAS sums a query by its
+place in a product, as some do for narrow heads, heads are padded with zeros.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.operators.dispatch import choose
 
 MASKED: Final = -1e30
@@ -28,6 +30,7 @@ _TOKENS: Final = 256
 """Queries that are taken at a time: what is past all of them is not computed."""
 _PAGE_ENDS: Final = (32, 64, 128, 256)
 _LONGEST_PAGE: Final = 256
+_PAGE_LENGTHS: Final = (32, 64, 128, 256)
 
 
 @cache
@@ -77,16 +80,19 @@ def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequ
     Pages are keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases, float32 `[B or 1, W, L]`, are 0 or MASKED:
     those of `biases_of` for `padded_queries` positions.
     """
-    count, padded, lengths = queries.shape[1], biases[0].shape[1], tuple(bias.shape[-1] for bias in biases)
-    if padded > count:
-        queries = functional.pad(queries, (0, 0, 0, padded - count))
-    width = query_width(count, queries.shape[2], lengths, queries.dtype)
+    (_, count, size), padded, lengths = queries.shape, biases[0].shape[1], tuple(bias.shape[-1] for bias in biases)
+    extra = _head_size(size, queries.dtype, torch.get_num_threads()) - size
+    if padded > count or extra:
+        queries = functional.pad(queries, (0, extra, 0, padded - count))
+    if extra:
+        spans = [_padded_page(keys, values, extra) for keys, values in spans]
+    width = query_width(count, size, lengths, queries.dtype)
     if width == padded:
         found = _attend(queries, spans, biases, scale)
     else:
         cuts = [slice(start, start + width) for start in range(0, padded, width)]
         found = torch.cat([_attend(queries[:, cut], spans, [bias[:, cut] for bias in biases], scale) for cut in cuts], dim=1)
-    return found[:, :count].contiguous() if padded > count else found
+    return found[:, :count, :size].contiguous() if padded > count or extra else found
 
 
 def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -119,9 +125,22 @@ def padded_queries(count: int, size: int, lengths: tuple[int, ...], dtype: torch
 @cache
 def query_width(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
     """How many queries to take a product of, so that `count` of them get the definition's bits: `count` itself where that does."""
+    threads = torch.get_num_threads()
     wider = (1 << power for power in range(count.bit_length(), _BLOCK.bit_length()))
-    shapes = [_PageShape(size, length, dtype, torch.get_num_threads()) for length in set(lengths)]
+    shapes = [_PageShape(_head_size(size, dtype, threads), length, dtype, threads) for length in set(lengths)]
     return next(width for width in (count, *wider, _BLOCK) if all(_agrees(width, shape) for shape in shapes))
+
+
+@cache
+def _head_size(size: int, dtype: torch.dtype, threads: int) -> int:
+    """The head size of the products for heads of `size`: `size` itself, or the next multiple of `WIDTH` where that has no definition.
+
+    All page lengths decide together: a query's first pages must not know how many follow. Raises RuntimeError where neither size will do.
+    """
+    for wide in (size, size + -size % WIDTH):
+        if all(_agrees(_BLOCK, _PageShape(wide, length, dtype, threads)) for length in _PAGE_LENGTHS):
+            return wide
+    raise RuntimeError(f"queries of heads of {size} depend on their place in a product; run with numerics = 'fast' on this machine")
 
 
 class _PageShape(NamedTuple):
@@ -136,7 +155,7 @@ def _agrees(count: int, shape: _PageShape) -> bool:
     """Whether the products of `count` queries have the bits of those of `_BLOCK`. Tried out on random numbers.
 
     In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
-    Raises RuntimeError where the bits of a block's queries depend on their place: then this machine's BLAS cannot do it.
+    False where the bits of a block's queries depend on their place: `_agrees(_BLOCK, shape)` says whether the shape has a definition here.
     """
     if count != _BLOCK and shape.dtype != torch.float32:
         return False
@@ -153,8 +172,13 @@ def _agrees(count: int, shape: _PageShape) -> bool:
     forth = list(range(_BLOCK))
     parts = torch.cat([products(slice(at, at + _BLOCK), forth) for at in range(0, padded, _BLOCK)], dim=1)
     if not torch.equal(products(slice(0, _BLOCK), forth[::-1]).flip(1), parts[:, :_BLOCK]):
-        raise RuntimeError(f"queries of a product over {shape} depend on their place; run with numerics = 'fast' on this machine")
+        return False
     return torch.equal(products(slice(0, count), list(range(count))), parts[:, :count])
+
+
+def _padded_page(keys: Tensor, values: Tensor, extra: int) -> tuple[Tensor, Tensor]:
+    """A page whose heads are longer by `extra` zeros; the keys remain the transpose of a contiguous tensor."""
+    return functional.pad(keys.transpose(1, 2), (0, extra)).transpose(1, 2), functional.pad(values, (0, extra))
 
 
 def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:

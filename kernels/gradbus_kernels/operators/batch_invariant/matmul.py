@@ -2,6 +2,7 @@
 
 A BLAS picks its kernel, and with it the order in which it sums, by the shape of the product. So the product of exactly
 `BLOCK` rows is the definition here. Other row counts are used where this machine shows, once a shape, that they give its bits.
+Some BLAS sum a row of a narrow product by the row's place in the block; there, K and M are padded with zeros to wider sizes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
 from gradbus_kernels.operators.dispatch import choose
@@ -21,6 +23,8 @@ BLOCK: Final = 32
 """Rows of the product that defines the bits."""
 _SIZES: Final = (1024, 512, 256, 128, 64, BLOCK)
 _ALIGNMENT: Final = 64  # bytes: what torch allocates at, and what a BLAS may choose its first instructions by
+WIDTH: Final = 16
+"""K and M are padded to a multiple of this where a row's bits depend on its place: a whole vector register of float32."""
 
 
 class ProductShape(NamedTuple):
@@ -54,7 +58,7 @@ def invariant_matmul(x: Tensor, weight: Tensor, addend: Tensor | None = None) ->
 
 
 def invariant_matmul_reference(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
-    """The definition: each row in a product of `BLOCK` rows, the others zero."""
+    """The definition: each row in a product of `BLOCK` rows, the others zero; without the padding that some machines need."""
     rows = []
     for at, row in enumerate(x):
         block = row.new_zeros(BLOCK, len(row)).index_copy(0, torch.tensor([at % BLOCK], device=row.device), row[None])
@@ -78,7 +82,10 @@ def multiply_blocks(x: Tensor, weight: Tensor, addend: Tensor | None = None, out
     x = _aligned(x)
     out = x.new_empty(len(x), weight.shape[1]) if out is None else out
     shape = *weight.shape, weight.is_contiguous(), addend is not None, x.dtype, torch.get_num_threads()
-    for start, end in _plan(len(x), shape):
+    spans = _plan(len(x), shape)
+    if spans is None:
+        return out.copy_(_multiply_padded(x, weight, addend))
+    for start, end in spans:
         if end - start == len(x):
             _product(x, weight, addend, out)
         else:
@@ -87,8 +94,10 @@ def multiply_blocks(x: Tensor, weight: Tensor, addend: Tensor | None = None, out
 
 
 @lru_cache(maxsize=4096)
-def _plan(rows: int, shape: tuple[Any, ...]) -> Sequence[tuple[int, int]]:
-    """(start, end) of the products that `rows` rows are taken in: the largest that agree with the definition."""
+def _plan(rows: int, shape: tuple[Any, ...]) -> Sequence[tuple[int, int]] | None:
+    """(start, end) of the products that `rows` rows are taken in: the largest that agree with the definition; None where none does."""
+    if not agrees(BLOCK, ProductShape(*shape)):
+        return None
     spans, start = [], 0
     while start < rows:
         size = next(size for size in _SIZES if size <= max(rows - start, BLOCK) and agrees(size, ProductShape(*shape)))
@@ -102,7 +111,7 @@ def agrees(rows: int, shape: ProductShape) -> bool:
     """Whether a product of `rows` rows has the definition's bits here. Tried out on random numbers at the first use of a shape.
 
     In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
-    Raises RuntimeError where even a block's rows depend on their place in it: then this machine's BLAS cannot do it.
+    False where rows of a block depend on their place in it: `agrees(BLOCK, shape)` says whether the shape has a definition here.
     """
     if rows != BLOCK and shape.dtype != torch.float32:
         return False
@@ -117,10 +126,23 @@ def agrees(rows: int, shape: ProductShape) -> bool:
         _product(x[span], weight, None if addend is None else addend[span], parts[span])
         _product(x[span].flip(0), weight, None if addend is None else addend[span].flip(0), turned[span])
         if not torch.equal(turned[span].flip(0), parts[span]):
-            raise RuntimeError(
-                f"rows of a {BLOCK}-row product of {shape} depend on their place; run with numerics = 'fast' on this machine"
-            )
+            return False
     return torch.equal(whole, parts)
+
+
+def _multiply_padded(x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
+    """`multiply_blocks` with K and M padded to multiples of `WIDTH`. Raises RuntimeError where they are such already."""
+    inner, columns = (-size % WIDTH for size in weight.shape)
+    if not inner and not columns:
+        raise RuntimeError(
+            f"rows of a product by a weight of shape {tuple(weight.shape)} depend on their place in a block; "
+            "run with numerics = 'fast' on this machine"
+        )
+    wide = (
+        functional.pad(weight, (0, columns, 0, inner)) if weight.is_contiguous() else functional.pad(weight.t(), (0, inner, 0, columns)).t()
+    )
+    given = None if addend is None else functional.pad(addend, (0, columns))
+    return multiply_blocks(functional.pad(x, (0, inner)), wide, given)[:, : weight.shape[1]]
 
 
 def _product(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor) -> None:

@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
 from gradbus_kernels.operators.dispatch import Implementation, choose
-from gradbus_kernels.operators.linear_logprob.head import Coefficients, Head, backend
+from gradbus_kernels.operators.linear_logprob import cpu
+from gradbus_kernels.operators.linear_logprob.head import Backend, Coefficients, Head
 from gradbus_kernels.operators.selected_logprob.api import selected_logprob_reference
 
 
@@ -57,6 +58,15 @@ def linear_logprob_reference(
     if not allow_nan:
         check_finite("hidden · weightᵀ", outcome.logprobs)
     return outcome
+
+
+def backend(implementation: Implementation) -> Backend:
+    """The module that computes "cpu" or "triton"."""
+    if implementation == "cpu":
+        return cpu
+    from gradbus_kernels.operators.linear_logprob import triton  # noqa: PLC0415 -- triton only where it runs
+
+    return triton
 
 
 class _LinearLogprob(torch.autograd.Function):

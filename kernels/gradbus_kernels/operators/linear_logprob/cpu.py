@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gradbus_kernels.operators.block_sizes import slices
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
-from gradbus_kernels.operators.slices import slices
 
 PRODUCT_TOKENS: Final = 4096
 """Of a product of the forward pass, at most unless the vocabulary is small. With the next, 32 MiB of float32: a BLAS's full speed."""

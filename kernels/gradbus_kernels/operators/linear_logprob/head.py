@@ -1,4 +1,4 @@
-"""What the implementations of the operators on hidden states and LM head take and give."""
+"""Arguments, results and the Protocol of the implementations of operators on hidden states and LM head."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from gradbus_kernels.operators.dispatch import Implementation
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Gradients(NamedTuple):
 
 
 class Backend(Protocol):
-    """A way to compute; a module."""
+    """An implementation: the module `cpu` or `triton`."""
 
     def statistics(self, head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and, if wanted, entropies; without a gradient."""
@@ -66,17 +64,6 @@ class Backend(Protocol):
     def gradients(self, head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
         """In one pass over the tokens: each slice's logits are made once. `wanted`: of hidden, of weight."""
         ...
-
-
-def backend(implementation: Implementation) -> Backend:
-    """The module of "cpu" or "triton"."""
-    if implementation == "triton":
-        from gradbus_kernels.operators.linear_logprob import triton as on_gpu  # noqa: PLC0415 -- triton only where it runs
-
-        return on_gpu
-    from gradbus_kernels.operators.linear_logprob import cpu as on_cpu  # noqa: PLC0415 -- it imports this module
-
-    return on_cpu
 
 
 def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.block_sizes import LINEAR_LOGPROB as LAUNCH
+from gradbus_kernels.operators.block_sizes import slices
 from gradbus_kernels.operators.linear_logprob.head import Differentiate, Gradients, Head, Statistics, add_product
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 from gradbus_kernels.operators.selected_logprob.triton import backward_triton, forward_triton
-from gradbus_kernels.operators.slices import slices
 
 
 def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:

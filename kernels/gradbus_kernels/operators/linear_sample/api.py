@@ -11,12 +11,12 @@ from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.linear_sample.cpu import draw_linear_cpu
 from gradbus_kernels.operators.sample.api import by_row, check_draws, sample_reference, shaped
-from gradbus_kernels.operators.sample.reference import Sampled, Sampling, columns
+from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams, columns
 
-_PLAIN: Final = Sampling()
+_PLAIN: Final = SamplingParams()
 
 
-def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
     """`sample(hidden @ weight.T, ...)` up to rounding.
 
     `hidden` float `[B, H]`, `weight` `[V, H]` of the same dtype; `seeds`, `positions`, `sampling` and the results as in `sample`.
@@ -39,6 +39,6 @@ def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tens
     return drawn
 
 
-def linear_sample_reference(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+def linear_sample_reference(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
     """The same in plain torch, of the whole logits."""
     return sample_reference(hidden @ weight.T, seeds, positions, sampling)

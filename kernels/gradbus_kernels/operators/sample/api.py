@@ -16,12 +16,12 @@ from gradbus_kernels.operators.arguments import check_finite, check_floats, requ
 from gradbus_kernels.operators.counter import counter_uniform
 from gradbus_kernels.operators.dispatch import choose
 from gradbus_kernels.operators.sample.cpu import draw_cpu
-from gradbus_kernels.operators.sample.reference import Sampled, Sampling, columns, draw_rows
+from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams, columns, draw_rows
 
-_PLAIN: Final = Sampling()
+_PLAIN: Final = SamplingParams()
 
 
-def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
     """A token for each row, or S of them.
 
     `logits` float `[B, V]`; `seeds` int64 `[B]` or `[B, S]`; `positions` int64 of the same shape, 0 or more: which token of its
@@ -36,13 +36,13 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling 
     return drawn
 
 
-def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
     """The same in plain torch; sorts the whole vocabulary where something is cut off."""
     uniforms = counter_uniform(seeds, positions)
     return shaped(draw_rows(logits, by_row(uniforms), columns(sampling, logits)), uniforms)
 
 
-def sample_at(logits: Tensor, uniforms: Tensor, sampling: Sampling = _PLAIN) -> Sampled:
+def sample_at(logits: Tensor, uniforms: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
     """`sample` by given uniform numbers in [0, 1), float64 `[B]` or `[B, S]`: for loops that make them ahead by `counter_uniform`.
 
     Arguments are not checked. A row that `sample` refuses gets log-probabilities that are not finite.
@@ -66,7 +66,7 @@ def shaped(drawn: Sampled, like: Tensor) -> Sampled:
     return Sampled(*(part.reshape(like.shape) for part in drawn))
 
 
-def check_draws(batch: Tensor, seeds: Tensor, positions: Tensor, sampling: Sampling) -> None:
+def check_draws(batch: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams) -> None:
     """Raises ValueError unless seeds, positions and settings fit the rows of `batch` `[B, ...]`."""
     for name, numbers in (("seeds", seeds), ("positions", positions)):
         require(numbers.dtype == torch.int64, name, f"is {numbers.dtype}; pass int64")

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from gradbus_kernels.operators.block_sizes import ROWS_TILE as _TILE
+from gradbus_kernels.operators.block_sizes import slices
 from gradbus_kernels.operators.sample.reference import Columns, Sampled, draw_rows
-from gradbus_kernels.operators.slices import ROWS_TILE as _TILE
-from gradbus_kernels.operators.slices import slices
 
 _SHORT: Final = 1 << 12
 """Rows up to this length are sorted whole, many at a time: faster than a few dozen steps for each."""

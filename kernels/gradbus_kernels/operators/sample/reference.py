@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn; each a number for all rows, or a tensor `[B]`.
 
     The support is what top-k, then top-p among those, and min-p leave. It is a threshold on the logits: tokens tied at the
@@ -42,7 +42,7 @@ class Sampled(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """`Sampling` by rows, `[B, 1]` each; None where it is off in every row."""
+    """`SamplingParams` by rows, `[B, 1]` each; None where it is off in every row."""
 
     temperature: float | Tensor
     top_k: Tensor | None
@@ -69,7 +69,7 @@ class Columns(NamedTuple):
         return ~torch.stack(off).all(0)
 
 
-def columns(sampling: Sampling, logits: Tensor) -> Columns:
+def columns(sampling: SamplingParams, logits: Tensor) -> Columns:
     """As many as `logits` `[B, V]` has rows."""
 
     def column(value: float | Tensor, off: float, dtype: torch.dtype) -> Tensor | None:

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gradbus_kernels.operators.block_sizes import ROWS_TILE as _TILE
+from gradbus_kernels.operators.block_sizes import slices
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
-from gradbus_kernels.operators.slices import ROWS_TILE as _TILE
-from gradbus_kernels.operators.slices import slices
 
 _ALONE: Final = 1 << 15
 """Rows at least this long come one by one: torch splits the sum of a single long row over its threads, that of several it does not."""

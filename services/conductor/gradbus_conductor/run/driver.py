@@ -11,7 +11,7 @@ from gradbus.bus import Bucket, EventLog, Lease, TaskQueue, View
 from gradbus.control.runs import FINAL_STATES, RunRecord, RunState
 from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.experience import ExperienceLog, GroupStore
-from gradbus.experience.archive import Archive
+from gradbus.experience.archive import ArchiveWriter
 from gradbus.rpc import describe_rpc_error
 from gradbus.telemetry import exporting, get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
@@ -143,7 +143,7 @@ class Driver:
         if state != "succeeded":
             await log.open_term(_LAST_TERM)
             await self._clients.weight_store.OpenTerm(OpenTermRequest(run_id=run_id, term=_LAST_TERM), timeout=10.0)
-        await Archive(self._clients.objects, log, run_id).finish()
+        await ArchiveWriter(self._clients.objects, log, run_id).finish()
         await self._report.transition(state, reason)
         # Last of all: until the final word is written, another conductor may have to read what is there.
         await GroupStore(self._clients.buffer, run_id).remove_run()

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, Bus, View, subjects
-from gradbus.control.heads import CheckpointHead, VersionHead
-from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointHead, WeightManifest
 
 
 class Heads:
@@ -42,9 +41,9 @@ class Heads:
 
     def _read(self, view: View) -> None:
         if value := view.get(f"{self._run_id}.version"):
-            self._advance(VersionHead.model_validate_json(value).step)
+            self._advance(WeightManifest.FromString(value).step)
         if value := view.get(f"{self._run_id}.checkpoint"):
-            step = CheckpointHead.model_validate_json(value).step
+            step = CheckpointHead.FromString(value).step
             if step > self.checkpoint:
                 self.checkpoint = step
                 self._wake.set()

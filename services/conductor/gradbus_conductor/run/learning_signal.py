@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradbus.control.runs import RunState
-from gradbus.experience.archive import Archive
+from gradbus.experience.archive import ArchiveReader
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
@@ -60,7 +60,7 @@ class LearningSignal:
         return bool(self._bound) and self._lean >= self._bound
 
 
-async def ending_of(archive: Archive, *, learned: bool) -> Ending:
+async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:
     """How a run that has taken all its steps ends. What is archived decides, not what this process has seen."""
     if learned:
         return Ending("succeeded")

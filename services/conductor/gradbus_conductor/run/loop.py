@@ -20,7 +20,7 @@ from gradbus.bus import Bucket, Lease, TaskQueue, View, subjects
 from gradbus.control.runs import DesiredState, RunRecord, RunState, WorkerPresence
 from gradbus.errors import CorruptRecordError, FencedError
 from gradbus.experience import ExperienceLog
-from gradbus.experience.archive import Archive
+from gradbus.experience.archive import ArchiveWriter
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
@@ -71,7 +71,7 @@ class RunLoop:
         self._queue = TaskQueue(frame.clients.bus, record.run_id)
         self._log = ExperienceLog(frame.clients.buffer, record.run_id)
         self._events = frame.report.events
-        self._archive = Archive(frame.clients.objects, self._log, record.run_id)
+        self._archive = ArchiveWriter(frame.clients.objects, self._log, record.run_id)
         self._schedule = schedule_for(record.spec)
         self._sampling = Sampling(
             frame.clients, SamplingWork(record, frame.prepared.train.items, frame.prepared.order.row), self._queue, self._wake
@@ -136,7 +136,7 @@ class RunLoop:
         await self._report(desired == "paused", workers)
         if self._stands_still(desired) and self._makes_way():
             return Ending("paused")
-        return await ending_of(self._archive, learned=self._learned) if self._is_complete() else None
+        return await ending_of(self._archive.reader, learned=self._learned) if self._is_complete() else None
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:

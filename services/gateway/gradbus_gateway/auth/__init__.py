@@ -1,1 +1,1 @@
-"""Who may call: API keys, and sessions of the web page."""
+"""API keys, and browser sessions that stand for one."""

@@ -1,6 +1,6 @@
-"""Who is signed in to the page: one-time codes and sessions in a key-value bucket, so that any replica can answer.
+"""Sign-in codes and sessions of the web UI, in a key-value bucket, so that any replica can check them.
 
-Only hashes are stored: who reads the bucket can sign in as nobody.
+Only hashes are stored: reading the bucket does not let anybody sign in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SESSION_SECONDS: Final = SESSION_TTL_SECONDS
 
 
 class Sessions:
-    """Reads and writes the bucket `sessions`. A session stands for the API key that asked for it, and has no rights of its own."""
+    """Reads and writes the bucket `sessions`. A session has the rights of the API key that requested its code."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -29,20 +29,20 @@ class Sessions:
         return await self._new("code", key_id, CODE_SECONDS)
 
     async def redeem(self, code: str) -> str | None:
-        """The token of a new session for a code; None when it is unknown, used or too old."""
+        """The token of a new session in exchange for a code; None if the code is unknown, used or expired."""
         entry = await self._bucket.get(_key("code", code))
-        key_id = _holder(entry)
+        key_id = _key_id(entry)
         if entry is None or key_id is None:
             return None
         try:
             await self._bucket.delete(_key("code", code), entry.revision)
         except Conflict:
-            return None  # another request was first
+            return None  # another request redeemed it first
         return await self._new("session", key_id, SESSION_SECONDS)
 
-    async def holder(self, token: str) -> str | None:
-        """Id of the API key that a session stands for; None when the session is unknown, ended or too old."""
-        return _holder(await self._bucket.get(_key("session", token)))
+    async def key_id(self, token: str) -> str | None:
+        """Id of the API key that a session stands for; None if the session is unknown, ended or expired."""
+        return _key_id(await self._bucket.get(_key("session", token)))
 
     async def end(self, token: str) -> None:
         """Ends a session; no error if there is none."""
@@ -56,11 +56,11 @@ class Sessions:
 
 
 def _key(kind: str, token: str) -> str:
-    # A secret of 256 random bits: there is nothing to guess, so a plain hash keeps it.
+    # 256 random bits cannot be guessed, so a plain hash is enough.
     return f"{kind}.{hashlib.sha256(token.encode()).hexdigest()}"
 
 
-def _holder(entry: Entry | None) -> str | None:
+def _key_id(entry: Entry | None) -> str | None:
     if entry is None:
         return None
     value = json.loads(entry.value)

@@ -1,1 +1,1 @@
-"""What holds for every HTTP request: limits, hosts, parameters, problem documents."""
+"""Checks of every HTTP request (host, size, query parameters), and errors as problem documents."""

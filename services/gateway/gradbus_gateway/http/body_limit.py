@@ -1,4 +1,4 @@
-"""A bound on every request body, before anything parses it."""
+"""Limits the size of every request body before it is parsed."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from gradbus_gateway.http.problems import ProblemError, problem
 
 JSON_BYTES = 1 << 20
 FILES_PATH = "/v1/files"
-_MULTIPART_SLACK = 1 << 16
+_MULTIPART_OVERHEAD = 1 << 16
 
 
 class BodyLimit:
-    """Refuses with 413: by Content-Length where there is one, else once the bytes are too many."""
+    """Responds with 413 to a larger body: by its Content-Length if it has one, else as soon as too many bytes have arrived."""
 
     def __init__(self, app: ASGIApp, file_bytes: int) -> None:
         self._app = app
         self._file_bytes = file_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the request under its limit."""
+        """Handles the request under the limit of its path."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._file_bytes + _MULTIPART_SLACK if scope["path"] == FILES_PATH else JSON_BYTES
+        limit = self._file_bytes + _MULTIPART_OVERHEAD if scope["path"] == FILES_PATH else JSON_BYTES
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > limit:
             await problem(Request(scope), _too_large(limit))(scope, receive, send)
             return
-        await self._app(scope, _counted(receive, limit), send)
+        await self._app(scope, _limited(receive, limit), send)
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
-    taken = 0
+def _limited(receive: Receive, limit: int) -> Receive:
+    received = 0
 
     async def bounded() -> Message:
-        nonlocal taken
+        nonlocal received
         message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > limit:
+        received += len(message.get("body", b""))
+        if received > limit:
             raise _too_large(limit)
         return message
 

@@ -1,4 +1,4 @@
-"""Which names the gateway answers to: a page of somebody else's, whose name leads here (DNS rebinding), gets nothing."""
+"""Checks the Host header, against DNS rebinding: another site whose name resolves to this gateway gets nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PROBES: Final = frozenset({"/healthz", "/readyz"})
 
 
 class HostCheck:
-    """Refuses, with 421, what a browser asks under a foreign name.
+    """Responds with 421 to requests under a name that the gateway does not serve.
 
-    Requests with an `Authorization` header pass: a foreign page has no key. Probes pass: they tell nothing.
+    Requests with an `Authorization` header pass, because another site has no API key. Probes pass, because their responses hold no data.
     """
 
     def __init__(self, app: ASGIApp, served: Collection[str]) -> None:
@@ -24,7 +24,7 @@ class HostCheck:
         self._served = LOOPBACK | {name.lower() for name in served}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or refuses it."""
+        """Passes the request on, or responds with 421."""
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             headers = Headers(scope=scope)
             if "authorization" not in headers and host_name(headers.get("host", "")) not in self._served:
@@ -34,7 +34,7 @@ class HostCheck:
 
 
 def host_name(host: str) -> str:
-    """A Host header without its port, in small letters."""
+    """The name in a Host header: without the port, in lower case."""
     name, _, port = host.rpartition(":")
     return (name if name and port.isdecimal() else host).lower()
 
@@ -42,6 +42,6 @@ def host_name(host: str) -> str:
 def _refusal(host: str) -> PlainTextResponse:
     text = (
         f"This gateway is not served under the name {host[:100]!r}.\n"
-        "Open it as http://127.0.0.1 with its port, or have its operator add the name to GRADBUS_SERVED_HOSTS.\n"
+        "Open it as http://127.0.0.1 with its port, or ask the operator to add the name to GRADBUS_SERVED_HOSTS.\n"
     )
     return PlainTextResponse(text, 421)

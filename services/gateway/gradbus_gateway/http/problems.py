@@ -1,4 +1,4 @@
-"""Every refusal as `application/problem+json` (RFC 9457)."""
+"""Every error as a problem document, `application/problem+json` (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPE = "urn:gradbus:problem:"
 
 
 class ProblemError(GradbusError):
-    """A refusal with its status, a stable `kind`, and what to do next in `detail`."""
+    """An error with its HTTP status, a stable `kind`, and a `detail` that ends with what to do next."""
 
     def __init__(self, status: int, kind: str, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
         super().__init__(detail)
@@ -34,17 +34,17 @@ class ProblemError(GradbusError):
 
 
 def no_such_run(run_id: str) -> ProblemError:
-    """The answer for an id that names no run."""
+    """The problem for an id that names no run."""
     return ProblemError(404, "no-such-run", f"there is no run {run_id!r}; GET /v1/runs lists them")
 
 
 def unreadable_run(reason: str) -> ProblemError:
-    """The answer for a run whose stored record is broken."""
+    """The problem for a run whose stored record cannot be read."""
     return ProblemError(500, "unreadable-run", reason)
 
 
 def register(app: FastAPI) -> None:
-    """Makes every error of `app` a problem document."""
+    """Makes `app` respond to every error with a problem document."""
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(SpecError, _on_spec)
     app.add_exception_handler(RequestValidationError, _on_validation)
@@ -70,7 +70,7 @@ def problem(request: Request, error: ProblemError, headers: Mapping[str, str] | 
 
 
 async def _on_problem(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ProblemError)  # noqa: S101 - what it is registered for
+    assert isinstance(error, ProblemError)  # noqa: S101 - the class that it is registered for
     return problem(request, error)
 
 
@@ -80,9 +80,9 @@ async def _on_spec(request: Request, error: Exception) -> JSONResponse:
 
 
 def invalid_spec(faults: Sequence[Fault]) -> ProblemError:
-    """Every fault of a spec in one problem."""
+    """One problem that lists every fault of a spec."""
     errors = [{key: value for key, value in asdict(fault).items() if value} for fault in faults]
-    return ProblemError(422, "invalid-spec", f"the run spec has {len(faults)} fault(s); mend each and submit again", errors)
+    return ProblemError(422, "invalid-spec", f"the run spec has {len(faults)} fault(s); fix each and submit again", errors)
 
 
 async def _on_validation(request: Request, error: Exception) -> JSONResponse:
@@ -97,13 +97,13 @@ async def _on_validation(request: Request, error: Exception) -> JSONResponse:
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101
     kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    advice = {404: "no such page; see /openapi.json", 405: f"{request.method} is not served here; see /openapi.json"}
+    advice = {404: "no such path; see /openapi.json", 405: f"{request.method} is not served here; see /openapi.json"}
     return problem(request, ProblemError(error.status_code, kind, advice.get(error.status_code, str(error.detail))), error.headers)
 
 
 async def _on_unreachable(request: Request, error: Exception) -> JSONResponse:
     _log.error("backend_unreachable", path=request.url.path, error=f"{type(error).__name__}: {error}")
-    detail = "a part behind the gateway does not answer; try again, then see `gradbus status`"
+    detail = "a service behind the gateway does not respond; try again, then see `gradbus status`"
     return problem(request, ProblemError(503, "unavailable", detail), {"Retry-After": "1"})
 
 

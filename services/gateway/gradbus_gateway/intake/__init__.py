@@ -1,1 +1,1 @@
-"""Submission of a run: the spec, and the model and data it names."""
+"""Submissions: checks the spec of a run, and stores the model and data that it names."""

@@ -1,4 +1,4 @@
-"""From what a spec says of its model to files in object storage, checked."""
+"""Takes the model that a spec names into object storage, with its folder checked."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradbus.errors import Fault, ModelError, ObjectMissingError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder, checked_file_name, sanitized_config
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
-from gradbus_gateway.intake.recent import Recent
-from gradbus_gateway.intake.server_paths import advice, under_roots
+from gradbus_gateway.intake.lru_cache import LruCache
+from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings
 
@@ -25,31 +25,29 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class TakenModel:
-    """A model in object storage."""
+class StoredModel:
+    """A model, in object storage."""
 
     spec: ModelSpec
+    """With the digest of every file."""
     info: ModelInfo
     has_chat_template: bool
 
 
-CheckedModels = Recent[frozenset[tuple[str, str]], TakenModel]
-"""By file names and digests."""
-
-
 class ModelIntake:
-    """Takes models in."""
+    """Checks and stores models. A model that was checked before is not checked again while it is stored."""
 
-    def __init__(self, objects: ObjectStore, settings: GatewaySettings, checked: CheckedModels) -> None:
+    def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
         self._objects = objects
         self._settings = settings
-        self._checked = checked
+        self._checked = LruCache[frozenset[tuple[str, str]], StoredModel]()
+        """By file names and digests."""
 
-    async def take(self, model: ModelSpec) -> tuple[TakenModel | None, list[Fault]]:
-        """The model, or why it cannot be had."""
+    async def store(self, model: ModelSpec) -> tuple[StoredModel | None, list[Fault]]:
+        """The stored model, or None and the first fault."""
         try:
-            files = model.files if model.files is not None else await self._stored_folder(model)
-            return await self._taken(model, files), []
+            files = model.files if model.files is not None else await self._store_folder(model)
+            return await self._checked_model(model, files), []
         except _ModelFault as error:
             return None, [error.fault]
         except ModelError as error:
@@ -57,47 +55,47 @@ class ModelIntake:
         except OSError as error:
             return None, [Fault("model.path", f"cannot be read: {error.strerror or error}", model.path)]
 
-    async def _stored_folder(self, model: ModelSpec) -> dict[str, str]:
+    async def _store_folder(self, model: ModelSpec) -> dict[str, str]:
         folder = await asyncio.to_thread(under_roots, model.path, self._settings.model_roots)
         if folder is None and _HUB_ID.fullmatch(model.path) and model.revision:
             folder = await asyncio.to_thread(_downloaded, model.path, model.revision, self._settings.cache_dir / "hub")
         if folder is None:
             hint = "; a hub id needs `model.revision`" if _HUB_ID.fullmatch(model.path) else ""
             raise _ModelFault(
-                Fault("model.path", "not a folder the server may read" + hint, model.path, advice(self._settings.model_roots))
+                Fault("model.path", "not a folder the server may read" + hint, model.path, allowed_paths(self._settings.model_roots))
             )
         if not await asyncio.to_thread(folder.is_dir):
             raise _ModelFault(Fault("model.path", "not a folder", model.path, "a folder in Hugging Face layout"))
         info = await asyncio.to_thread(check_model_folder, folder)
         return {name: (await store_path(self._objects, folder / name)).id for name in info.files}
 
-    async def _taken(self, model: ModelSpec, files: dict[str, str]) -> TakenModel:
-        """Checked now, or when these files came before, if all of them are still stored."""
+    async def _checked_model(self, model: ModelSpec, files: dict[str, str]) -> StoredModel:
+        """The result of an earlier check of these files if all of them are still stored, else of a new check."""
         key = frozenset(files.items())
-        known = self._checked.get(key)
-        if known is None or not await self._objects.has_blobs((known.spec.files or {}).values()):
-            known = await self._look(model, files)
-            self._checked.put(key, known)
-        return replace(known, spec=model.model_copy(update={"files": known.spec.files}))
+        checked = self._checked.get(key)
+        if checked is None or not await self._objects.has_blobs((checked.spec.files or {}).values()):
+            checked = await self._check(model, files)
+            self._checked.put(key, checked)
+        return replace(checked, spec=model.model_copy(update={"files": checked.spec.files}))
 
-    async def _look(self, model: ModelSpec, files: dict[str, str]) -> TakenModel:
-        """Lays the small files and empty stand-ins for the weights side by side, for the check reads names and JSON only."""
+    async def _check(self, model: ModelSpec, files: dict[str, str]) -> StoredModel:
+        """Checks a temporary folder of the small files and of empty files for the weights: the check reads names and JSON only."""
         names = [checked_file_name(file) for file in files]
-        kept: dict[str, str] = {}
+        digests: dict[str, str] = {}
         with tempfile.TemporaryDirectory(prefix="gradbus-model-") as name:
             folder = Path(name)
             for file in names:
-                kept[file] = await self._laid_out(folder / file, files[file])
+                digests[file] = await self._write_for_check(folder / file, files[file])
             try:
                 info = await asyncio.to_thread(check_model_folder, folder)
             except ModelError as error:
                 raise ModelError(str(error).replace(name, "the model")) from None
             chat = await asyncio.to_thread(_has_chat_template, folder)
-        wanted = {file: kept[file] for file in info.files}
-        return TakenModel(model.model_copy(update={"files": wanted}), info, chat)
+        used = {file: digests[file] for file in info.files}
+        return StoredModel(model.model_copy(update={"files": used}), info, chat)
 
-    async def _laid_out(self, target: Path, digest: str) -> str:
-        """Writes the file's check copy; the digest to keep, which differs when code was stripped from a configuration."""
+    async def _write_for_check(self, target: Path, digest: str) -> str:
+        """Writes `target` for the check. Returns the digest to store, which differs if code was removed from a configuration."""
         if target.suffix == ".safetensors":
             if not await self._objects.has_blob(digest):
                 raise _missing(target.name, digest)
@@ -114,7 +112,7 @@ class ModelIntake:
         return digest
 
 
-class _ModelFault(Exception):  # noqa: N818 - carries a fault to `take`
+class _ModelFault(Exception):  # noqa: N818 - carries a fault to `store`
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
         self.fault = fault
@@ -132,7 +130,7 @@ def _downloaded(hub_id: str, revision: str, cache: Path) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise _ModelFault(
-            Fault("model.path", f"the hub does not give it: {reason}", f"{hub_id} at {revision}", "a hub id with a revision, or a folder")
+            Fault("model.path", f"the hub refused it: {reason}", f"{hub_id} at {revision}", "a hub id with a revision, or a folder")
         ) from None
 
 

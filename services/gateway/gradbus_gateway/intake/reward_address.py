@@ -1,4 +1,4 @@
-"""What can be said of a scorer's address from its text. The reward service checks again what it resolves to."""
+"""Checks the text of `reward.service`. The reward service checks the addresses that it resolves to."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def address_faults(url: str, settings: GatewaySettings) -> Iterator[Fault]:
         yield Fault(_PATH, "link-local, metadata and unspecified addresses are never called", host, "the address of your own service")
     elif _is_loopback(host):
         if not settings.allow_loopback:
-            yield Fault(_PATH, "loopback is this server, not you; only the embedded stack allows it", host, _allowed(settings))
+            yield Fault(_PATH, "loopback is the server itself; only the embedded stack allows it", host, _allowed(settings))
     elif not any(fnmatch.fnmatchcase(host, pattern.lower()) for pattern in settings.allowed_hosts):
-        yield Fault(_PATH, "the operator allows no such host (GRADBUS_ALLOWED_HOSTS)", host, _allowed(settings))
+        yield Fault(_PATH, "the operator does not allow this host (GRADBUS_ALLOWED_HOSTS)", host, _allowed(settings))
 
 
 def _allowed(settings: GatewaySettings) -> str:

@@ -1,4 +1,4 @@
-"""Paths of this machine that a spec may name: those under the operator's roots, and no others."""
+"""Paths on the server that a spec may name: only paths under the operator's roots (GRADBUS_MODEL_ROOTS)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def under_roots(given: str, roots: Sequence[Path]) -> Path | None:
-    """The path with its links resolved, if it exists under a root; a relative one is looked for in each root."""
+    """`given` with its symbolic links resolved, if it exists under a root; a relative path is searched in each root."""
     for root in roots:
         base = root.resolve()
         try:
@@ -19,7 +19,7 @@ def under_roots(given: str, roots: Sequence[Path]) -> Path | None:
     return None
 
 
-def advice(roots: Sequence[Path]) -> str:
-    """What may be written instead."""
-    where = f"a path under {', '.join(map(str, roots))}" if roots else "no path of the server, for it has no roots (GRADBUS_MODEL_ROOTS)"
-    return f"{where}; `gradbus run` uploads what lies on your machine and sends its digest"
+def allowed_paths(roots: Sequence[Path]) -> str:
+    """The part of a fault that says which paths are allowed."""
+    where = f"a path under {', '.join(map(str, roots))}" if roots else "no path of the server, which has no roots (GRADBUS_MODEL_ROOTS)"
+    return f"{where}; `gradbus run` uploads files of your machine and sends their digests"

@@ -1,4 +1,4 @@
-"""Files on their way into object storage, through disk and never through memory."""
+"""Stores uploads as blobs. Large files go through the disk, never through memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import mmap
 import tempfile
 from collections.abc import AsyncIterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
+
+from pydantic import BaseModel
 
 from gradbus.objects import ObjectStore
-from gradbus_gateway.resources import FileResource
 
 _IN_MEMORY_BYTES = 1 << 20
+
+
+class FileResource(BaseModel):
+    """A stored file."""
+
+    object: Literal["file"] = "file"
+    id: str
+    bytes: int
 
 
 async def store_stream(objects: ObjectStore, chunks: AsyncIterable[bytes]) -> FileResource:

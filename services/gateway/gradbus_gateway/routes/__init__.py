@@ -1,1 +1,1 @@
-"""One router a resource."""
+"""One router per resource, and what their handlers share: authentication and dependencies."""

@@ -1,4 +1,4 @@
-"""A run's history, as a list or as server-sent events."""
+"""The events of a run, as a list or as server-sent events."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from gradbus.bus import Event, EventLog
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
-from gradbus_gateway.resources import EventResource, Page
-from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.state import Gateway, Here
+from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.resources.page import Limit, Page
+from gradbus_gateway.resources.runs import EventResource
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 
-router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
+router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ], route_class=StrictQueryRoute)
 _IDLE_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0
-_BATCH = 500
+_BATCH = 500  # events
 
 
 @router.get(
@@ -32,14 +32,14 @@ _BATCH = 500
 async def list_events(
     run_id: str,
     request: Request,
-    gateway: Here,
+    gateway: GatewayDep,
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
     after: Annotated[int, Query(ge=0)] = 0,
     limit: Limit = 100,
 ) -> Page[EventResource] | StreamingResponse:
     """State changes, metrics, evaluations, checkpoints, alarms: oldest first.
 
-    With `Accept: text/event-stream` they come as they happen, from `Last-Event-ID` or `after` on; the stream ends with the run.
+    With `Accept: text/event-stream` they are streamed as they happen, from `Last-Event-ID` or `after` on; the stream ends with the run.
     """
     await gateway.runs.get(run_id)
     log = EventLog(gateway.bus, run_id)
@@ -51,17 +51,17 @@ async def list_events(
 
 
 async def _stream(gateway: Gateway, log: EventLog, run_id: str, after: int) -> AsyncGenerator[bytes, None]:
-    """Events until the run is over or the process drains. A stream cut off by an error is taken up by `Last-Event-ID`."""
-    waiting: asyncio.Queue[Event] = asyncio.Queue(_BATCH)
-    pump = asyncio.create_task(_pump(log, after, waiting), name=f"events of {run_id}")
+    """Events until the run has ended or the process drains. After an error clients continue by `Last-Event-ID`."""
+    pending: asyncio.Queue[Event] = asyncio.Queue(_BATCH)
+    reader = asyncio.create_task(_enqueue(log, after, pending), name=f"events of {run_id}")
     idle = 0.0
     try:
         while not gateway.stopping.is_set():
             try:
-                event = await asyncio.wait_for(waiting.get(), _IDLE_SECONDS)
+                event = await asyncio.wait_for(pending.get(), _IDLE_SECONDS)
             except TimeoutError:
-                if pump.done():
-                    pump.result()
+                if reader.done():
+                    reader.result()
                 if (await gateway.runs.get(run_id)).is_final:
                     break
                 idle += _IDLE_SECONDS
@@ -72,17 +72,17 @@ async def _stream(gateway: Gateway, log: EventLog, run_id: str, after: int) -> A
             idle, after = 0.0, event.sequence
             yield _formatted(event)
     finally:
-        pump.cancel()
-        await asyncio.gather(pump, return_exceptions=True)
-    while not gateway.stopping.is_set() and (left := await log.read(after, _BATCH)):
-        for event in left:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+    while not gateway.stopping.is_set() and (rest := await log.read(after, _BATCH)):
+        for event in rest:
             after = event.sequence
             yield _formatted(event)
 
 
-async def _pump(log: EventLog, after: int, waiting: asyncio.Queue[Event]) -> None:
+async def _enqueue(log: EventLog, after: int, pending: asyncio.Queue[Event]) -> None:
     async for event in log.follow(after):
-        await waiting.put(event)
+        await pending.put(event)
 
 
 def _formatted(event: Event) -> bytes:

@@ -1,4 +1,4 @@
-"""Files by digest: datasets and models on their way in, exports on their way out."""
+"""Files by digest: uploads of datasets and models, downloads of exports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from fastapi.responses import FileResponse
 from starlette.datastructures import UploadFile
 
 from gradbus.errors import ObjectMissingError
-from gradbus_gateway.auth.authentication import READ, UPLOAD
-from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.http.problems import ProblemError
-from gradbus_gateway.intake.uploads import store_file, store_stream
-from gradbus_gateway.resources import FileResource
-from gradbus_gateway.state import Gateway, Here
+from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.intake.uploads import FileResource, store_file, store_stream
+from gradbus_gateway.routes.authentication import READ, UPLOAD
+from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 
-router = APIRouter(prefix="/v1/files", tags=["files"], route_class=KnownParameters)
+router = APIRouter(prefix="/v1/files", tags=["files"], route_class=StrictQueryRoute)
 Digest = Annotated[str, Path(pattern=r"^sha256:[0-9a-f]{64}$", description="`sha256:<hex>` of the file's bytes.")]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FORM = {"schema": {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}}
@@ -25,25 +24,25 @@ _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"applicat
 
 
 @router.post("", status_code=201, dependencies=[UPLOAD], summary="Store a file", openapi_extra=_BODY)
-async def post_file(request: Request, response: Response, gateway: Here) -> FileResource:
+async def post_file(request: Request, response: Response, gateway: GatewayDep) -> FileResource:
     """The raw body, or the part `file` of a form. Storing the same bytes again changes nothing."""
     is_form = request.headers.get("content-type", "").startswith("multipart/form-data")
-    stored = await (_stored_part(request, gateway) if is_form else store_stream(gateway.objects, request.stream()))
+    stored = await (_store_part(request, gateway) if is_form else store_stream(gateway.objects, request.stream()))
     response.headers["Location"] = f"/v1/files/{stored.id}"
     return stored
 
 
 @router.head("/{digest}", dependencies=[READ], summary="Whether a file is stored", response_class=Response)
-async def head_file(digest: Digest, gateway: Here) -> Response:
-    """200 if it is there, 404 if not."""
+async def head_file(digest: Digest, gateway: GatewayDep) -> Response:
+    """200 if it is stored, 404 if not."""
     if not await gateway.objects.has_blob(digest):
         raise _missing(digest)
     return Response()
 
 
 @router.get("/{digest}", dependencies=[READ], summary="Download a file", response_class=Response)
-async def get_file(digest: Digest, gateway: Here) -> Response:
-    """The bytes; check them against the digest."""
+async def get_file(digest: Digest, gateway: GatewayDep) -> Response:
+    """The bytes of the file; check them against the digest."""
     headers = {"ETag": f'"{digest}"', "Cache-Control": "private, immutable, max-age=31536000"}
     path = gateway.objects.local_path(digest)
     if path is not None:
@@ -56,7 +55,7 @@ async def get_file(digest: Digest, gateway: Here) -> Response:
         raise _missing(digest) from None
 
 
-async def _stored_part(request: Request, gateway: Gateway) -> FileResource:
+async def _store_part(request: Request, gateway: Gateway) -> FileResource:
     async with request.form(max_files=1, max_fields=8) as form:
         part = form.get("file")
         if not isinstance(part, UploadFile):

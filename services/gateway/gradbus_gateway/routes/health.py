@@ -1,4 +1,4 @@
-"""For probes: no key needed, nothing told."""
+"""Health probes. They need no key, and their responses hold no data."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from gradbus_gateway.state import Here
+from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(tags=["health"])
 Word = Annotated[str, Field(description="One word.")]
 
 
-@router.get("/healthz", summary="The process answers")
+@router.get("/healthz", summary="Whether the process is alive")
 async def healthz() -> dict[str, Word]:
-    """Alive."""
+    """The process responds."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", summary="The gateway can do its work", responses={503: {"description": "Not now."}})
-async def readyz(gateway: Here, response: Response) -> dict[str, Word]:
-    """Ready while NATS is connected and the process is not draining."""
+@router.get("/readyz", summary="Whether the gateway is ready", responses={503: {"description": "Not ready."}})
+async def readyz(gateway: GatewayDep, response: Response) -> dict[str, Word]:
+    """Ready while NATS is connected and the process does not drain."""
     ready = gateway.bus.client.is_connected and not gateway.stopping.is_set()
     response.status_code = 200 if ready else 503
     return {"status": "ready" if ready else "not ready"}

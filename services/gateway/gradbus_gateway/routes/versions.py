@@ -1,4 +1,4 @@
-"""Policy versions, and a version as a model folder."""
+"""Policy versions, and a version exported as a model folder."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from fastapi import APIRouter, Query
 from gradbus.formats.peft import ADAPTER_FILE, CONFIG_FILE, adapter_config
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
 from gradbus_gateway.http.problems import ProblemError
-from gradbus_gateway.resources import ExportFile, ExportMerge, ExportResource, Page, VersionResource
-from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.run_store import Run
-from gradbus_gateway.state import Gateway, Here
+from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.resources.page import Limit, Page
+from gradbus_gateway.resources.versions import ExportFile, ExportMerge, ExportResource, VersionResource
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
+from gradbus_gateway.runs.store import Run
 
-router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=KnownParameters)
-_SECONDS = 5.0
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=StrictQueryRoute)
+_TIMEOUT_SECONDS = 5.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
-@router.get("/versions", summary="Policy versions that are kept")
-async def list_versions(run_id: str, gateway: Here, after: Annotated[int, Query(ge=-1)] = -1, limit: Limit = 100) -> Page[VersionResource]:
-    """Oldest first, with the workers whose own checksum equals the version's."""
+@router.get("/versions", summary="List policy versions")
+async def list_versions(
+    run_id: str, gateway: GatewayDep, after: Annotated[int, Query(ge=-1)] = -1, limit: Limit = 100
+) -> Page[VersionResource]:
+    """Stored versions, oldest first, each with the workers that have verified its checksum."""
     await gateway.runs.get(run_id)
-    answer = await _versions(gateway, run_id)
-    found = [(str(manifest.step), _resource(manifest, answer)) for manifest in _sorted(answer) if manifest.step > after]
+    response = await _versions(gateway, run_id)
+    found = [(str(manifest.step), _resource(manifest, response)) for manifest in _sorted(response) if manifest.step > after]
     return Page[VersionResource].of(found, limit)
 
 
-@router.get("/export", summary="A version as a model folder")
+@router.get("/export", summary="Export a version as a model folder")
 async def export_run(
     run_id: str,
-    gateway: Here,
-    version: Annotated[int | None, Query(ge=0, description="Default: the newest that is stored whole.")] = None,
-    adapters: Annotated[bool, Query(description="The trained adapters alone, as peft stores them.")] = False,
+    gateway: GatewayDep,
+    version: Annotated[int | None, Query(ge=0, description="Default: the newest version that is stored whole.")] = None,
+    adapters: Annotated[bool, Query(description="Only the trained adapters, in peft's format.")] = False,
 ) -> ExportResource:
-    """Names and ids of the files of a folder in Hugging Face layout; GET /v1/files/{id} has each."""
+    """Names and ids of the files of a folder in Hugging Face layout; download each by GET /v1/files/{id}."""
     run = await gateway.runs.get(run_id)
     if adapters and run.record.spec.trainer.lora is None:
         raise ProblemError(409, "no-adapters", f"run {run_id} trains every weight; export it without `adapters`")
@@ -76,15 +78,15 @@ async def _files(gateway: Gateway, run: Run, manifest: WeightManifest, adapters:
 
 
 async def _versions(gateway: Gateway, run_id: str) -> ListVersionsResponse:
-    return await gateway.weights.ListVersions(ListVersionsRequest(run_id=run_id), timeout=_SECONDS)
+    return await gateway.weights.ListVersions(ListVersionsRequest(run_id=run_id), timeout=_TIMEOUT_SECONDS)
 
 
-def _sorted(answer: ListVersionsResponse) -> list[WeightManifest]:
-    return sorted(answer.manifests, key=lambda manifest: (manifest.step, manifest.term))
+def _sorted(response: ListVersionsResponse) -> list[WeightManifest]:
+    return sorted(response.manifests, key=lambda manifest: (manifest.step, manifest.term))
 
 
-def _resource(manifest: WeightManifest, answer: ListVersionsResponse) -> VersionResource:
-    holders = [a.worker for a in answer.attestations if a.step == manifest.step and a.digest == manifest.digest]
+def _resource(manifest: WeightManifest, response: ListVersionsResponse) -> VersionResource:
+    holders = [a.worker for a in response.attestations if (a.step, a.digest) == (manifest.step, manifest.digest)]
     size = sum(shard.size_bytes for shard in manifest.shards)
     return VersionResource(
         version=manifest.step,

@@ -1,21 +1,29 @@
-"""Who works."""
+"""Live workers, by their heartbeats."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter
 
-from gradbus_gateway.auth.authentication import READ
-from gradbus_gateway.http.known_parameters import KnownParameters
-from gradbus_gateway.resources import Page, WorkerResource
-from gradbus_gateway.routes.runs import Limit
-from gradbus_gateway.state import Here
+from gradbus.control.runs import WorkerPresence
+from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.resources.page import Limit, Page
+from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.dependencies import GatewayDep
 
-router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ], route_class=KnownParameters)
+router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ], route_class=StrictQueryRoute)
 
 
-@router.get("", summary="Live workers")
-async def list_workers(gateway: Here, after: str = "", limit: Limit = 100) -> Page[WorkerResource]:
-    """By name; a worker that is silent for six seconds is not here."""
+class WorkerResource(WorkerPresence):
+    """A live worker."""
+
+    object: Literal["worker"] = "worker"
+
+
+@router.get("", summary="List live workers")
+async def list_workers(gateway: GatewayDep, after: str = "", limit: Limit = 100) -> Page[WorkerResource]:
+    """By name. A worker without a heartbeat for six seconds is not listed."""
     async with gateway.workers.view() as view:
         entries = dict(view.entries)
     found = [(name, WorkerResource.model_validate_json(entries[name])) for name in sorted(entries) if name > after]

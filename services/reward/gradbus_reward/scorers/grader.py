@@ -19,7 +19,7 @@ from gradbus.spec import Grader, MultiGrader, PythonGrader
 from gradbus.v1 import reward_pb2
 from gradbus_reward.grade_traces import graded
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
-from gradbus_reward.scorers.answers import MAX_COMPONENTS, MAX_NAME, MAX_REASON, all_failed, answers
+from gradbus_reward.scorers.results import MAX_COMPONENTS, MAX_NAME, MAX_REASON, all_failed, answers
 
 ATTEMPTS = 3
 """Times a sample may stop a python grader's process; then it is `invalid`, for the run must not wait on it forever."""

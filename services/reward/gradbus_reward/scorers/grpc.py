@@ -14,7 +14,7 @@ from gradbus.rpc.options import UNCOMPRESSED
 from gradbus.telemetry import Attributes, get_logger, span, trace_headers
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
-from gradbus_reward.scorers.answers import all_failed, answers
+from gradbus_reward.scorers.results import all_failed, answers
 
 _log = get_logger(__name__)
 

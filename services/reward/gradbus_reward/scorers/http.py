@@ -17,7 +17,7 @@ from gradbus.graders.result import STATUS, Result
 from gradbus.telemetry import Attributes, span
 from gradbus.v1 import reward_pb2
 from gradbus_reward.scorers.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
-from gradbus_reward.scorers.answers import MAX_REASON, all_failed, answer_bytes, answers
+from gradbus_reward.scorers.results import MAX_REASON, all_failed, answer_bytes, answers
 
 
 class HttpScorer:

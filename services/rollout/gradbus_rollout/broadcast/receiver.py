@@ -1,6 +1,6 @@
-"""The worker's end of a broadcast: fills the cache of shards before, or while, a version is published.
+"""The worker's side of weight broadcasts: fills the cache of shards before, or while, a version is published.
 
-What does not come, comes late or comes damaged is simply not in the cache: the load takes it from object storage.
+A shard that is missing, late or damaged is not in the cache, so the load fetches it from object storage.
 """
 
 from __future__ import annotations
@@ -28,82 +28,82 @@ _FAULTS = (AioRpcError, CorruptRecordError, BroadcastError, OSError, TimeoutErro
 
 
 class BroadcastReceiver:
-    """One run's broadcasts, one at a time; of those announced meanwhile the newest counts."""
+    """Receives one run's broadcasts, one at a time. Of the broadcasts announced meanwhile, only the newest is received."""
 
-    def __init__(self, clients: WorkerClients, run_id: str, seat: MemberConfig) -> None:
+    def __init__(self, clients: WorkerClients, run_id: str, member: MemberConfig) -> None:
         self._clients = clients
         self._run_id = run_id
-        self._seat = seat
+        self._member = member
         self._newest: Broadcast | None = None
-        self._news = asyncio.Event()
+        self._announcement = asyncio.Event()
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """Takes part inside the block, once it is ready; lets go of everything after it."""
+        """Receives broadcasts inside the block, once the process is ready."""
         async with self._clients.bus.subscribed(subjects.broadcasts(self._run_id), self._announced), background(self._serve(), "receiver"):
             yield
 
     async def _announced(self, payload: bytes) -> None:
         self._newest = Broadcast.FromString(payload)
-        self._news.set()
+        self._announcement.set()
 
     async def _serve(self) -> None:
-        """With a new member after each failure, for who was left behind in a group is of no use any more."""
+        """Runs a new process after each missed broadcast: the group of the old one has gone on without it."""
         while True:
             try:
-                member = BroadcastProcess(self._seat)
+                process = BroadcastProcess(self._member)
             except BroadcastError as error:
-                return self._takes_no_part(error)
+                return self._give_up(error)
             try:
                 async with asyncio.timeout(_START_SECONDS):
-                    await in_own_thread(member.wait_until_ready, "broadcast-start")
-                self._tell(receives=True)
-                await self._take_parts(member)
+                    await in_own_thread(process.wait_until_ready, "broadcast-start")
+                self._publish(receives=True)
+                await self._receive_all(process)
             except (BroadcastError, TimeoutError) as error:
-                return self._takes_no_part(error)
+                return self._give_up(error)
             finally:
-                self._tell(receives=False)
-                member.abort()
+                self._publish(receives=False)
+                process.abort()
 
-    def _takes_no_part(self, error: Exception) -> None:
-        _log.warning("takes_no_part_in_broadcasts", run_id=self._run_id, python=self._seat.python, error=first_line(error))
+    def _give_up(self, error: Exception) -> None:
+        _log.warning("broadcasts_disabled", run_id=self._run_id, python=self._member.python, error=first_line(error))
 
-    def _tell(self, receives: bool) -> None:
+    def _publish(self, receives: bool) -> None:
         self._clients.heartbeat.presence.receives = receives
         self._clients.heartbeat.touch()
 
-    async def _take_parts(self, member: BroadcastProcess) -> None:
-        """Returns when one failed."""
+    async def _receive_all(self, process: BroadcastProcess) -> None:
+        """Receives broadcast after broadcast; returns when one was missed."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._announcement.wait()
+            self._announcement.clear()
             broadcast, self._newest = self._newest, None
             if broadcast is None:
                 continue
             try:
-                await self._take_part(broadcast, member)
+                await self._receive(broadcast, process)
             except _FAULTS as error:
                 reason = error.details() if isinstance(error, AioRpcError) else first_line(error)
                 _log.warning("broadcast_missed", run_id=self._run_id, step=broadcast.step, error=f"{type(error).__name__}: {reason}")
                 return
 
-    async def _take_part(self, broadcast: Broadcast, member: BroadcastProcess) -> None:
+    async def _receive(self, broadcast: Broadcast, process: BroadcastProcess) -> None:
         config = broadcast.config
-        members = await self._join(broadcast, member.held_group)
+        members = await self._join(broadcast, process.group)
         if members is None:
             return
         async with asyncio.timeout(config.stall_seconds):
-            await in_own_thread(lambda: member.connect(members, config), "broadcast-connect")
+            await in_own_thread(lambda: process.connect(members, config), "broadcast-connect")
         async with asyncio.timeout(config.seconds):
-            await in_own_thread(lambda: member.receive(broadcast, members), "broadcast-receive")
+            await in_own_thread(lambda: process.receive(broadcast, members), "broadcast-receive")
 
     async def _join(self, broadcast: Broadcast, held_group: str) -> BroadcastMembership | None:
-        """The members, if this worker is one."""
-        name = self._seat.worker
+        """The members of the group; None if it was closed before this worker joined."""
+        name = self._member.worker
         request = JoinBroadcastRequest(run_id=self._run_id, broadcast_id=broadcast.broadcast_id, worker=name, held_group=held_group)
         seconds = _CALL_SECONDS + broadcast.config.join_seconds
         members = (await self._clients.weight_store.JoinBroadcast(request, timeout=seconds)).membership
         if name in members.workers:
             return members
-        _log.info("broadcast_missed", run_id=self._run_id, step=broadcast.step, error="its membership was closed")
+        _log.info("broadcast_missed", run_id=self._run_id, step=broadcast.step, error="the group was closed before this worker joined")
         return None

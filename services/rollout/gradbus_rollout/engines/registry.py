@@ -1,34 +1,44 @@
-"""Which engine samples a run."""
+"""Selects the engine that a spec names. To add one, write its `Engine`, its `EngineTraits` and an `_open_` method here."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from gradbus.spec import LoraSpec, RunSpec
+from gradbus.spec.engine_traits import ENGINES, EngineName
 from gradbus_rollout.engines.base import Engine
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.tasks.prompts import PromptEncoder
+
+_Open = Callable[[Path, RunSpec, frozenset[int]], Awaitable[Engine]]
 
 
-class Engines:
-    """Opens the engine that a spec names, shaped by the run's model folder and without weights."""
+class EngineFactory:
+    """Opens engines of the shape of a model folder, without weights."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._open: Mapping[EngineName, _Open] = {"torch": self._open_torch, "sglang": self._open_sglang}
 
-    async def open(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
-        """The engine of one run. Raises ModelError."""
-        if spec.rollout.engine == "sglang":
-            return await self._sglang(folder, spec, encoder)
-        return await asyncio.to_thread(self._torch, folder, spec, encoder, spec.trainer.lora)
+    async def open(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
+        """The engine of one run. Raises ModelError, SettingsError and, for a server that does not start, EngineError."""
+        return await self._open[spec.rollout.engine](folder, spec, stop_token_ids)
 
-    async def open_base(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
-        """One that holds the base model itself, for a run whose versions are adapters. Raises ModelError."""
-        return await asyncio.to_thread(self._torch, folder, spec, encoder, None)
+    async def open_base(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
+        """An embedded engine for the base model, whatever the run trains. Raises ModelError and SettingsError."""
+        return await asyncio.to_thread(self._torch_engine, folder, spec, stop_token_ids, None)
 
-    def _torch(self, folder: Path, spec: RunSpec, encoder: PromptEncoder, lora: LoraSpec | None) -> Engine:
+    def broadcast_python(self, engine: EngineName) -> str:
+        """A Python that has torch, for the process that takes part in weight broadcasts: the worker's own, or the server's."""
+        return sys.executable if ENGINES[engine].embedded else SGLangSettings().python
+
+    async def _open_torch(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
+        return await asyncio.to_thread(self._torch_engine, folder, spec, stop_token_ids, spec.trainer.lora)
+
+    def _torch_engine(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int], lora: LoraSpec | None) -> Engine:
         from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - only this engine needs torch
 
         rollout = spec.rollout
@@ -36,7 +46,7 @@ class Engines:
             slots=rollout.slots,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
-            stop_token_ids=encoder.stop_token_ids,
+            stop_token_ids=stop_token_ids,
             max_prompt_tokens=rollout.max_prompt_tokens,
             threads=rollout.threads,
             device=self._settings.device,
@@ -44,13 +54,13 @@ class Engines:
         )
         return TorchEngine.from_folder(folder, config, lora)
 
-    async def _sglang(self, folder: Path, spec: RunSpec, encoder: PromptEncoder) -> Engine:
+    async def _open_sglang(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
         rollout = spec.rollout
         config = SGLangConfig(
             slots=rollout.slots,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
-            stop_token_ids=encoder.stop_token_ids,
+            stop_token_ids=stop_token_ids,
             max_prompt_tokens=rollout.max_prompt_tokens,
             pause=rollout.pause,
             lora=spec.trainer.lora,

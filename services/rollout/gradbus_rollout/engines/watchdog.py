@@ -14,7 +14,7 @@ from pathlib import Path
 from gradbus.aio.tasks import background, until_done
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup, VersionProbe
-from gradbus_rollout.telemetry.generation_metrics import Generation
+from gradbus_rollout.engines.generation_metrics import GenerationMetrics
 
 _LOOKS = 8
 _CLOSE_SECONDS = 10.0
@@ -26,7 +26,7 @@ class WatchedEngine:
     def __init__(self, engine: Engine, limit: float) -> None:
         self._engine = engine
         self._limit = limit
-        self._generation = Generation(engine.name)
+        self._generation = GenerationMetrics(engine.name)
 
     @property
     def name(self) -> str:

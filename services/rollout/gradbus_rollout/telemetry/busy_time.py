@@ -1,4 +1,4 @@
-"""How much of its time a worker's engine has work."""
+"""The share of a worker's time in which its engine has work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _WINDOW_SECONDS = 2.0
 
 
 class BusyTime(BusyTimer):
-    """Each task is a block; says the share of the last seconds as well."""
+    """Each task is a block of work; `share` is measured over windows of two seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._began, self._until, self._share = clock(), 0.0, 0.0
 
     def share(self) -> float:
-        """Share of the last full window."""
+        """Busy share of the last full window, 0 to 1."""
         now, total = self._clock(), self.total()
         if (elapsed := now - self._began) >= _WINDOW_SECONDS:
             self._share = (total - self._until) / elapsed

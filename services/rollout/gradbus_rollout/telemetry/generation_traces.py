@@ -1,4 +1,4 @@
-"""What a task's traced groups went through on this worker, told once the task is over.
+"""Spans of a task's traced groups on this worker, recorded when the task is over.
 
 generate                     from the task's arrival to the buffer
 ├─ set_aside                 until the worker gave it to the engine: other tasks, or its version, came first
@@ -25,44 +25,44 @@ from gradbus_rollout.engines.base import Completion, GroupCompletion
 
 @dataclass(slots=True)
 class TaskTimes:
-    """When a task's parts were done, in nanoseconds since 1970."""
+    """When each stage of a task ended, in nanoseconds since 1970."""
 
     received: int
     started: int = field(default_factory=time.time_ns)
-    """Given to the engine."""
+    """When the worker gave it to the engine."""
     sampled: int = 0
     delivered: int = 0
     completions: Sequence[GroupCompletion] = ()
 
-    def note(self, completions: Sequence[GroupCompletion]) -> None:
-        """The engine is done."""
+    def mark_sampled(self, completions: Sequence[GroupCompletion]) -> None:
+        """The engine has returned the completions."""
         self.sampled, self.completions = time.time_ns(), completions
 
 
 def first_trace(task: Task) -> str:
-    """Traceparent of one of its groups that is traced: what the task's numbers lead to. Empty if none is."""
+    """Traceparent of the task's first traced group, to which the task's metrics link; empty if no group is traced."""
     return next((group.traceparent for group in task.groups if group.traceparent), "")
 
 
 @contextmanager
-def told(delivery: Delivery, run: Attributes) -> Iterator[TaskTimes]:
-    """Tells of the task after the block; of one that fails also when none of its groups is traced."""
+def recorded(delivery: Delivery, run: Attributes) -> Iterator[TaskTimes]:
+    """Records the task's spans after the block. A task that fails is recorded even if none of its groups is traced."""
     times = TaskTimes(delivery.received)
     try:
         yield times
     except Exception as error:
-        _tell(delivery.task, times, run, f"{type(error).__name__}: {error}")
+        _record_task(delivery.task, times, run, f"{type(error).__name__}: {error}")
         raise
     times.delivered = time.time_ns()
-    _tell(delivery.task, times, run)
+    _record_task(delivery.task, times, run)
 
 
-def _tell(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> None:
+def _record_task(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> None:
     if not is_tracing():
         return
     common: Attributes = {**run, "messaging.message.id": task.task_id, "gradbus.policy.version": task.version}
-    told = {n: group for n, group in enumerate(task.groups) if group.traceparent}
-    for n, group in told.items():
+    traced = {n: group for n, group in enumerate(task.groups) if group.traceparent}
+    for n, group in traced.items():
         whole = TimedSpan(
             "generate",
             times.received,
@@ -74,13 +74,13 @@ def _tell(task: Task, times: TaskTimes, run: Attributes, error: str = "") -> Non
             error=error,
         )
         if not error:
-            _tell_parts(whole.own, times, times.completions[n])
+            _record_parts(whole.own, times, times.completions[n])
         record(whole)
-    if error and not told:
+    if error and not traced:
         record(TimedSpan("generate", times.received, attributes=common, kind=SpanKind.CONSUMER, error=error))
 
 
-def _tell_parts(parent: str, times: TaskTimes, completion: GroupCompletion) -> None:
+def _record_parts(parent: str, times: TaskTimes, completion: GroupCompletion) -> None:
     samples = [(sample, sample.times) for sample in completion.completions if sample.times is not None]
     first = min([interval[0] for _, interval in samples], default=times.sampled)
     taken = completion.prefill[0] if completion.prefill else first

@@ -19,7 +19,7 @@ from gradbus.control.runs import WorkerPresence
 from gradbus.objects import ObjectStore
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_kernels.weights.digest import weights_digest
-from gradbus_rollout.weights.versions import Versions
+from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher
 from gradbus_trainer.lazy_tensors import LazyTensors
 from gradbus_trainer.versions.publisher import Publisher
@@ -159,7 +159,7 @@ class Lab:
     async def load(self, name, step):
         """Loads a version with a worker's cache; whether it came from there."""
         reader = Reader()
-        versions = Versions(self.bus, self.objects, self.stub, self.run_id, self.caches / name)
+        versions = VersionLoader(self.bus, self.objects, self.stub, self.run_id, self.caches / name)
         digest = await versions.load(reader, name, step)
         assert digest == weights_digest({"w": torch.full((FLOATS,), float(step))})
         return all(path.is_relative_to(self.caches) for path in reader.paths)

@@ -14,13 +14,13 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from gradbus_kernels.operators import PrefixLayout, Sampling
+from gradbus_kernels.operators import PrefixLayout, SamplingParams
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule
 from gradbus_kernels.operators.sample.reference import columns
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
-CUT_OFF = Sampling(0.7, 50, 0.9, 0.02, greedy=torch.tensor([True, False]))
-CASES = ((torch.bfloat16, Sampling()), (torch.bfloat16, CUT_OFF), (torch.float32, CUT_OFF))
+CUT_OFF = SamplingParams(0.7, 50, 0.9, 0.02, greedy=torch.tensor([True, False]))
+CASES = ((torch.bfloat16, SamplingParams()), (torch.bfloat16, CUT_OFF), (torch.float32, CUT_OFF))
 
 
 def sample() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import using
+from gradbus_kernels.operators.batch_invariant import attention
 from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference, pages
 
 SHAPES = [(4, 4, 8), (4, 1, 10), (6, 2, 16), (14, 2, 64)]
@@ -27,6 +28,29 @@ def test_decode_chunks_and_a_whole_sequence_agree_in_every_bit(shape, dtype):
     whole = invariant_attention(query, key, value, 0.3)
     for start, end in [(0, 1), (5, 6), (31, 32), (32, 33), (69, 70), (0, 8), (8, 16), (16, 32), (32, 64), (1, 70), (33, 36)]:
         assert torch.equal(part(query, key, value, start, end), whole[:, :, start:end]), (start, end)
+
+
+def test_heads_whose_queries_depend_on_their_place_are_padded(monkeypatch):
+    refuse(monkeypatch, lambda shape: shape.size % 16 and shape.length == 64)
+    query, key, value = made(2, 70, (4, 2, 24))
+    whole = invariant_attention(query, key, value, 0.3)
+    torch.testing.assert_close(whole, invariant_attention_reference(query, key, value, 0.3))
+    for start, end in [(0, 1), (31, 32), (69, 70), (0, 8), (1, 70), (33, 36)]:
+        assert torch.equal(part(query, key, value, start, end), whole[:, :, start:end]), (start, end)
+
+
+def test_a_machine_on_which_no_head_keeps_its_bits_is_refused(monkeypatch):
+    refuse(monkeypatch, lambda shape: True)
+    with pytest.raises(RuntimeError, match=r"queries of heads of 24 depend on their place in a product; run with numerics = 'fast'"):
+        invariant_attention(*made(1, 5, (2, 2, 24)), 0.3)
+
+
+def refuse(monkeypatch, depends):
+    """This machine's BLAS sums a query by its place in the shapes for which `depends` is true."""
+    agrees = attention._agrees
+    monkeypatch.setattr(attention, "_agrees", lambda count, shape: not depends(shape) and agrees(count, shape))
+    for name in ("_head_size", "query_width"):
+        monkeypatch.setattr(attention, name, getattr(attention, name).__wrapped__)
 
 
 def test_a_sequence_beyond_a_block_of_queries_agrees_with_its_end():

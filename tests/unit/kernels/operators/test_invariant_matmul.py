@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import using
+from gradbus_kernels.operators.batch_invariant import matmul
 from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference, multiply_blocks
 
 COUNTS = (1, 2, 3, 7, 31, 32, 33, 64, 65, 127, 200, 300)
@@ -16,7 +17,7 @@ def made(rows, inner, columns, dtype=torch.float32, transposed=False):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("inner", "columns"), [(37, 50), (48, 29), (96, 64), (512, 40), (900, 130)])
+@pytest.mark.parametrize(("inner", "columns"), [(5, 7), (9, 4), (8, 10), (37, 50), (48, 29), (96, 64), (512, 40), (900, 130)])
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(inner, columns, transposed, dtype):
     x, weight, addend = made(300, inner, columns, dtype, transposed)
     whole = invariant_matmul(x, weight, addend)
@@ -25,6 +26,39 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(inner, col
         assert torch.equal(invariant_matmul(x[-count:], weight, addend[-count:]), whole[-count:])
     order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
     assert torch.equal(invariant_matmul(x[order], weight, addend[order]), whole[order])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("added", ["nothing", "a bias", "a residual"])
+def test_a_shape_whose_rows_depend_on_their_place_is_padded(monkeypatch, added, transposed):
+    refuse(monkeypatch, lambda shape: shape.inner % 16 or shape.columns % 16)
+    x, weight, addend = made(70, 37, 50, transposed=transposed)
+    given = {"nothing": None, "a bias": addend[0], "a residual": addend}[added]
+    whole = multiply_blocks(x, weight, given)
+    torch.testing.assert_close(whole, x @ weight + (0.0 if given is None else given))
+    assert torch.equal(multiply_blocks(x[41:44], weight, given[41:44] if added == "a residual" else given), whole[41:44])
+
+
+def test_the_padded_product_goes_into_the_addend(monkeypatch):
+    refuse(monkeypatch, lambda shape: shape.inner % 16 or shape.columns % 16)
+    x, weight, addend = made(40, 37, 50)
+    expected = multiply_blocks(x, weight, addend)
+    assert multiply_blocks(x, weight, addend, addend) is addend
+    assert torch.equal(addend, expected)
+
+
+def test_a_machine_on_which_no_shape_keeps_its_bits_is_refused(monkeypatch):
+    refuse(monkeypatch, lambda shape: True)
+    x, weight, _ = made(40, 37, 50)
+    with pytest.raises(RuntimeError, match=r"shape \(48, 64\) depend on their place in a block; run with numerics = 'fast'"):
+        multiply_blocks(x, weight)
+
+
+def refuse(monkeypatch, depends):
+    """This machine's BLAS sums a row by its place in the shapes for which `depends` is true."""
+    agrees = matmul.agrees
+    monkeypatch.setattr(matmul, "agrees", lambda rows, shape: not depends(shape) and agrees(rows, shape))
+    monkeypatch.setattr(matmul, "_plan", matmul._plan.__wrapped__)
 
 
 def test_other_rows_may_hold_anything():

@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradbus_kernels.operators import Sampling, counter_uniform, sample, sample_at, sample_reference, using
+from gradbus_kernels.operators import SamplingParams, counter_uniform, sample, sample_at, sample_reference, using
 from gradbus_kernels.operators.sample import cpu
 
 SETTINGS = [
-    Sampling(),
-    Sampling(temperature=0.6),
-    Sampling(top_k=5),
-    Sampling(top_p=0.8),
-    Sampling(min_p=0.1, temperature=1.5),
-    Sampling(top_k=12, top_p=0.7, min_p=0.02, temperature=0.9),
-    Sampling(top_p=0.5, greedy=True),
+    SamplingParams(),
+    SamplingParams(temperature=0.6),
+    SamplingParams(top_k=5),
+    SamplingParams(top_p=0.8),
+    SamplingParams(min_p=0.1, temperature=1.5),
+    SamplingParams(top_k=12, top_p=0.7, min_p=0.02, temperature=0.9),
+    SamplingParams(top_p=0.5, greedy=True),
 ]
 
 
@@ -111,7 +111,7 @@ def test_a_support_among_the_candidates_is_found_without_another_reading(monkeyp
         later.append(int(hidden.sum()))
         return draw(logits.masked_fill(hidden, 1e4), read, uniforms, columns)
 
-    for sampling in (Sampling(top_k=7), Sampling(top_p=0.3), Sampling(min_p=0.7), Sampling(0.8, 6, 0.6, 0.01)):
+    for sampling in (SamplingParams(top_k=7), SamplingParams(top_p=0.3), SamplingParams(min_p=0.7), SamplingParams(0.8, 6, 0.6, 0.01)):
         with using("triton"):
             expected = sample(logits, seeds, positions, sampling)
             with monkeypatch.context() as patch:
@@ -145,7 +145,7 @@ def gpu_sample():
     st.integers(1, 4),
     st.integers(1, 200),
     st.builds(
-        Sampling,
+        SamplingParams,
         st.sampled_from([0.3, 1.0, 2.0]),
         st.integers(0, 210),
         st.one_of(st.just(1.0), st.floats(1e-6, 0.999)),
@@ -169,8 +169,8 @@ def test_any_settings_on_the_cpu(count, vocabulary, sampling, seed):
 
 def test_each_row_may_have_its_own_settings_and_bits_of_its_own(implementation):
     logits, seeds, positions = rows(4, 41, torch.bfloat16)
-    own = [Sampling(), Sampling(0.5, 7), Sampling(1.3, 0, 0.6, 0.01), Sampling(1.0, 3, greedy=True)]
-    by_row = Sampling(
+    own = [SamplingParams(), SamplingParams(0.5, 7), SamplingParams(1.3, 0, 0.6, 0.01), SamplingParams(1.0, 3, greedy=True)]
+    by_row = SamplingParams(
         *(torch.tensor([getattr(each, name) for each in own]) for name in ("temperature", "top_k", "top_p", "min_p", "greedy"))
     )
     together = sample(logits, seeds, positions, by_row)
@@ -187,7 +187,7 @@ def test_long_rows_have_bits_of_their_own_on_two_threads_too(vocabulary, monkeyp
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            for sampling in (Sampling(), Sampling(top_p=0.9), Sampling(top_k=50)):
+            for sampling in (SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=50)):
                 with using("cpu"):
                     together = sample(logits, seeds, positions, sampling)
                     alone = sample(logits[2:3], seeds[2:3], positions[2:3], sampling)
@@ -200,7 +200,7 @@ def test_a_support_of_the_whole_vocabulary_changes_nothing(implementation):
     logits, seeds, positions = rows(1, 40)
     plain = sample(logits, seeds, positions)
     assert torch.equal(plain.logprobs, plain.support_logprobs)
-    for sampling in (Sampling(top_k=40), Sampling(min_p=1e-30)):
+    for sampling in (SamplingParams(top_k=40), SamplingParams(min_p=1e-30)):
         wide = sample(logits, seeds, positions, sampling)
         assert torch.equal(wide.ids, plain.ids)
         torch.testing.assert_close(wide[1:], plain[1:], atol=1e-6, rtol=1e-6)
@@ -218,7 +218,7 @@ def test_without_cut_offs_draws_are_the_ones_that_recorded_runs_hold():
         ids = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
         ids = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), ids)
         with using("cpu"):
-            for sampling in (Sampling(temperature, greedy=greedy), Sampling(torch.full((9,), temperature), greedy=greedy)):
+            for sampling in (SamplingParams(temperature, greedy=greedy), SamplingParams(torch.full((9,), temperature), greedy=greedy)):
                 drawn = sample_at(logits, uniforms, sampling)
                 assert torch.equal(drawn.ids, ids)
                 assert torch.equal(drawn.logprobs, logprobs.gather(-1, ids))
@@ -226,13 +226,13 @@ def test_without_cut_offs_draws_are_the_ones_that_recorded_runs_hold():
 
 def test_several_draws_from_a_row_are_those_from_as_many_equal_rows(implementation):
     logits, seeds, positions = rows(1, 40, torch.bfloat16, draws=2)
-    for sampling in (Sampling(), Sampling(top_k=9)):
+    for sampling in (SamplingParams(), SamplingParams(top_k=9)):
         beside = sample(logits, seeds, positions, sampling)
         alone = sample(logits.repeat_interleave(2, 0), seeds.flatten(), positions.flatten(), sampling)
         assert all(torch.equal(many.flatten(), one) for many, one in zip(beside, alone, strict=True))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=4), Sampling(top_p=0.9999)], ids=str)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.9999)], ids=str)
 def test_a_token_of_probability_zero_is_never_drawn(implementation, sampling):
     logits = torch.full((2, 36), -math.inf, dtype=torch.bfloat16)
     logits[:, 7] = 0.0
@@ -246,7 +246,7 @@ def test_a_token_of_probability_zero_is_never_drawn(implementation, sampling):
 
 def test_tokens_tied_at_the_edge_are_all_in_the_support(implementation):
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0] + [-1.0] * 30])
-    drawn = sample(logits, torch.arange(30)[None], torch.zeros(1, 30, dtype=torch.int64), Sampling(top_k=2))
+    drawn = sample(logits, torch.arange(30)[None], torch.zeros(1, 30, dtype=torch.int64), SamplingParams(top_k=2))
     assert set(drawn.ids[0].tolist()) == {0, 1, 2, 3}
 
 
@@ -254,7 +254,7 @@ def test_greedy_takes_the_first_of_the_likeliest_and_leaves_other_rows_alone(imp
     logits, seeds, positions = rows(4, 50)
     logits[0, [31, 9]] = 100.0
     drawn = sample(logits, seeds, positions)
-    mixed = sample(logits, seeds, positions, Sampling(greedy=torch.tensor([True, False, True, False])))
+    mixed = sample(logits, seeds, positions, SamplingParams(greedy=torch.tensor([True, False, True, False])))
     assert mixed.ids[0] == 9
     assert mixed.ids[2] == logits[2].argmax()
     assert torch.equal(mixed.ids[1::2], drawn.ids[1::2])
@@ -264,7 +264,7 @@ def test_greedy_takes_the_first_of_the_likeliest_and_leaves_other_rows_alone(imp
 def test_extreme_logits_are_drawn_from_as_their_differences(implementation, offset):
     logits, seeds, positions = rows(1, 30)
     logits = (logits * 64).round() / 64  # so that the offset rounds nothing away
-    for sampling in (Sampling(), Sampling(top_p=0.8)):
+    for sampling in (SamplingParams(), SamplingParams(top_p=0.8)):
         near, far = (sample(values, seeds, positions, sampling) for values in (logits, logits + offset))
         assert torch.equal(near.ids, far.ids)
         torch.testing.assert_close(near[1:], far[1:], atol=2e-3, rtol=0)
@@ -277,7 +277,7 @@ def test_no_rows_and_no_draws_are_fine(implementation):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=3)], ids=str)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(top_k=3)], ids=str)
 def test_logits_that_are_not_finite_are_refused_or_show_in_the_logprob(implementation, bad, sampling):
     logits, seeds, positions = rows(2, 37, torch.bfloat16)
     logits[1, 30] = bad
@@ -298,15 +298,15 @@ def test_logits_that_are_not_finite_are_refused_or_show_in_the_logprob(implement
         ({"seeds": torch.zeros(3, dtype=torch.int64, device="meta")}, "seeds: is on meta"),
         ({"positions": torch.zeros(3, 1, dtype=torch.int64)}, r"positions: has shape \(3, 1\); pass \(3,\), as seeds"),
         ({"positions": torch.tensor([0, -1, 0])}, "positions: holds a negative number"),
-        ({"sampling": Sampling(temperature=0.0)}, r"temperature: holds \[0.0\]; .* pass greedy"),
-        ({"sampling": Sampling(temperature=torch.tensor([1.0, math.nan, 1.0]))}, r"temperature: holds \[nan\]"),
-        ({"sampling": Sampling(top_k=-1)}, "top_k: holds"),
-        ({"sampling": Sampling(top_k=torch.tensor([1.0, 2.5, 0.0]))}, r"top_k: holds \[2.5\]; pass integers"),
-        ({"sampling": Sampling(top_p=math.nan)}, r"top_p: holds \[nan\]"),
-        ({"sampling": Sampling(top_p=torch.tensor([1.0, 0.5, 1.5]))}, r"top_p: holds \[1.5\]; pass numbers in"),
-        ({"sampling": Sampling(top_p=torch.ones(2))}, r"top_p: has shape \(2,\); pass a number or \(3\)"),
-        ({"sampling": Sampling(min_p=2.0)}, "min_p: holds"),
-        ({"sampling": Sampling(greedy=torch.zeros(3))}, "greedy: holds"),
+        ({"sampling": SamplingParams(temperature=0.0)}, r"temperature: holds \[0.0\]; .* pass greedy"),
+        ({"sampling": SamplingParams(temperature=torch.tensor([1.0, math.nan, 1.0]))}, r"temperature: holds \[nan\]"),
+        ({"sampling": SamplingParams(top_k=-1)}, "top_k: holds"),
+        ({"sampling": SamplingParams(top_k=torch.tensor([1.0, 2.5, 0.0]))}, r"top_k: holds \[2.5\]; pass integers"),
+        ({"sampling": SamplingParams(top_p=math.nan)}, r"top_p: holds \[nan\]"),
+        ({"sampling": SamplingParams(top_p=torch.tensor([1.0, 0.5, 1.5]))}, r"top_p: holds \[1.5\]; pass numbers in"),
+        ({"sampling": SamplingParams(top_p=torch.ones(2))}, r"top_p: has shape \(2,\); pass a number or \(3\)"),
+        ({"sampling": SamplingParams(min_p=2.0)}, "min_p: holds"),
+        ({"sampling": SamplingParams(greedy=torch.zeros(3))}, "greedy: holds"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(changed, words):

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from gradbus_kernels.operators import Sampling, linear_sample, sample, using
+from gradbus_kernels.operators import SamplingParams, linear_sample, sample, using
 from gradbus_kernels.operators.block_sizes import INTERPRETED
 from gradbus_kernels.operators.linear_sample import cpu
 
-CUT_OFFS = [Sampling(top_k=5), Sampling(top_p=0.8), Sampling(0.8, min_p=0.1), Sampling(0.9, 12, 0.7, 0.02)]
+CUT_OFFS = [SamplingParams(top_k=5), SamplingParams(top_p=0.8), SamplingParams(0.8, min_p=0.1), SamplingParams(0.9, 12, 0.7, 0.02)]
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,13 @@ def logits_of(hidden, weight, implementation):
 
 @pytest.mark.parametrize(("rows", "vocabulary"), [(5, 101), (1, 24), (3, 1), (2, 49)])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0.7), Sampling(greedy=True), Sampling(torch.tensor(1.9), greedy=torch.tensor(False))], ids=range(4)
+    "sampling",
+    [SamplingParams(), SamplingParams(0.7), SamplingParams(greedy=True), SamplingParams(torch.tensor(1.9), greedy=torch.tensor(False))],
+    ids=range(4),
 )
 def test_it_draws_what_sample_draws(implementation, rows, vocabulary, sampling):
     if isinstance(sampling.temperature, torch.Tensor):
-        sampling = Sampling(sampling.temperature.expand(rows), greedy=torch.arange(rows) % 2 == 0)
+        sampling = SamplingParams(sampling.temperature.expand(rows), greedy=torch.arange(rows) % 2 == 0)
     hidden, weight, *draws = inputs(rows, 6, vocabulary)
     fused, whole = linear_sample(hidden, weight, *draws, sampling), sample(hidden @ weight.T, *draws, sampling)
     assert torch.equal(fused.ids, whole.ids)
@@ -70,15 +72,17 @@ def test_cut_offs_are_those_of_sample(implementation, dtype, sampling):
 
 def test_each_row_may_have_its_own_settings(implementation):
     hidden, weight, *draws = inputs(4, 6, 101)
-    own = [Sampling(), *CUT_OFFS[1:]]
+    own = [SamplingParams(), *CUT_OFFS[1:]]
     names = ("temperature", "top_k", "top_p", "min_p")
-    together = linear_sample(hidden, weight, *draws, Sampling(*(torch.tensor([getattr(each, name) for each in own]) for name in names)))
+    together = linear_sample(
+        hidden, weight, *draws, SamplingParams(*(torch.tensor([getattr(each, name) for each in own]) for name in names))
+    )
     whole = [sample((hidden @ weight.T)[row : row + 1], *(part[row : row + 1] for part in draws), each) for row, each in enumerate(own)]
     for found, expected in zip(together, zip(*whole, strict=True), strict=True):
         torch.testing.assert_close(found, torch.cat(expected), atol=5e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), CUT_OFFS[3]], ids=str)
+@pytest.mark.parametrize("sampling", [SamplingParams(), CUT_OFFS[3]], ids=str)
 def test_the_kernels_bits_of_a_row_do_not_depend_on_the_others(sampling):
     pytest.importorskip("triton")
     hidden, weight, *draws = inputs(17, 40, 49, draws=1)  # more rows than a tile has
@@ -97,7 +101,7 @@ def test_logprobs_stay_near_in_low_precision(implementation, dtype):
     assert (drawn.logprobs - exact).abs().max() <= 2 * (naive - exact).abs().max() + 5e-6
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=9)], ids=str)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(top_k=9)], ids=str)
 def test_draws_follow_the_distribution(sampling):
     draws, vocabulary = 8_000, 30
     hidden, weight, *_ = inputs(1, 4, vocabulary)
@@ -133,11 +137,11 @@ def test_extreme_hidden_states_take_the_likeliest(implementation):
         ({"weight": torch.ones(7, 4, dtype=torch.bfloat16)}, "weight: is torch.bfloat16; pass torch.float32"),
         ({"weight": torch.ones(0, 4)}, "weight: has an empty vocabulary"),
         ({"seeds": torch.zeros(2, dtype=torch.int64)}, "seeds: has shape"),
-        ({"sampling": Sampling(top_k=-3)}, "top_k: holds"),
-        ({"sampling": Sampling(top_p=torch.tensor([1.0, 1.0]))}, "top_p: has shape"),
+        ({"sampling": SamplingParams(top_k=-3)}, "top_k: holds"),
+        ({"sampling": SamplingParams(top_p=torch.tensor([1.0, 1.0]))}, "top_p: has shape"),
         ({"hidden": torch.tensor([[0.0] * 4, [math.nan] * 4, [0.0] * 4])}, "hidden · weightᵀ: row 1 holds NaN"),
         ({"weight": torch.full((7, 4), math.nan)}, "hidden · weightᵀ: row 0 holds NaN"),
-        ({"hidden": torch.full((3, 4), math.inf), "sampling": Sampling(top_k=3)}, "hidden · weightᵀ: row 0 holds NaN"),
+        ({"hidden": torch.full((3, 4), math.inf), "sampling": SamplingParams(top_k=3)}, "hidden · weightᵀ: row 0 holds NaN"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(implementation, changed, words):

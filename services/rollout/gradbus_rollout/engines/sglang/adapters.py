@@ -15,7 +15,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.peft import ADAPTER_FILE, CONFIG_FILE, adapter_config, adapter_shapes
 from gradbus.formats.safetensors import StoredTensor, header
 from gradbus.spec import LoraSpec
-from gradbus_rollout.engines.sglang.folder import new_version_folder, place_shard
+from gradbus_rollout.engines.server.version_folder import new_version_folder, place_shard
 
 _FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _ZEROS_FILE: Final = "zeros.safetensors"

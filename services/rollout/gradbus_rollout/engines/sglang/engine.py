@@ -18,14 +18,14 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.safetensors import read_headers
 from gradbus.telemetry import Interval, get_logger
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.engines.server.slots import Slots
+from gradbus_rollout.engines.server.version_folder import drop_version_folder, drop_version_folders, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang.adapters import make_adapter_folder, stored_adapters
 from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
-from gradbus_rollout.engines.sglang.folder import drop_version_folder, drop_version_folders, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang.installer import Installer, LoadedVersion
 from gradbus_rollout.engines.sglang.loaded_adapters import LoadedAdapters
 from gradbus_rollout.engines.sglang.partial_sample import PartialSample, began_with
 from gradbus_rollout.engines.sglang.server import Server
-from gradbus_rollout.engines.sglang.slots import Slots
 from gradbus_rollout.engines.sglang.tensors import check_fit, digest
 
 _log = get_logger(__name__)
@@ -59,7 +59,7 @@ class SGLangEngine:
         self._name = "sglang"
         self._held: LoadedVersion | None = None
         self._installer = Installer()
-        self._shelf = LoadedAdapters()
+        self._adapters = LoadedAdapters()
         self._proven_life = 0
         """Life of the server in which the base model was proven, where versions are adapters."""
         self._labels: dict[str, int] = {}
@@ -142,15 +142,15 @@ class SGLangEngine:
             await asyncio.wait(self._tasks, timeout=_ABORTS_SECONDS)
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_ABORTS_SECONDS):
-                await self._shelf.leave(self.server.api)
+                await self._adapters.leave(self.server.api)
         await self.server.close()
         self._held = None
-        self._shelf.clear()
+        self._adapters.clear()
         self._drop_folders()
 
     def _adapter(self) -> AbstractContextManager[str | None]:
         """What a request names inside the block; nothing where versions are weights."""
-        return nullcontext() if self._config.lora is None else self._shelf.used()
+        return nullcontext() if self._config.lora is None else self._adapters.used()
 
     def _prepared(self, weights: Sequence[Path], version: int, probe: VersionProbe | None) -> LoadedVersion:
         """The version as a folder, checked against the model: nothing has changed when this raises ModelError."""
@@ -163,7 +163,7 @@ class SGLangEngine:
 
     def _drop_folders(self) -> None:
         """Removes those of versions that are neither held nor named by a request."""
-        kept = self._shelf.folders | ({self._held.folder} if self._held else set())
+        kept = self._adapters.folders | ({self._held.folder} if self._held else set())
         for folder in self._folders - kept:
             drop_version_folder(folder)
         self._folders &= kept
@@ -211,7 +211,7 @@ class SGLangEngine:
     async def _request(self, draft: PartialSample) -> Completion | None:
         request_id, label = uuid.uuid4().hex, self._label
         with self._adapter() as adapter:
-            adapted = None if adapter is None else self._shelf.version(adapter)
+            adapted = None if adapter is None else self._adapters.version(adapter)
             body = draft.request(request_id, self._cache_key, adapter)
             try:
                 reply = await self.server.api.generate(body, self._settings.sample_seconds)
@@ -256,14 +256,14 @@ class SGLangEngine:
             await self._install_weights(held)
             return
         if self._proven_life != self.server.lives:
-            self._shelf.clear()
+            self._adapters.clear()
             base = await asyncio.to_thread(self._base, held.probe)
             self._folders.add(base.folder)
             await self._install_weights(base)
             self._proven_life = self.server.lives
-        await self._shelf.put(self.server.api, held)
+        await self._adapters.put(self.server.api, held)
         self._installs += 1
-        await self._shelf.tidy(self.server.api)
+        await self._adapters.tidy(self.server.api)
 
     def _base(self, probe: VersionProbe | None) -> LoadedVersion:
         """The run's model itself: adapters say nothing without it."""

@@ -16,8 +16,8 @@ from gradbus import crash_points
 from gradbus.errors import AttestationError, EngineError
 from gradbus.telemetry import get_logger
 from gradbus_rollout.engines.base import VersionProbe
+from gradbus_rollout.engines.server.proof import prove_weights
 from gradbus_rollout.engines.sglang.api import ServerApi
-from gradbus_rollout.engines.sglang.proof import prove_weights
 
 _UNPROVEN: Final = "gradbus-unproven"
 """Label of weights between the update and the proof: a sample that shows it is thrown away."""

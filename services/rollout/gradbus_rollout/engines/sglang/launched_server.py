@@ -18,7 +18,7 @@ from typing import Final
 
 from gradbus.errors import EngineError, EngineFailure
 from gradbus.spec import LoraSpec
-from gradbus_rollout.engines.sglang import guard
+from gradbus_rollout.engines.server import guard
 from gradbus_rollout.engines.sglang.adapters import served_modules
 from gradbus_rollout.engines.sglang.api import out_of_memory
 from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradbus.errors import AttestationError, EngineError, ModelError
+from gradbus_rollout.engines.server.proof import prove_adapters
 from gradbus_rollout.engines.sglang.api import ServerApi
 from gradbus_rollout.engines.sglang.installer import LoadedVersion
-from gradbus_rollout.engines.sglang.proof import prove_adapters
 
 
 class LoadedAdapters:

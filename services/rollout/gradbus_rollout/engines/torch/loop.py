@@ -20,32 +20,32 @@ from gradbus.errors import ModelError
 from gradbus.spec import LoraSpec
 from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
+from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel
-from gradbus_rollout.engines.torch.requests import Request
 from gradbus_rollout.engines.torch.scheduler import Scheduler
 from gradbus_rollout.engines.torch.shape import read_shape
-from gradbus_rollout.engines.torch.versions import AdapterVersions, VersionLoader, WholeVersions
+from gradbus_rollout.engines.torch.versions import AdapterVersions, VersionFormat, WholeVersions
 from gradbus_rollout.engines.torch.weights import empty_like
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Swap:
+class _LoadCommand:
     tensors: Mapping[str, Tensor]
     version: int
     future: Future[str] = field(default_factory=Future)
 
 
-class _Close:
+class _CloseCommand:
     """Ends the loop."""
 
 
 class TorchEngine:
     """`Engine` on plain torch. `generate` and `load` may be called from any event loop."""
 
-    def __init__(self, model: DecoderModel, config: TorchEngineConfig, versions: VersionLoader | None = None) -> None:
+    def __init__(self, model: DecoderModel, config: TorchEngineConfig, versions: VersionFormat | None = None) -> None:
         """`versions` says what a version is; default: every weight."""
         self._model = model
         self._versions = versions or WholeVersions(model.weights)
@@ -54,7 +54,7 @@ class TorchEngine:
         self._version: int | None = None
         self._progress = 0
         self._broken: str | None = None
-        self._inbox: SimpleQueue[Request | _Swap | _Close] = SimpleQueue()
+        self._inbox: SimpleQueue[GenerateCall | _LoadCommand | _CloseCommand] = SimpleQueue()
         self._lock = Lock()  # a command is either taken by the loop or refused, never left in the inbox
         # Begun by the first command: an engine that nobody took, for its run was gone before it was made, is then not held by it.
         self._thread = Thread(target=self._run, name="torch-engine", daemon=True)
@@ -93,9 +93,9 @@ class TorchEngine:
     async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`. The swap falls between two decode steps."""
         tensors = await asyncio.to_thread(self._versions.read, weights)
-        swap = _Swap(tensors, version)
-        self._post(swap)
-        return await asyncio.wrap_future(swap.future)
+        command = _LoadCommand(tensors, version)
+        self._post(command)
+        return await asyncio.wrap_future(command.future)
 
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
         """See `Engine.generate`."""
@@ -105,17 +105,17 @@ class TorchEngine:
             check_group(group, self.max_prompt_tokens, self._model.shape.vocab_size)
         if not groups:
             return []
-        request = Request(groups)
-        self._post(request)
-        return await asyncio.wrap_future(request.future)
+        call = GenerateCall(groups)
+        self._post(call)
+        return await asyncio.wrap_future(call.future)
 
     async def close(self) -> None:
         """See `Engine.close`. May be called again."""
         with contextlib.suppress(ModelError):  # it has ended
-            self._post(_Close())
+            self._post(_CloseCommand())
         await asyncio.to_thread(self._thread.join)
 
-    def _post(self, command: Request | _Swap | _Close) -> None:
+    def _post(self, command: GenerateCall | _LoadCommand | _CloseCommand) -> None:
         with self._lock:
             if self._broken is not None:
                 raise ModelError(self._broken)
@@ -138,36 +138,36 @@ class TorchEngine:
 
     def _take_commands(self) -> bool:
         """Act on every command that is there, waiting for one only when no sample runs; False to end."""
-        while not self._scheduler.requests or not self._inbox.empty():
+        while not self._scheduler.calls or not self._inbox.empty():
             command = self._inbox.get()
             self._progress += 1
             match command:
-                case Request() as request:
-                    self._scheduler.submit(request)
-                case _Swap() as swap:
-                    self._swap(swap)
-                case _Close():
+                case GenerateCall() as call:
+                    self._scheduler.submit(call)
+                case _LoadCommand() as command:
+                    self._load_version(command)
+                case _CloseCommand():
                     return False
         return True
 
-    def _swap(self, swap: _Swap) -> None:
+    def _load_version(self, command: _LoadCommand) -> None:
         try:
-            digest = self._versions.replace(swap.tensors)
-            self._scheduler.begin_version(swap.version)
-            self._version = swap.version
+            digest = self._versions.replace(command.tensors)
+            self._scheduler.begin_version(command.version)
+            self._version = command.version
         except Exception as error:
-            _settle(swap.future, ModelError(f"loading version {swap.version} broke the engine ({error}); restart the worker"))
+            _settle(command.future, ModelError(f"loading version {command.version} broke the engine ({error}); restart the worker"))
             raise
-        if swap.future.set_running_or_notify_cancel():
-            swap.future.set_result(digest)
+        if command.future.set_running_or_notify_cancel():
+            command.future.set_result(digest)
 
     def _refuse_all(self, reason: str) -> None:
         with self._lock:
             self._broken = reason
-            waiting: list[Future[Any]] = [request.future for request in self._scheduler.requests]
+            waiting: list[Future[Any]] = [call.future for call in self._scheduler.calls]
             while not self._inbox.empty():
                 command = self._inbox.get()
-                if not isinstance(command, _Close):
+                if not isinstance(command, _CloseCommand):
                     waiting.append(command.future)
         for future in waiting:
             _settle(future, ModelError(reason))

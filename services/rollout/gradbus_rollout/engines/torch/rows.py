@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradbus_kernels.operators import counter_uniform
 from gradbus_rollout.engines.base import Completion
+from gradbus_rollout.engines.torch.calls import RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
-from gradbus_rollout.engines.torch.requests import RunningSample
 
 
 class Draws(NamedTuple):

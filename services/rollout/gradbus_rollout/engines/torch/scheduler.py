@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gradbus.errors import ModelError
-from gradbus_kernels.operators import Sampling, counter_uniform, sample_at
+from gradbus_kernels.operators import SamplingParams, counter_uniform, sample_at
 from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel
 from gradbus_rollout.engines.torch.prefill import Prefill
-from gradbus_rollout.engines.torch.requests import Request, RunningSample
 from gradbus_rollout.engines.torch.rows import Draws, Rows
 
 
@@ -32,7 +32,7 @@ class Scheduler:
         self._prefill = Prefill(model, config.lanes, config.device)
         self._cache = model.new_cache(config.slots)
         self._rows = Rows(config, model.shape.vocab_size)
-        self._queue: deque[tuple[Request, int]] = deque()
+        self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
         self._lanes: list[PromptGroup] = []
         self._prefilled = -1  # the version whose keys, values and first draws the lanes hold
@@ -40,12 +40,12 @@ class Scheduler:
         self._running: dict[int, RunningSample] = {}
         self._free = list(range(config.slots))
         self._version = -1
-        self.requests: set[Request] = set()
+        self.calls: set[GenerateCall] = set()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, call: GenerateCall) -> None:
         """Queue a checked request."""
-        self.requests.add(request)
-        self._queue.extend((request, number) for number in range(len(request.groups)))
+        self.calls.add(call)
+        self._queue.extend((call, number) for number in range(len(call.groups)))
 
     def begin_version(self, version: int) -> None:
         """The weights have changed: running samples begin a new span at their next token."""
@@ -67,7 +67,7 @@ class Scheduler:
     def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
         """Draw from every row, also those without a sample. Raises ModelError when a log-probability is not finite."""
         device = self._config.device
-        sampling = Sampling(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
+        sampling = SamplingParams(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
         drawn = sample_at(logits, uniforms.to(device), sampling)
         draws = Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
         if not math.isfinite(draws.logprobs.sum()):
@@ -93,13 +93,13 @@ class Scheduler:
     def _stage(self) -> None:
         """Prefill the next prompts. All lanes are refilled at once, when the last sample has left them."""
         taken = [self._queue.popleft() for _ in range(min(self._prefill.lanes, len(self._queue)))]
-        self._lanes = [request.groups[number] for request, number in taken]
+        self._lanes = [call.groups[number] for call, number in taken]
         began = time.time_ns()
         self._prefill_lanes()
         prefill = began, time.time_ns()
-        for lane, (request, number) in enumerate(taken):
-            request.prefills[number] = prefill
-            self._staged.extend(RunningSample(request, number, n, lane) for n in range(len(request.groups[number].seeds)))
+        for lane, (call, number) in enumerate(taken):
+            call.prefills[number] = prefill
+            self._staged.extend(RunningSample(call, number, n, lane) for n in range(len(call.groups[number].seeds)))
 
     def _prefill_lanes(self) -> None:
         """Also for samples still staged when the version changes: keys, values and first token are of the sample's first span."""
@@ -124,8 +124,8 @@ class Scheduler:
         now = time.time_ns()
         for row in rows:
             sample = self._running.pop(row)
-            if sample.request.finish(sample.group, sample.n, self._rows.completion(row, sample, now)):
-                self.requests.discard(sample.request)
+            if sample.call.finish(sample.group, sample.n, self._rows.completion(row, sample, now)):
+                self.calls.discard(sample.call)
         self._release(rows)
 
     def _release(self, rows: list[int]) -> None:
@@ -133,13 +133,13 @@ class Scheduler:
         self._free.extend(rows)
 
     def _drop_cancelled(self) -> None:
-        gone = {request for request in self.requests if request.future.cancelled()}
+        gone = {call for call in self.calls if call.future.cancelled()}
         if not gone:
             return
-        self.requests -= gone
+        self.calls -= gone
         self._queue = deque(entry for entry in self._queue if entry[0] not in gone)
-        self._staged = deque(sample for sample in self._staged if sample.request not in gone)
-        rows = [row for row, sample in self._running.items() if sample.request in gone]
+        self._staged = deque(sample for sample in self._staged if sample.call not in gone)
+        rows = [row for row, sample in self._running.items() if sample.call in gone]
         for row in rows:
             del self._running[row]
         self._release(rows)

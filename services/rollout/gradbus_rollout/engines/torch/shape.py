@@ -6,13 +6,13 @@ from pathlib import Path
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus_kernels.models.config import ModelConfig, read_model_shape
+from gradbus_kernels.models.config import ModelConfig, read_model_config
 
 
 def read_shape(folder: Path) -> ModelConfig:
     """Shape of the model in `folder`; ModelError when it uses what this engine does not compute."""
     check_model_folder(folder)
-    shape = read_model_shape(folder)
+    shape = read_model_config(folder)
     refused = {
         "a sliding window": any(window is not None for window in shape.windows),
         "attention_bias": shape.out_bias,

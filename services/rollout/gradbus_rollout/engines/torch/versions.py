@@ -18,7 +18,7 @@ from gradbus_rollout.engines.torch.weights import ModelWeights, read_tensors
 Tensors = Mapping[str, Tensor]
 
 
-class VersionLoader(Protocol):
+class VersionFormat(Protocol):
     """Brings versions into one model's weights."""
 
     def read(self, files: Sequence[Path]) -> Tensors:
@@ -37,11 +37,11 @@ class WholeVersions:
         self._weights = weights
 
     def read(self, files: Sequence[Path]) -> Tensors:
-        """See `VersionLoader`."""
+        """See `VersionFormat`."""
         return read_tensors(files, self._weights.shapes)
 
     def replace(self, tensors: Tensors) -> str:
-        """See `VersionLoader`. The digest is that of the tensors held, read back."""
+        """See `VersionFormat`. The digest is that of the tensors held, read back."""
         self._weights.replace(tensors.items())
         return self._weights.digest()
 
@@ -56,11 +56,11 @@ class AdapterVersions:
         self._shapes = adapter_shapes(weights.shapes, lora)
 
     def read(self, files: Sequence[Path]) -> Tensors:
-        """See `VersionLoader`."""
+        """See `VersionFormat`."""
         return read_tensors(files, self._shapes)
 
     def replace(self, tensors: Tensors) -> str:
-        """See `VersionLoader`. The digest is of the adapters that were added to weights which are held now."""
+        """See `VersionFormat`. The digest is of the adapters that were added to weights which are held now."""
         held: dict[str, Tensor] = {}
 
         def weights() -> Iterator[tuple[str, Tensor]]:

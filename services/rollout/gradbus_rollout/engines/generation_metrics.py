@@ -1,4 +1,4 @@
-"""Generation in metrics, by OpenTelemetry's conventions for generative AI."""
+"""Metrics of generation, by OpenTelemetry's conventions for generative AI."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gradbus_rollout.engines.base import GroupCompletion, PromptGroup
 
 @dataclass(slots=True)
 class Generated:
-    """What a call gave."""
+    """Result of one call, which the caller fills in."""
 
     completions: Sequence[GroupCompletion] = ()
 
 
-class Generation:
-    """Measures calls of one engine; nothing is recorded by the token or by the sample."""
+class GenerationMetrics:
+    """Measures the calls of one engine: once a call, not once a token or a sample."""
 
     def __init__(self, engine: str) -> None:
-        """`engine` names itself with its version, e.g. `torch 2.13.0 cpu float32`."""
+        """`engine` is `Engine.name`, e.g. `torch 2.13.0 cpu float32`; its first word is the provider."""
         self._attributes = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": engine.partition(" ")[0]}
 
     @contextmanager
     def measured(self, groups: Sequence[PromptGroup]) -> Iterator[Generated]:
-        """The block's time, and the tokens of what it sets as completions."""
+        """Observes the duration of the block, and the tokens of the completions that the block sets."""
         generated, began, error = Generated(), perf_counter(), {}
         try:
             yield generated

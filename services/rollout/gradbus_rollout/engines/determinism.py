@@ -1,4 +1,4 @@
-"""Whether this machine samples the same bits as the others of its run."""
+"""Checks that this machine samples the same bits as the other workers of a deterministic run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 from gradbus.bus import Bucket, Conflict
 from gradbus.errors import SettingsError
+from gradbus.formats.tokens import pack_ids
 from gradbus.ids import sample_seed
 from gradbus_rollout.engines.base import Engine, PromptGroup
-from gradbus_rollout.tasks.samples import int32_bytes
 
 _SAMPLES = 4
 
 
-async def check_probe(engine: Engine, prompt_ids: Sequence[int], run_id: str, probes: Bucket) -> None:
-    """Samples a fixed prompt with the version held (the base model) and compares with the run's first worker.
+async def check_determinism(engine: Engine, prompt_ids: Sequence[int], run_id: str, probes: Bucket) -> None:
+    """Samples a fixed prompt with the loaded version (the base model) and compares the digest with that of the run's first worker.
 
-    Raises SettingsError when the bits differ: this worker must not join a deterministic run.
+    The first worker writes its digest into `probes`. Raises SettingsError when the bits differ: this worker must not join the run.
     """
     seeds = tuple(sample_seed(0, "probe", 0, n) for n in range(_SAMPLES))
     (group,) = await engine.generate([PromptGroup("probe", tuple(prompt_ids), seeds)])
-    content = b"".join(int32_bytes(sampled.token_ids) + sampled.logprobs for sampled in group.completions)
+    content = b"".join(pack_ids(sample.token_ids) + sample.logprobs for sample in group.completions)
     digest = hashlib.sha256(content).hexdigest().encode()
     try:
         await probes.create(run_id, digest)

@@ -10,7 +10,7 @@ from gradbus.telemetry import Interval
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, TokenSpan
 
 
-class Request:
+class GenerateCall:
     """One `generate` call."""
 
     def __init__(self, groups: Sequence[PromptGroup]) -> None:
@@ -40,7 +40,7 @@ class Request:
 class RunningSample:
     """One sample, from the prefill of its prompt to its end."""
 
-    request: Request
+    call: GenerateCall
     group: int
     n: int
     lane: int
@@ -53,7 +53,7 @@ class RunningSample:
     @property
     def prompt_group(self) -> PromptGroup:
         """What it is a sample of."""
-        return self.request.groups[self.group]
+        return self.call.groups[self.group]
 
     def begin_span(self, start: int, version: int) -> None:
         """Tokens from `start` on come from `version`."""

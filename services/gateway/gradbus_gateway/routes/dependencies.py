@@ -1,4 +1,4 @@
-"""What a request handler works with. The gateway remembers only what it could find out again: all state is in NATS and object storage."""
+"""The dependency of every route: what request handlers share. The gateway keeps no state; all of it is in NATS and object storage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from gradbus.bus import Bucket, Bus
 from gradbus.objects import ObjectStore
 from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
-from gradbus_gateway.intake.data import CheckedData
-from gradbus_gateway.intake.model import CheckedModels
-from gradbus_gateway.run_store import RunStore
-from gradbus_gateway.settings import GatewaySettings
+from gradbus_gateway.intake.submission import RunIntake
+from gradbus_gateway.runs.store import RunStore
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -24,31 +22,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The adapters behind the routes."""
+    """The stores and clients behind the routes."""
 
-    settings: GatewaySettings
     keyring: Keyring
-    bus: Bus
-    runs: RunStore
-    workers: Bucket
     sessions: Sessions
+    runs: RunStore
+    intake: RunIntake
+    bus: Bus
+    workers: Bucket
     buffer: Redis
     objects: ObjectStore
     weights: WeightStoreServiceAsyncStub
-    models: CheckedModels = field(default_factory=CheckedModels)
-    datasets: CheckedData = field(default_factory=CheckedData)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process drains: streams end, so that clients connect to another replica."""
+    """Set when the process drains: event streams end, so that clients connect to another replica."""
 
 
 def gateway_of(request: Request) -> Gateway:
-    """What serves the request."""
+    """The gateway that serves `request`."""
     return cast("Gateway", request.app.state.gateway)
 
 
 async def _gateway(request: Request) -> Gateway:
-    # Not a plain function: those are sent through a thread, once a request.
+    # Asynchronous, because FastAPI runs every other dependency in a thread, once a request.
     return gateway_of(request)
 
 
-Here = Annotated[Gateway, Depends(_gateway)]
+GatewayDep = Annotated[Gateway, Depends(_gateway)]

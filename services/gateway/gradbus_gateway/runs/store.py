@@ -1,4 +1,4 @@
-"""Runs in the key-value bucket: what was asked, what is wanted now, and what the conductor says."""
+"""Runs in the key-value bucket `runs`: the spec, the desired state and the conductor's status."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gradbus.telemetry import get_logger
 from gradbus_gateway.http.problems import ProblemError, no_such_run, unreadable_run
 
 _log = get_logger(__name__)
-Verb = Literal["cancel", "pause", "resume"]
-_WANTED: Final[dict[Verb, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
+Action = Literal["cancel", "pause", "resume"]
+_DESIRED: Final[dict[Action, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All that is known of a run."""
+    """A run: its record, its desired state, and its status once the conductor has written one."""
 
     record: RunRecord
     desired: DesiredState
@@ -31,37 +31,29 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """Its id."""
+        """Id of the run."""
         return self.record.run_id
 
     @property
     def state(self) -> RunState:
-        """The conductor's word; before its first one, what follows from what is wanted."""
+        """The state that the conductor reports; before its first report it follows from the desired state."""
         if self.status:
             return self.status.state
         return "cancelling" if self.desired == "cancelled" else "queued"
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run has ended."""
         return self.state in FINAL_STATES
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRun:
-    """A run whose record cannot be read. It stands in the list, so that somebody mends it."""
+    """A run whose stored record cannot be read. It is listed, so that somebody can repair it."""
 
     run_id: str
     reason: str
-    """What is wrong, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """An idempotency key: the request it came with and the run it stands for."""
-
-    body: str
-    run_id: str
+    """What is wrong, and what to do about it."""
 
 
 class RunStore:
@@ -71,7 +63,7 @@ class RunStore:
         self._bucket = bucket
 
     async def create(self, record: RunRecord) -> Run:
-        """Stores a run, which is wanted to run until somebody wishes otherwise; if the id is taken already, the run that has it."""
+        """Stores a run, whose desired state is `running`. If the id exists already, returns the stored run."""
         try:
             await self._bucket.create(f"{record.run_id}.spec", record.to_bytes())
         except Conflict:
@@ -100,45 +92,34 @@ class RunStore:
         return run
 
     async def page(self, after: str, limit: int) -> list[Run | UnreadableRun]:
-        """Up to `limit` runs older than `after`, newest first. One that cannot be read hides no other."""
+        """Up to `limit` runs older than the id `after`, newest first. Unreadable runs are listed too."""
         async with self._bucket.view("*.*") as view:
             entries = dict(view.entries)
-        known = sorted((key.removesuffix(".spec") for key in entries if key.endswith(".spec")), reverse=True)
-        known = [run_id for run_id in known if _is_run_id(run_id)]
-        wanted = [run_id for run_id in known if not after or run_id < after][:limit]
-        return [_listed(run_id, entries) for run_id in wanted]
+        run_ids = sorted((key.removesuffix(".spec") for key in entries if key.endswith(".spec")), reverse=True)
+        run_ids = [run_id for run_id in run_ids if _is_run_id(run_id)]
+        selected = [run_id for run_id in run_ids if not after or run_id < after][:limit]
+        return [_listed(run_id, entries) for run_id in selected]
 
-    async def wish(self, run_id: str, verb: Verb) -> Run:
-        """Sets what is wanted of a run. Raises the problems 404, and 409 when its state forbids it."""
+    async def request(self, run_id: str, action: Action) -> Run:
+        """Sets the desired state of a run. Raises the problem 404, or 409 when the run's state forbids the action."""
+        desired = _DESIRED[action]
+        value = json.dumps(desired).encode()
         for _ in range(_ATTEMPTS):
             run = await self.get(run_id)
-            if run.state == "cancelled" and verb == "cancel":
+            if run.state == "cancelled" and action == "cancel":
                 return run
-            if run.is_final or (run.desired == "cancelled" and verb != "cancel"):
-                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}: {verb} comes too late; submit a new run instead")
+            if run.is_final or (run.desired == "cancelled" and action != "cancel"):
+                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}: {action} comes too late; submit a new run instead")
             current = await self._bucket.get(f"{run_id}.desired")
             try:
                 if current is None:
-                    await self._bucket.create(f"{run_id}.desired", _json(_WANTED[verb]))
-                elif run.desired != _WANTED[verb]:
-                    await self._bucket.update(f"{run_id}.desired", _json(_WANTED[verb]), current.revision)
+                    await self._bucket.create(f"{run_id}.desired", value)
+                elif run.desired != desired:
+                    await self._bucket.update(f"{run_id}.desired", value, current.revision)
             except Conflict:
                 continue
             return await self.get(run_id)
-        raise ProblemError(409, "concurrent-change", f"others keep changing what is wanted of run {run_id}; try again")
-
-    async def reservation(self, key: str) -> Reservation | None:
-        """What the idempotency key with this hash stands for, or None."""
-        entry = await self._bucket.get(f"idempotency.key.{key}")
-        return Reservation(**json.loads(entry.value)) if entry else None
-
-    async def reserve(self, key: str, wish: Reservation) -> Reservation:
-        """Binds an idempotency key; returns what it is bound to, which an earlier request may have decided."""
-        try:
-            await self._bucket.create(f"idempotency.key.{key}", _json({"body": wish.body, "run_id": wish.run_id}))
-        except Conflict:
-            return await self.reservation(key) or wish
-        return wish
+        raise ProblemError(409, "concurrent-change", f"other requests keep changing the desired state of run {run_id}; try again")
 
 
 def _listed(run_id: str, entries: Mapping[str, bytes]) -> Run | UnreadableRun:
@@ -152,10 +133,6 @@ def _is_run_id(name: str) -> bool:
     try:
         checked_name(name, "run id")
     except SettingsError as error:
-        _log.warning("run_left_out", key=f"{name}.spec", error=str(error))
+        _log.warning("run_key_ignored", key=f"{name}.spec", error=str(error))
         return False
     return True
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""What was found out about content by its digest, and so never changes."""
+"""A cache of check results by content digest. They never become stale, for a digest names the same content for ever."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-_MOST = 64
+_DEFAULT_SIZE = 64
 
 
-class Recent(Generic[Key, Value]):
-    """The findings that were used last. Whether the content is still stored they do not say."""
+class LruCache(Generic[Key, Value]):
+    """Keeps the `size` entries that were used last."""
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
+    def __init__(self, size: int = _DEFAULT_SIZE) -> None:
+        self._size = size
         self._items: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """The finding, which stays longer for being used."""
+        """The entry, or None. Counts as a use."""
         if key in self._items:
             self._items.move_to_end(key)
         return self._items.get(key)
 
     def put(self, key: Key, value: Value) -> None:
-        """Keeps a finding; the one that was not used for longest goes if there are too many."""
+        """Stores an entry. Beyond `size` the least recently used entry is removed."""
         self._items[key] = value
         self._items.move_to_end(key)
-        if len(self._items) > self._most:
+        if len(self._items) > self._size:
             self._items.popitem(last=False)

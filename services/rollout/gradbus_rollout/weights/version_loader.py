@@ -1,4 +1,4 @@
-"""Policy versions: which are published, and the way of their weights into the engine, with proof of arrival."""
+"""Follows a run's published versions, and loads one into the engine with attestation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from opentelemetry.trace import SpanKind
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, Bus, View, subjects
-from gradbus.control.heads import VersionHead
 from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.objects import ObjectStore
 from gradbus.rpc import until_answered
@@ -24,7 +23,7 @@ from gradbus.telemetry import Attributes, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
 from gradbus_rollout.engines.base import Engine, VersionProbe
-from gradbus_rollout.weights.shards import Shards
+from gradbus_rollout.weights.version_files import VersionFiles
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -35,24 +34,26 @@ _CALL_SECONDS = 10.0
 _AWAY_SECONDS = 30.0
 
 
-class Versions:
-    """What this worker knows of a run's versions. Announcements are hints; the key-value store is read as well."""
+class VersionLoader:
+    """The versions of one run, as this worker knows them. Announcements are hints; the version head in key-value is read as well."""
 
     def __init__(self, bus: Bus, objects: ObjectStore, store: WeightStoreServiceAsyncStub, run_id: str, cache_dir: Path) -> None:
         self._bus = bus
         self._store = store
         self._run_id = run_id
-        self._shards = Shards(objects, cache_dir / "shards")
+        self._files = VersionFiles(objects, cache_dir / "shards")
         self._manifests: dict[int, WeightManifest] = {}
         self._attestation: asyncio.Task[None] | None = None
         self._announced: dict[int, float] = {}
-        """When each version was heard of, by a clock that never goes back."""
+        """Version to the time of its announcement, on the monotonic clock."""
         self.newest = -1
+        """The newest version published; -1 before the first."""
         self.changed = asyncio.Event()
+        """Set when a version becomes known. Whoever waits clears it."""
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Learns of new versions inside the block."""
+        """Follows announcements and the version head inside the block."""
 
         async def announced(payload: bytes) -> None:
             manifest = WeightManifest.FromString(payload)
@@ -68,13 +69,13 @@ class Versions:
             yield
 
     def digest(self, step: int) -> str:
-        """What version `step` should be, as far as it is known here; a higher term may change it."""
+        """Digest in the manifest of version `step`, empty if unknown here; a higher term may change it."""
         return self._manifests[step].digest if step in self._manifests else ""
 
     async def load(self, engine: Engine, worker: str, step: int) -> str:
-        """Brings version `step` into the engine and attests it; returns the digest.
+        """Loads version `step` into the engine and attests it; returns the digest.
 
-        Raises VersionGoneError when it has been deleted, AttestationError when the engine's own checksum differs.
+        Raises VersionGoneError when retention has deleted it, AttestationError when the engine's own digest is not the manifest's.
         """
         manifest = await self._manifest(step)
         attributes: Attributes = {"gradbus.run.id": self._run_id, "gradbus.policy.version": step}
@@ -85,51 +86,51 @@ class Versions:
         step = manifest.step
         try:
             with span("fetch_shards"):
-                paths = await self._shards.files(manifest)
+                paths = await self._files.files(manifest)
             with span("load_engine"):
-                digest = await _loaded(engine, paths, manifest)
+                digest = await _load_engine(engine, paths, manifest)
         except ObjectMissingError:
             self._manifests.pop(step, None)
             raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
         self._attestation = asyncio.create_task(self._attest(Attestation(run_id=self._run_id, worker=worker, step=step, digest=digest)))
         if digest != manifest.digest:
             self._manifests.pop(step, None)
-            self._shards.forget()
-            raise AttestationError(f"version {step} is {manifest.digest} but the engine holds {digest}; it is loaded again")
+            self._files.forget()
+            raise AttestationError(f"version {step} is {manifest.digest} but the engine has {digest}; it is loaded again")
         if (announced := self._announced.pop(step, None)) is not None:
             weights_active(time.monotonic() - announced)
-        self._shards.loaded(paths)
+        self._files.loaded(paths)
         return digest
 
     async def _attest(self, attestation: Attestation) -> None:
-        """Tells the weight store, off the way of sampling: the comparison that counts is made here."""
+        """Reports the digest to the weight store, while sampling goes on: the comparison that decides is made in this worker."""
         with contextlib.suppress(AioRpcError):  # the next load attests again
             await self._store.Attest(AttestRequest(attestation=attestation), timeout=2.0)
 
     async def _manifest(self, step: int) -> WeightManifest:
         if step not in self._manifests:
-            manifest = await self._asked(step)
+            manifest = await self._request_manifest(step)
             self._learn(manifest)
             return manifest
         return self._manifests[step]
 
-    async def _asked(self, step: int) -> WeightManifest:
-        """The weight store's word. One that is away is asked again: giving up would cost the engine and all it samples."""
+    async def _request_manifest(self, step: int) -> WeightManifest:
+        """Asks the weight store, again while it is away: ending the worker would lose the engine and all samples in flight."""
         request = GetVersionRequest(run_id=self._run_id, step=step)
         try:
-            asked = await until_answered(
+            response = await until_answered(
                 lambda: self._store.GetVersion(request, timeout=_CALL_SECONDS), self._run_id, seconds=_AWAY_SECONDS
             )
         except AioRpcError as error:
             if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
                 raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
             raise
-        return asked.manifest
+        return response.manifest
 
     async def _watch(self, view: View) -> None:
         while True:
             if value := view.get(f"{self._run_id}.version"):
-                self._learn(VersionHead.model_validate_json(value).manifest(self._run_id))
+                self._learn(WeightManifest.FromString(value))
             await view.changed.wait()
             view.changed.clear()
 
@@ -141,12 +142,12 @@ class Versions:
             oldest = min(self._manifests)
             del self._manifests[oldest]
             self._announced.pop(oldest, None)
-        # Never back: what was published stays published when a restarted trainer announces its replay.
+        # Never goes back: a restarted trainer that announces its replay takes no version away.
         self.newest = max(self.newest, manifest.step)
         self.changed.set()
 
 
-async def _loaded(engine: Engine, paths: Sequence[Path], manifest: WeightManifest) -> str:
+async def _load_engine(engine: Engine, paths: Sequence[Path], manifest: WeightManifest) -> str:
     probe = VersionProbe.of(manifest.probe) if manifest.HasField("probe") else None
     try:
         return await engine.load(paths, manifest.step, probe)

@@ -1,33 +1,39 @@
-"""From an entry of the experience log to what is shown of its samples."""
+"""A group as the experience log holds it, and its samples as the REST interface shows them."""
 
 from __future__ import annotations
 
-import struct
 from datetime import UTC, datetime
 
 from gradbus.algorithms import compute_advantages
-from gradbus.experience.reader import parse_position
+from gradbus.experience.stream_ids import StreamId
+from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FinishReason, Sample
-from gradbus_gateway.resources import SampleResource, SampleTokens, SpanResource
+from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SpanResource
 
 
-class JudgedGroup:
-    """A group with its place in the log. `stream_id` is the buffer's: milliseconds since 1970, and a serial number."""
+class LoggedGroup:
+    """A group with its verdict, rewards and advantages. `entry_id` is the log's: `<milliseconds since 1970>-<serial number>`."""
 
-    def __init__(self, stream_id: str, entry: LogEntry, spec: RunSpec) -> None:
+    def __init__(self, entry_id: str, entry: LogEntry, spec: RunSpec) -> None:
         self.entry = entry
         self.group = Group.FromString(entry.group)
         self.rewards = {reward.sample_id: reward for reward in entry.rewards}
-        self.admitted_at = datetime.fromtimestamp(parse_position(stream_id)[0] / 1e3, UTC)
+        self.admitted_at = datetime.fromtimestamp(StreamId.parse(entry_id).milliseconds / 1e3, UTC)
         self.step = entry.index // spec.schedule.groups_per_step if spec.schedule.mode == "fixed_lag" else None
         self.advantages = self._advantages(spec)
+        """By sample; None for a sample that is not trained."""
 
-    def samples(self, tokens: bool) -> list[tuple[int, SampleResource]]:
-        """(n, sample), in order; with their tokens if asked."""
-        return [(sample.n, self._resource(at, sample, tokens)) for at, sample in enumerate(self.group.samples)]
+    @property
+    def row(self) -> int:
+        """Index of the dataset row, from 0."""
+        return self.group.row
+
+    def samples(self, *, with_tokens: bool) -> list[tuple[int, SampleResource]]:
+        """(number in the group, sample), in order."""
+        return [(sample.n, self._resource(at, sample, with_tokens)) for at, sample in enumerate(self.group.samples)]
 
     def _advantages(self, spec: RunSpec) -> tuple[float | None, ...]:
         samples = self.group.samples
@@ -37,7 +43,7 @@ class JudgedGroup:
         judged = compute_advantages(rewards, [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples], spec.algorithm)
         return tuple(value if valid else None for value, valid in zip(judged.advantages, judged.valid, strict=True))
 
-    def _resource(self, at: int, sample: Sample, tokens: bool) -> SampleResource:
+    def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:
         entry, group, reward = self.entry, self.group, self.rewards.get(sample.sample_id)
         return SampleResource(
             id=sample.sample_id,
@@ -46,12 +52,12 @@ class JudgedGroup:
             step=self.step,
             prompt=group.prompt_text,
             text=sample.text,
-            finish_reason=_word(FinishReason.Name(sample.finish_reason), "FINISH_REASON_"),
+            finish_reason=_enum_word(FinishReason.Name(sample.finish_reason), "FINISH_REASON_"),
             reward=reward.reward if reward and reward.status == REWARD_STATUS_OK else None,
             components=dict(reward.components) if reward else {},
-            reward_status=_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
+            reward_status=_enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
             reason=_reason(reward, entry),
-            verdict=_word(Verdict.Name(entry.verdict), "VERDICT_"),
+            verdict=_enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
             advantage=self.advantages[at],
             versions=[
                 SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable) for span in sample.spans
@@ -61,16 +67,16 @@ class JudgedGroup:
             dispatched_version=entry.version,
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
-            token_count=len(sample.token_ids) // 4,
-            tokens=self._tokens(at, sample) if tokens else None,
+            token_count=token_count(sample.token_ids),
+            tokens=self._tokens(at, sample) if with_tokens else None,
         )
 
     def _tokens(self, at: int, sample: Sample) -> SampleTokens:
         references = self.entry.reference_logprobs
         return SampleTokens(
-            ids=_numbers("i", sample.token_ids),
-            logprobs=_numbers("f", sample.logprobs),
-            reference_logprobs=_numbers("f", references[at]) if at < len(references) else [],
+            ids=list(unpack_ids(sample.token_ids)),
+            logprobs=list(unpack_logprobs(sample.logprobs)),
+            reference_logprobs=list(unpack_logprobs(references[at])) if at < len(references) else [],
         )
 
 
@@ -78,10 +84,5 @@ def _reason(reward: SampleReward | None, entry: LogEntry) -> str:
     return (reward.reason if reward else "") or entry.reason
 
 
-def _numbers(kind: str, content: bytes) -> list[float]:
-    """Little-endian numbers of four bytes."""
-    return list(struct.unpack(f"<{len(content) // 4}{kind}", content))
-
-
-def _word(name: str, prefix: str) -> str:
+def _enum_word(name: str, prefix: str) -> str:
     return name.removeprefix(prefix).lower()

@@ -13,10 +13,10 @@ from gradbus.spec import RewardSpec
 from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
-from gradbus_reward.scorers.answers import all_failed
 from gradbus_reward.scorers.grader import GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer
 from gradbus_reward.scorers.http import HttpScorer
+from gradbus_reward.scorers.results import all_failed
 
 
 class Scorer(Protocol):

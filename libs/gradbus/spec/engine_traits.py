@@ -1,0 +1,40 @@
+"""Properties of each sampling engine that other services ask about. No torch: specs are checked without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+EngineName = Literal["torch", "sglang"]
+"""Values of `rollout.engine`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """Capabilities of one engine. Code outside `gradbus_rollout.engines` asks these and never compares names."""
+
+    embedded: bool
+    """Runs on torch in the worker's own process. Otherwise it is a server, with a Python of its own."""
+    deterministic: bool
+    """A sample depends on weights, prompt and seed alone, not on the samples beside it."""
+    batch_invariant: bool
+    """Supports `numerics = "batch_invariant"`: log-probabilities with the bits of the trainer's."""
+    needs_probe: bool
+    """Nobody can read its weights back, so each version carries log-probabilities of a fixed text to compare with."""
+    pauses: bool
+    """`rollout.pause` decides how samples in flight go on over a load."""
+
+
+ENGINES: Final[Mapping[EngineName, EngineTraits]] = MappingProxyType(
+    {
+        "torch": EngineTraits(embedded=True, deterministic=True, batch_invariant=True, needs_probe=False, pauses=False),
+        "sglang": EngineTraits(embedded=False, deterministic=False, batch_invariant=False, needs_probe=True, pauses=True),
+    }
+)
+
+
+def engines_with(trait: Literal["deterministic", "batch_invariant", "pauses"]) -> list[str]:
+    """Names of the engines that have `trait`, for messages to users."""
+    return [name for name, traits in ENGINES.items() if getattr(traits, trait)]

@@ -1,0 +1,56 @@
+"""Faults of a spec that need more than the spec: the stored data and model, the server's settings, or two sections at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradbus.errors import Fault
+from gradbus.graders import check_grader
+from gradbus.spec import DataSpec, EvaluationSpec, Grader, MultiGrader, PythonGrader, RewardSpec, RolloutSpec
+from gradbus_gateway.intake.data import StoredData
+from gradbus_gateway.intake.model import StoredModel
+from gradbus_gateway.intake.reward_address import address_faults
+from gradbus_gateway.settings import GatewaySettings
+
+
+def reward_faults(reward: RewardSpec, data: StoredData | None, settings: GatewaySettings) -> Iterator[Fault]:
+    """Faults of the scorer's address, of the grader for the columns of `data`, and of Python that the server does not run."""
+    if reward.service not in {None, settings.reward_service}:
+        yield from address_faults(reward.service, settings)
+    if reward.grader is None:
+        return
+    if data is not None:
+        yield from check_grader(reward.grader, data.columns)
+    parts = reward.grader.graders.values() if isinstance(reward.grader, MultiGrader) else [reward.grader]
+    if not settings.python_graders and any(isinstance(part, PythonGrader) for part in parts):
+        allowed = "string_check, text_similarity, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
+        yield Fault("reward.grader", "python graders are off on this server", "python", allowed)
+
+
+def fit_faults(model: StoredModel | None, data: StoredData | None, rollout: RolloutSpec | None) -> Iterator[Fault]:
+    """Faults of sections that are valid alone and do not fit together."""
+    if model and data and data.chat and not model.has_chat_template:
+        message = "prompts are chat messages, but the model's tokenizer has no chat template"
+        yield Fault("data.prompt", message, allowed="text prompts, or a model with chat_template.jinja")
+    if model and rollout:
+        room = model.info.context_length - rollout.max_new_tokens - (rollout.max_prompt_tokens or 1)
+        if room < 0:
+            given = f"{rollout.max_new_tokens} + {rollout.max_prompt_tokens or 1} for the prompt"
+            yield Fault("rollout.max_new_tokens", "prompt and response do not fit the model", given, f"{model.info.context_length} in all")
+
+
+def evaluation_faults(evaluation: EvaluationSpec, data: DataSpec | None, reward: RewardSpec | None) -> Iterator[Fault]:
+    """Faults of an evaluation without held-out rows, or by a metric that the grader does not have."""
+    if data and data.eval is None and evaluation != EvaluationSpec():
+        yield Fault("data.eval", "an evaluation needs held-out rows", "no `eval`", "a JSON Lines file, or a spec without [evaluation]")
+    if reward:
+        yield from _metric_faults(reward.grader, evaluation.metric)
+
+
+def _metric_faults(grader: Grader | None, metric: str) -> Iterator[Fault]:
+    """The components of a service or of Python source are not known before it runs; those of the other graders are."""
+    parts = grader.graders if isinstance(grader, MultiGrader) else {}
+    part, is_inner, _ = metric.partition(".")
+    unknown = grader is None or isinstance(grader, PythonGrader) or (is_inner and isinstance(parts.get(part), PythonGrader))
+    if metric != "reward" and metric not in parts and not unknown:
+        yield Fault("evaluation.metric", "no part of the grader has this name", metric, ", ".join(["reward", *parts]))

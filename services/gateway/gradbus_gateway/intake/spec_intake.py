@@ -1,0 +1,71 @@
+"""From the body of a submission to a run spec with every digest filled in, or to all of its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gradbus.errors import Fault, SpecError
+from gradbus.objects import ObjectStore
+from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, parse_spec
+from gradbus_gateway.intake.data import DataIntake
+from gradbus_gateway.intake.model import ModelIntake
+from gradbus_gateway.intake.spec_faults import evaluation_faults, fit_faults, reward_faults
+from gradbus_gateway.settings import GatewaySettings
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+class SpecIntake:
+    """Checks a spec and stores the model and the data that it names."""
+
+    def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._models = ModelIntake(objects, settings)
+        self._datasets = DataIntake(objects, settings)
+
+    async def accept(self, body: object) -> RunSpec:
+        """The spec with every digest filled in. Raises SpecError with the faults of the spec, its model, its data and its reward."""
+        body = with_operator_scorer(body, self._settings.reward_service)
+        faults: list[Fault] = []
+        spec: RunSpec | None = None
+        try:
+            spec = parse_spec(body)
+        except SpecError as error:
+            faults.extend(error.faults)
+        # Of a spec with faults the valid sections are checked further, so that one answer lists everything.
+        sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+        model, data = None, None
+        if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
+            model, found = await self._models.store(model_spec)
+            faults.extend(found)
+        if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
+            data, found = await self._datasets.store(data_spec)
+            faults.extend(found)
+        if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
+            faults.extend(reward_faults(reward, data, self._settings))
+        faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
+        if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
+            faults.extend(evaluation_faults(evaluation, data_spec, reward))
+        if faults or spec is None or model is None or data is None:
+            raise SpecError(faults)
+        return spec.model_copy(update={"model": model.spec, "data": data.spec})
+
+
+def with_operator_scorer(body: object, service: str) -> object:
+    """`body` with the operator's scorer, if there is one, in place of its own. The stored spec thus names it; the timeout stays."""
+    if not service or not isinstance(body, Mapping):
+        return body
+    given = body.get("reward")
+    others = {name: value for name, value in given.items() if name not in {"grader", "service"}} if isinstance(given, Mapping) else {}
+    return {**body, "reward": {**others, "service": service}}
+
+
+def _valid(kind: type[Section], value: object) -> Section | None:
+    """The section, or None if it is not valid: `parse_spec` has listed its faults."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError:
+        return None

@@ -1,0 +1,1 @@
+"""Runs in the key-value bucket `runs`, and the idempotency keys of their submissions."""
