@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -119,3 +120,14 @@ class WorkerPresence(StoredModel):
     """Why it cannot serve, when it cannot."""
     fatal: bool = False
     """The trouble is the run's own: no other worker could serve it either."""
+
+
+def live_workers(entries: Mapping[str, bytes]) -> list[WorkerPresence]:
+    """The workers in the bucket `workers`, all of whose heartbeats are recent. Entries of another release are left out."""
+    found = []
+    for value in entries.values():
+        try:
+            found.append(WorkerPresence.model_validate_json(value))
+        except ValidationError:
+            continue
+    return found

@@ -1,4 +1,4 @@
-"""What a worker knows of versions, and how their weights get into its engine with proof."""
+"""A worker follows the published versions and loads their weights into its engine with attestation."""
 
 import asyncio
 
@@ -56,8 +56,8 @@ async def test_loaded_weights_are_attested_to_the_store(versions, trainer, engin
     assert engine.version == 0
 
     async def is_attested():
-        held = (await stub.GetVersion(pb.GetVersionRequest(run_id=run_id, step=0))).attestations
-        return [(one.worker, one.digest) for one in held] == [("worker-a", manifest.digest)]
+        attestations = (await stub.GetVersion(pb.GetVersionRequest(run_id=run_id, step=0))).attestations
+        return [(one.worker, one.digest) for one in attestations] == [("worker-a", manifest.digest)]
 
     await until(is_attested)
 

@@ -91,7 +91,7 @@ async def test_an_engine_is_closed_to_its_end_however_often_its_worker_is_cancel
     engine = Leaving()
     task = asyncio.create_task(WatchedEngine(engine, 60.0).close())
     await engine.closing.wait()
-    for _ in range(2):  # as a station does, each half second until its work has ended
+    for _ in range(2):  # as the heartbeat does, each half second until its work has ended
         task.cancel()
         await asyncio.wait({task}, timeout=0.01)
     assert not task.done(), "the next run's engine would meet this one's server"

@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 from gradbus.errors import DiskError, ModelError
 from gradbus.formats.safetensors import read_headers
 from gradbus_kernels.weights.digest import weights_digest
-from gradbus_rollout.engines.server.version_folder import drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.engines.server.version_folder import check_fit, digest, drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
-from gradbus_rollout.engines.sglang.tensors import check_fit, digest
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),
@@ -43,16 +42,16 @@ def test_the_digest_tells_bytes_shapes_and_dtypes_apart(tmp_path, changed):
 
 
 @pytest.mark.parametrize(
-    ("held", "message"),
+    ("names", "message"),
     [
         ({"a.weight", "scalar", "empty"}, "1 tensors are missing from the weight files .b."),
         ({"a.weight", "b", "scalar", "empty", "lm_head.weight"}, "1 tensors are not tensors of this model .lm_head.weight."),
     ],
 )
-def test_names_that_are_not_the_models_are_refused(shards, tmp_path, held, message):
-    save_file({name: TENSORS.get(name, torch.zeros(1)) for name in held}, tmp_path / "held")
+def test_names_that_are_not_the_models_are_refused(shards, tmp_path, names, message):
+    save_file({name: TENSORS.get(name, torch.zeros(1)) for name in names}, tmp_path / "names")
     with pytest.raises(ModelError, match=message):
-        check_fit(read_headers([tmp_path / "held"]), SHAPES)
+        check_fit(read_headers([tmp_path / "names"]), SHAPES)
 
 
 def test_another_shape_and_a_name_that_stands_twice_are_refused(shards, tmp_path):

@@ -1,4 +1,4 @@
-"""The bound on samples in flight, and the gate that a load closes."""
+"""The bound on samples in flight, and the door that a load closes."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def turns(number=50):
         await asyncio.sleep(0)
 
 
-async def held(slots, release, most):
+async def occupy(slots, release, most):
     async with slots.taken():
         most.append(slots.used)
         await release.wait()
@@ -21,7 +21,7 @@ async def held(slots, release, most):
 
 async def test_never_more_are_in_than_there_are_slots():
     slots, release, most = Slots(3), asyncio.Event(), []
-    tasks = [asyncio.create_task(held(slots, release, most)) for _ in range(10)]
+    tasks = [asyncio.create_task(occupy(slots, release, most)) for _ in range(10)]
     await turns()
     assert slots.used == 3
     release.set()
@@ -29,12 +29,12 @@ async def test_never_more_are_in_than_there_are_slots():
     assert (max(most), len(most), slots.used) == (3, 10, 0)
 
 
-async def test_nobody_enters_a_closed_gate_and_idle_comes_when_all_are_out():
+async def test_nobody_enters_closed_slots_and_idle_comes_when_all_are_out():
     slots, release, most = Slots(2), asyncio.Event(), []
-    first = asyncio.create_task(held(slots, release, most))
+    first = asyncio.create_task(occupy(slots, release, most))
     await turns()
     async with slots.closed():
-        late = asyncio.create_task(held(slots, release, most))
+        late = asyncio.create_task(occupy(slots, release, most))
         await turns()
         assert slots.used == 1
         release.set()
@@ -44,13 +44,13 @@ async def test_nobody_enters_a_closed_gate_and_idle_comes_when_all_are_out():
     await asyncio.gather(first, late)
 
 
-async def test_a_waiter_that_is_cancelled_frees_its_place():
+async def test_a_waiter_that_is_cancelled_frees_its_slot():
     slots, release, most = Slots(1), asyncio.Event(), []
     async with slots.closed():
-        waiting = asyncio.create_task(held(slots, release, most))
+        waiting = asyncio.create_task(occupy(slots, release, most))
         await turns()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
     release.set()
-    await asyncio.wait_for(held(slots, release, most), 60)
+    await asyncio.wait_for(occupy(slots, release, most), 60)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from gradbus.errors import ModelError
-from gradbus.formats.hf_model import MODEL_TYPES
-from gradbus_kernels.models.config import FAMILIES, RopeConfig, read_model_config
+from gradbus.formats.hf_model import check_model_folder
+from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus_kernels.models.config import RopeConfig, read_model_config
 
 BASE = {
     "model_type": "qwen2",
@@ -28,8 +29,12 @@ def shape_of(tmp_path):
     return read
 
 
-def test_what_is_computed_is_what_a_submission_may_name():
-    assert frozenset(MODEL_TYPES.values()) == FAMILIES
+@pytest.mark.parametrize("family", MODEL_FAMILIES.values(), ids=MODEL_FAMILIES)
+def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_path):
+    shape = shape_of(model_type=family.model_type, architectures=[family.architecture])
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert shape.family == check_model_folder(tmp_path).family == family
 
 
 def test_what_is_not_said_has_the_usual_value(shape_of):

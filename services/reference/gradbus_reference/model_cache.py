@@ -1,4 +1,4 @@
-"""The frozen models in memory, by the files they consist of."""
+"""Base models in memory, by the digests of their files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gradbus_reference.settings import ReferenceSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
-    """A run's reference."""
+class RunReference:
+    """The base model of a run, and how its samples are batched."""
 
     model: ReferenceModel
     group_by_group: bool
-    """Each group alone, so that no neighbour decides its bits (`deterministic`)."""
+    """Computes each group by itself, so that its bits do not depend on other groups (`deterministic`)."""
 
 
-class Models:
-    """Loads a run's base model when it is first asked for; the one unused for longest makes room."""
+class ModelCache:
+    """Loads a run's base model at its first use, and drops the least recently used."""
 
     def __init__(self, settings: ReferenceSettings, runs: Bucket, objects: ObjectStore, torch_thread: Executor) -> None:
         self._settings = settings
@@ -35,16 +35,16 @@ class Models:
         self._torch_thread = torch_thread
         self._loaded: OrderedDict[Path, ReferenceModel] = OrderedDict()
 
-    async def of(self, run_id: str) -> Frozen:
-        """The run's reference. Raises ModelError if the run or its files are not known, and what `materialise` raises."""
+    async def of(self, run_id: str) -> RunReference:
+        """The run's base model. Raises ModelError if the run or its files are not known, and the errors of `materialise`."""
         entry = await self._runs.get(f"{run_id}.spec")
         if entry is None:
-            raise ModelError(f"run {run_id} is not known; ask for a run that the gateway has taken")
+            raise ModelError(f"run {run_id} is not known; name a run that the gateway has accepted")
         spec = RunRecord.model_validate_json(entry.value).spec
         if not spec.model.files:
             raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
         folder = await materialise(self._objects, spec.model.files, self._settings.cache_dir / "models")
-        return Frozen(await self._load(folder), spec.is_deterministic)
+        return RunReference(await self._load(folder), spec.is_deterministic)
 
     async def _load(self, folder: Path) -> ReferenceModel:
         if folder not in self._loaded:

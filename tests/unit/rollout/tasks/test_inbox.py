@@ -1,4 +1,4 @@
-"""What a worker holds: the lowest version first, nothing twice, and claims that say all of it."""
+"""The tasks of a worker: the lowest version first, no group twice, and claims for all of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,65 +29,65 @@ tasks = st.lists(
 
 @given(tasks, st.integers(0, 5))
 def test_the_lowest_ready_version_runs_first_and_of_it_evaluation(given_tasks, newest):
-    box = TaskInbox()
+    inbox = TaskInbox()
     for one in given_tasks:
-        box.add(one)
+        inbox.add(one)
     started = []
-    while (one := box.lowest(lambda one: one.version <= newest)) is not None:
-        box.start(one)
+    while (one := inbox.lowest(lambda one: one.version <= newest)) is not None:
+        inbox.start(one)
         started.append((one.task.version, one.task.kind != EVALUATION))
     assert started == sorted(started)
     assert {version for version, _ in started} == {one.task.version for one in given_tasks if one.task.version <= newest}
 
 
 @given(tasks, st.data())
-def test_a_group_of_a_version_is_held_once_whoever_sends_it_again(given_tasks, data):
-    box = TaskInbox()
+def test_a_group_of_a_version_is_claimed_once_whoever_sends_it_again(given_tasks, data):
+    inbox = TaskInbox()
     for one in given_tasks + given_tasks:
-        box.add(one)
-        if data.draw(st.booleans()) and (ready := box.lowest(everything)):
-            box.start(ready)
+        inbox.add(one)
+        if data.draw(st.booleans()) and (ready := inbox.lowest(everything)):
+            inbox.start(ready)
     expected = {(one.task.kind, one.task.version, group.index) for one in given_tasks for group in one.task.groups}
-    assert len(box.claims) + len(box.evaluation_claims) == len(expected)
-    assert sorted(box.evaluation_claims) == sorted((version, index) for kind, version, index in expected if kind == EVALUATION)
+    assert len(inbox.claims) + len(inbox.evaluation_claims) == len(expected)
+    assert sorted(inbox.evaluation_claims) == sorted((version, index) for kind, version, index in expected if kind == EVALUATION)
 
 
 def test_claims_last_from_the_fetch_to_the_end():
-    box = TaskInbox()
-    box.add(task(1, [4, 5]))
-    box.add(task(2, [6]))
-    assert box.claims == [4, 5, 6]
-    first = box.lowest(everything)
-    box.start(first)
-    assert sorted(box.claims) == [4, 5, 6]
-    assert box.running == [first.task]
+    inbox = TaskInbox()
+    inbox.add(task(1, [4, 5]))
+    inbox.add(task(2, [6]))
+    assert inbox.claims == [4, 5, 6]
+    first = inbox.lowest(everything)
+    inbox.start(first)
+    assert sorted(inbox.claims) == [4, 5, 6]
+    assert inbox.running == [first.task]
     assert first.received == 1001
-    box.finish(first)
-    assert box.claims == [6]
-    assert box.running == []
+    inbox.finish(first)
+    assert inbox.claims == [6]
+    assert inbox.running == []
 
 
 def test_a_task_that_is_not_ready_is_set_aside_and_does_not_stop_others():
-    box = TaskInbox()
-    box.add(task(9, [1]))
-    assert box.lowest(lambda one: one.version <= 3) is None
-    box.add(task(3, [2]))
-    assert box.lowest(lambda one: one.version <= 3).task.version == 3
+    inbox = TaskInbox()
+    inbox.add(task(9, [1]))
+    assert inbox.lowest(lambda one: one.version <= 3) is None
+    inbox.add(task(3, [2]))
+    assert inbox.lowest(lambda one: one.version <= 3).task.version == 3
 
 
-def test_a_dropped_task_is_held_no_more_and_may_come_again():
-    box = TaskInbox()
-    box.add(task(3, [2]))
-    box.finish(box.lowest(everything))
-    assert box.claims == []
-    box.add(task(3, [2]))
-    assert box.claims == [2]
+def test_a_dropped_task_is_claimed_no_more_and_may_come_again():
+    inbox = TaskInbox()
+    inbox.add(task(3, [2]))
+    inbox.finish(inbox.lowest(everything))
+    assert inbox.claims == []
+    inbox.add(task(3, [2]))
+    assert inbox.claims == [2]
 
 
 def test_the_senders_task_is_not_changed():
-    box = TaskInbox()
-    box.add(task(0, [1]))
+    inbox = TaskInbox()
+    inbox.add(task(0, [1]))
     second = task(0, [1, 2])
-    box.add(second)
+    inbox.add(second)
     assert [group.index for group in second.task.groups] == [1, 2]
-    assert box.claims == [1, 2]
+    assert inbox.claims == [1, 2]

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Qwen2Config, 
 
 from gradbus_kernels.operators import provenance
 
-PAGE = Path(__file__).parents[4] / "docs/kernels/prefix-shared-attention.md"
+PAGE = Path(__file__).parents[5] / "docs/kernels/prefix-shared-attention.md"
 
 
 @pytest.fixture(params=[None, 8], ids=["full", "window"])
