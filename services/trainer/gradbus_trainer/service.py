@@ -12,7 +12,7 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
-from gradbus.telemetry import exporting, get_logger, run_metrics
+from gradbus.telemetry import export_metrics, get_logger, run_metrics
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher, Offer
 from gradbus_trainer.checkpoints import restore
 from gradbus_trainer.learners.registry import Learners
@@ -108,5 +108,5 @@ class TrainerService:
 
 @asynccontextmanager
 async def _shown(run_id: str) -> AsyncIterator[StepRecorder]:
-    with exporting(run_metrics(run_id)) as numbers:
+    with export_metrics(run_metrics(run_id)) as numbers:
         yield StepRecorder(numbers)

@@ -48,11 +48,11 @@ class StepRecorder:
         set_gauge("gradbus.policy.kl", metrics.loss.kl)
         set_gauge("gradbus.policy.entropy", metrics.loss.entropy)
         set_gauge("gradbus.policy.loss", metrics.loss.total)
-        set_gauge("gradbus.policy.gradient", metrics.grad_norm)
+        set_gauge("gradbus.policy.grad_norm", metrics.grad_norm)
         set_gauge("gradbus.policy.learning_rate", metrics.learning_rate)
         set_gauge("gradbus.policy.logprob_difference", ratio.logprob_diff)
-        set_gauge("gradbus.policy.clipped", ratio.clipped_low, {"gradbus.side": "low"})
-        set_gauge("gradbus.policy.clipped", ratio.clipped_high, {"gradbus.side": "high"})
+        set_gauge("gradbus.policy.clip_fraction", ratio.clipped_low, {"gradbus.side": "low"})
+        set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})
         set_gauge("gradbus.policy.ratio", ratio.mean, {"gradbus.statistic": "mean"})
         set_gauge("gradbus.policy.ratio", ratio.max, {"gradbus.statistic": "max"})
 
@@ -63,7 +63,7 @@ class StepRecorder:
         parts[WHOLE] = facts.rewards
         arrays = {name: np.asarray(values) for name, values in parts.items()}
         self._numbers.replace("gradbus.reward.mean", "gradbus.reward.part", {name: float(of.mean()) for name, of in arrays.items()})
-        self._numbers.replace("gradbus.reward.deviation", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
+        self._numbers.replace("gradbus.reward.std", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
 
     def _responses(self, facts: BatchStats) -> None:
         numbers, lengths = self._numbers, sorted(facts.lengths)

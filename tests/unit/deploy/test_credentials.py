@@ -5,7 +5,7 @@ import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
 from gradbus.access.api_keys import find_api_key, read_api_keys
-from gradbus.embedded.credentials import Credentials
+from gradbus.deploy.credentials import Credentials
 from gradbus.rpc import token_hash
 
 

@@ -1,4 +1,4 @@
-"""Runs a service: logs, signals, health pages, and an exit status that means something."""
+"""Runs a service process: logs, signals, health pages, bounded shutdown and exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threading import Timer
 from gradbus.errors import GradbusError
 from gradbus.process.health import HealthPages
 from gradbus.process.settings import ProcessSettings
-from gradbus.telemetry import configure_logging, export_process_metrics, exported, get_logger
+from gradbus.telemetry import configure_logging, export_process_metrics, export_telemetry, get_logger
 
 _log = get_logger(__name__)
 DRAIN_SECONDS = 20.0
@@ -20,14 +20,14 @@ _THREADS_SECONDS = 5.0
 
 
 class Process:
-    """What a service sees of its own process."""
+    """The service's view of its own process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.stopping = asyncio.Event()
-        """Set by SIGTERM and SIGINT: finish what is in flight or hand it back, then return."""
+        """Set by SIGTERM and SIGINT: finish the work in flight or hand it back, then return."""
         self.ready = False
-        """Shown by /readyz; the service sets it once it can do its work."""
+        """Shown by /readyz; the service sets it once it can work."""
 
 
 Main = Callable[[Process], Awaitable[None]]
@@ -35,29 +35,32 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
 def run_process(name: str, settings: ProcessSettings, main: Main, loop: Loop | None = None) -> int:
-    """Runs `main` until it returns; the exit status: 0 after a drain, 1 after an error. `loop` makes another event loop than asyncio's."""
+    """Runs `main` until it returns. Returns the exit status: 0 after a drain, 1 after an error. `loop` creates a custom event loop."""
     configure_logging(name, settings.log_level)
-    with exported(name, settings.worker_id), _bounded_end() as over, asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(_run(name, settings, main, over))
+    with export_telemetry(name, settings.worker_id), _thread_watchdog() as finished, asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(_run(name, settings, main, finished))
 
 
 @contextmanager
-def _bounded_end() -> Iterator[Callable[[], None]]:
-    """Gives what is to be called when the work is over. A thread that never returns, on a stuck device, must not hold the process."""
-    cut = Timer(_THREADS_SECONDS, _cut)
-    cut.daemon = True
+def _thread_watchdog() -> Iterator[Callable[[], None]]:
+    """Yields a function to call when the work is over; the process then ends within five seconds, whatever its threads do.
+
+    A thread that never returns, for example on a stuck device, must not keep the process alive.
+    """
+    watchdog = Timer(_THREADS_SECONDS, _exit_now)
+    watchdog.daemon = True
     try:
-        yield cut.start
+        yield watchdog.start
     finally:
-        cut.cancel()
+        watchdog.cancel()
 
 
-def _cut() -> None:
-    _log.error("threads_left", seconds=_THREADS_SECONDS)
+def _exit_now() -> None:
+    _log.error("threads_did_not_end", seconds=_THREADS_SECONDS)
     os._exit(1)
 
 
-async def _run(name: str, settings: ProcessSettings, main: Main, over: Callable[[], None]) -> int:
+async def _run(name: str, settings: ProcessSettings, main: Main, finished: Callable[[], None]) -> int:
     process = Process(name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,19 +77,19 @@ async def _run(name: str, settings: ProcessSettings, main: Main, over: Callable[
         stop.cancel()
         await asyncio.wait({work}, timeout=DRAIN_SECONDS)
         if not work.done():
-            # A drain that does not end is worse than a cut: the level-triggered peers repair a cut.
-            _log.error("drain_ran_out", seconds=DRAIN_SECONDS)
+            # Ending without a drain is safe: other services recover from it. A drain that never ends is not.
+            _log.error("drain_timed_out", seconds=DRAIN_SECONDS)
             work.cancel()
             return 1
         work.result()
     except GradbusError as error:
         _log.error("stopped", error=f"{type(error).__name__}: {error}")
         return 1
-    except Exception:  # noqa: BLE001 - the process boundary: logged whole, then the supervisor decides
+    except Exception:  # noqa: BLE001 - the process boundary: logged with its traceback, then the supervisor restarts the process
         _log.exception("crashed")
         return 1
     finally:
         await pages.stop()
-        over()
+        finished()
     _log.info("stopped")
     return 0

@@ -1,4 +1,4 @@
-"""What runs that are over left behind goes, whoever left it; nothing else does."""
+"""What finished runs left behind is removed, and nothing else."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from gradbus.bus import Buckets
 from gradbus.control.runs import RunStatus
 from gradbus.experience import ExperienceLog, GroupStore, runs_in
 from gradbus.v1.group_pb2 import LogEntry
-from gradbus_conductor.run.cleanup import Leftovers
-from gradbus_conductor.workers.pool import WorkerPool
+from gradbus_conductor.run.cleanup import FinishedRunCleanup
+from gradbus_conductor.workers import WorkerPool
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ async def sweep(bus, clients):
 
     async def once():
         async with runs.view() as view, workers.view() as present, assignments.view() as assigned:
-            await Leftovers(clients.buffer, view, WorkerPool(assignments, present, assigned)).sweep()
+            await FinishedRunCleanup(clients.buffer, view, WorkerPool(assignments, present, assigned)).sweep()
 
     yield once
     await assignments.delete("late")

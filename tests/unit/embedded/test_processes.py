@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gradbus.embedded.leftovers import is_running, until_gone
+from gradbus.embedded.processes import is_running, wait_until_gone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -23,11 +23,11 @@ def test_a_process_runs_until_it_ended_reaped_or_not():
 
 async def test_it_waits_for_a_process_that_is_about_to_end():
     process = await asyncio.create_subprocess_exec("sleep", "0.3")
-    await until_gone({"processes": {"nats": {"pid": process.pid}, "buffer": {"pid": None}}})
+    await wait_until_gone({"processes": {"nats": {"pid": process.pid}, "buffer": {"pid": None}}})
     assert not is_running(process.pid)
     await process.wait()
 
 
 @pytest.mark.parametrize("damaged", [{}, {"processes": None}, {"processes": {"nats": 1}}, {"processes": {"nats": {"pid": "x"}}}])
 async def test_a_damaged_note_names_nobody(damaged):
-    await until_gone(damaged)
+    await wait_until_gone(damaged)

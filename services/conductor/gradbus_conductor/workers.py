@@ -1,4 +1,4 @@
-"""Who works for a run. One run an engine and one run a trainer at a time; assignments change by compare-and-set."""
+"""Assigns workers to runs. A worker serves one run at a time; assignments change by compare-and-set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -14,10 +15,12 @@ from gradbus.control.runs import Role, WorkerPresence
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
+_DRIVEN_ROLES: Final[tuple[Role, ...]] = ("trainer", "rollout", "reference")
+"""Roles whose workers take up one run."""
 
 
 class WorkerPool:
-    """Presence and assignments, as last seen."""
+    """Heartbeats and assignments of all workers, as last seen."""
 
     def __init__(self, assignments: Bucket, workers: View, assigned: View) -> None:
         self._assignments = assignments
@@ -26,12 +29,17 @@ class WorkerPool:
 
     def present(self, role: Role) -> list[WorkerPresence]:
         """Live workers of a role, in order of name."""
-        everybody = [_presence(key, value) for key, value in sorted(self._workers.entries.items())]
-        return [presence for presence in everybody if presence is not None and presence.role == role]
+        workers = [_presence(key, value) for key, value in sorted(self._workers.entries.items())]
+        return [presence for presence in workers if presence is not None and presence.role == role]
 
     def serving(self, run_id: str, role: Role) -> list[WorkerPresence]:
         """Live workers of a role that are assigned to the run and have taken it up."""
         return [worker for worker in self.present(role) if worker.run_id == run_id and self.run_of(worker.worker) == run_id]
+
+    def run_fault(self, run_id: str) -> str:
+        """The trouble that a worker reports as the run's own, so that no other worker could serve the run; else empty."""
+        workers = [worker for role in _DRIVEN_ROLES for worker in self.present(role)]
+        return next((worker.trouble for worker in workers if worker.run_id == run_id and worker.fatal), "")
 
     def run_of(self, worker: str) -> str:
         """The run a worker is assigned to, or empty."""
@@ -53,7 +61,7 @@ class WorkerPool:
         return taken
 
     async def keep_trainer(self, run_id: str) -> bool:
-        """Whether a live trainer is assigned to the run. One that is gone is replaced if another is free."""
+        """Whether a live trainer is assigned to the run; replaces a trainer that is gone if another is free."""
         assigned = self.assigned_to(run_id)
         if any(worker.worker in assigned for worker in self.present("trainer")):
             return True
@@ -69,14 +77,14 @@ class WorkerPool:
         for worker in self.assigned_to(run_id):
             await self._free(worker, run_id)
 
-    async def release_finished(self, is_over: Callable[[str], bool]) -> None:
-        """Frees the workers of runs that are over: who released them may have died on the way, or not have known of one."""
+    async def release_finished(self, is_finished: Callable[[str], bool]) -> None:
+        """Frees the workers of finished runs: the conductor that released them may have died before the last one."""
         for run_id in {self.run_of(worker) for worker in self._assigned.entries}:
-            if is_over(run_id):
+            if is_finished(run_id):
                 await self.release(run_id)
 
     async def _free(self, worker: str, run_id: str) -> None:
-        """Only from this run: what is known here may be old, and the worker long at another one."""
+        """Frees a worker of this run alone: the view may be behind, and the worker assigned to another run since."""
         current = await self._assignments.get(worker)
         if current is not None and json.loads(current.value) == run_id:
             with contextlib.suppress(Conflict):
@@ -90,7 +98,7 @@ class WorkerPool:
         return True
 
 
-@lru_cache(maxsize=1024)  # looked at on every wake-up, written once a second
+@lru_cache(maxsize=1024)  # read on every wake-up, written once a second
 def _presence(key: str, value: bytes) -> WorkerPresence | None:
     try:
         return WorkerPresence.model_validate_json(value)

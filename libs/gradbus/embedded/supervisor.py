@@ -1,4 +1,4 @@
-"""Runs a stack until a signal ends it: in the terminal, or detached from it."""
+"""The supervisor process: runs a stack until a signal ends it, in the terminal or detached from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _STARTED = b"ready"
 
 
 async def serve(config: StackConfig, ready: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
-    """Runs the stack, calls `ready` once it is, and stops it in order at SIGINT, SIGTERM or SIGHUP, after `stopping`. Raises StackError."""
+    """Runs the stack until SIGINT, SIGTERM or SIGHUP, then calls `stopping` and stops it in order. `ready` is called once it is ready.
+
+    Raises StackError when it does not start.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -29,7 +32,7 @@ async def serve(config: StackConfig, ready: Callable[[], None], stopping: Callab
     signalled.cancel()
     if not running.done():
         stopping()
-        running.cancel()  # once: a second signal must not cut the orderly stop short
+        running.cancel()  # only once: a second signal must not interrupt the orderly stop
         await asyncio.wait({running})
     if not running.cancelled():
         running.result()
@@ -42,33 +45,36 @@ async def _run(config: StackConfig, ready: Callable[[], None]) -> None:
 
 
 def start_detached(config: StackConfig) -> None:
-    """Starts a supervisor that outlives this process; returns when the stack is ready. Raises StackError when it does not get there."""
+    """Starts a supervisor that outlives this process; returns when the stack is ready. Raises StackError when it does not start."""
     state = StateFolder(config.state)
     state.logs.mkdir(parents=True, exist_ok=True)
     answers, report = os.pipe()
     command = [sys.executable, "-m", "gradbus.embedded", "--state", str(state.root), "--port", str(config.port)]
     command += ["--rollouts", str(config.rollouts), "--report", str(report)]
     with state.log_file("supervisor").open("ab") as log:
-        subprocess.Popen(  # it outlives us on purpose
+        subprocess.Popen(  # it is meant to outlive this process
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), start_new_session=True
         )
     os.close(report)
     with os.fdopen(answers, "rb") as pipe:
         answer = pipe.read()
     if answer != _STARTED:
-        raise StackError(answer.decode() or f"the supervisor died at its start; its log ends so:\n{state.log_tail('supervisor')}")
+        raise StackError(
+            answer.decode()
+            or f"the supervisor ended at its start; fix the error in its log and start again:\n{state.log_tail('supervisor')}"
+        )
 
 
 def run_detached(config: StackConfig, report: int) -> int:
-    """The supervisor of `start_detached`: says over the pipe `report` how the start went; the exit status."""
+    """The supervisor of `start_detached`: reports over the pipe `report` whether the stack started. Returns the exit status."""
     try:
-        asyncio.run(serve(config, lambda: _say(report, _STARTED)))
+        asyncio.run(serve(config, lambda: _report(report, _STARTED)))
     except StackError as error:
-        _say(report, str(error).encode())
+        _report(report, str(error).encode())
         return 1
     return 0
 
 
-def _say(report: int, answer: bytes) -> None:
+def _report(report: int, answer: bytes) -> None:
     with os.fdopen(report, "wb") as pipe:
         pipe.write(answer)

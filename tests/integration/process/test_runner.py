@@ -142,7 +142,7 @@ def test_a_service_that_returns_ends_well(start):
 def test_a_thread_that_never_ends_does_not_hold_the_process(start):
     process = start("leave_a_thread")
     _, log = process.communicate(timeout=60)
-    assert (process.returncode, lines(log)[-1]["event"]) == (1, "threads_left")
+    assert (process.returncode, lines(log)[-1]["event"]) == (1, "threads_did_not_end")
 
 
 @pytest.mark.parametrize(

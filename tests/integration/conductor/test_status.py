@@ -9,8 +9,10 @@ from gradbus.control.runs import RunStatus
 from gradbus.errors import FencedError
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.run.heads import Heads
-from gradbus_conductor.run.status import Report
+from gradbus_conductor.run.runs_bucket import desired_state
+from gradbus_conductor.run.status import RunSnapshot, RunStatusWriter
+
+START = RunSnapshot(version=-1, checkpoint=-1)
 
 
 @pytest.fixture
@@ -24,13 +26,8 @@ def history(bus, run_id):
 
 
 @pytest.fixture
-def report(runs, history, run_id):
-    return Report(runs, history, run_id, size=2)
-
-
-@pytest.fixture
-def heads(run_id):
-    return Heads(run_id, asyncio.Event())
+def writer(runs, history, run_id):
+    return RunStatusWriter(runs, history, run_id, groups_per_step=2)
 
 
 async def stored(runs, run_id):
@@ -41,10 +38,10 @@ def entry(verdict, *rewards):
     return LogEntry(verdict=verdict, rewards=[SampleReward(status=RewardStatus.REWARD_STATUS_OK, reward=reward) for reward in rewards])
 
 
-async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, report, heads, history, run_id):
-    await report.write("running", heads)
-    await report.write("waiting_for_reward", heads, "the reward service: UNAVAILABLE")
-    await report.write("waiting_for_reward", heads, "the reward service: UNAVAILABLE")
+async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, writer, history, run_id):
+    await writer.write("running", START)
+    await writer.write("waiting_for_reward", START, "the reward service: UNAVAILABLE")
+    await writer.write("waiting_for_reward", START, "the reward service: UNAVAILABLE")
     assert (await stored(runs, run_id)).waiting_for == "the reward service: UNAVAILABLE"
     await history.flush()
     events = await history.read()
@@ -54,26 +51,25 @@ async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, report
     ]
 
 
-async def test_a_state_that_is_over_is_told_as_0(report, heads):
+async def test_a_state_that_is_over_is_exported_as_0(writer):
     for state in ("running", "waiting_for_reward", "running", "running"):
-        await report.write(state, heads)
-    told = {one.attributes["gradbus.state"]: one.value for one in report.numbers.read("gradbus.run.state")}
-    assert told == {"queued": 0, "running": 1, "waiting_for_reward": 0}
+        await writer.write(state, START)
+    exported = {one.attributes["gradbus.state"]: one.value for one in writer.metrics.read("gradbus.run.state")}
+    assert exported == {"queued": 0, "running": 1, "waiting_for_reward": 0}
 
 
-async def test_progress_counts_what_entered_the_log(runs, report, heads, run_id):
-    heads.version, heads.checkpoint = 3, 2
+async def test_progress_counts_what_entered_the_log(runs, writer, run_id):
     train, filtered, dropped = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
-    report.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)])
-    await report.write("running", heads)
+    writer.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)])
+    await writer.write("running", RunSnapshot(version=3, checkpoint=2))
     progress = (await stored(runs, run_id)).progress
     assert (progress.filtered, progress.dropped, progress.version, progress.checkpoint_step) == (1, 1, 3, 2)
     assert progress.reward == 0.75  # the newest two groups
 
 
-async def test_the_history_ends_before_the_status_says_so(runs, report, history, run_id):
-    report.events.emit("metrics", "the last step")
-    await report.transition("failed", "the loss is not finite; lower the learning rate")
+async def test_the_history_ends_before_the_status_says_so(runs, writer, history, run_id):
+    writer.events.emit("metrics", "the last step")
+    await writer.transition("failed", "the loss is not finite; lower the learning rate")
     status = await stored(runs, run_id)
     assert (status.state, status.reason) == ("failed", "the loss is not finite; lower the learning rate")
     assert status.finished_unix_ns > 0
@@ -81,47 +77,47 @@ async def test_the_history_ends_before_the_status_says_so(runs, report, history,
     assert (await history.read())[1].level == "error"
 
 
-async def test_the_next_conductor_goes_on_counting(runs, report, heads, history, run_id):
-    report.prepared("sha256:p", "")
-    report.count([entry(Verdict.VERDICT_FILTERED)])
-    await report.write("running", heads)
-    second = Report(runs, history, run_id, size=2)
+async def test_the_next_conductor_goes_on_counting(runs, writer, history, run_id):
+    writer.set_prompts("sha256:p", "")
+    writer.count([entry(Verdict.VERDICT_FILTERED)])
+    await writer.write("running", START)
+    second = RunStatusWriter(runs, history, run_id, groups_per_step=2)
     assert (await second.recover()).state == "running"
     second.count([entry(Verdict.VERDICT_FILTERED)])
-    await second.write("paused", heads)
+    await second.write("paused", START)
     status = await stored(runs, run_id)
     assert (status.progress.filtered, status.prompts, second.paused) == (2, "sha256:p", True)
 
 
-async def test_a_conductor_that_was_replaced_takes_no_word_back(runs, report, heads, history, run_id):
-    await report.write("running", heads)
-    second = Report(runs, history, run_id, size=2)
+async def test_a_conductor_that_was_replaced_overwrites_no_status(runs, writer, history, run_id):
+    await writer.write("running", START)
+    second = RunStatusWriter(runs, history, run_id, groups_per_step=2)
     await second.recover()
     await second.transition("succeeded")
     with pytest.raises(FencedError, match="another process wrote"):
-        await report.write("evaluating", heads)
+        await writer.write("evaluating", START)
     assert (await stored(runs, run_id)).state == "succeeded"
 
 
-async def test_an_ending_once_decided_stays(runs, report, heads, history, run_id):
-    await report.transition("running", "the loss is not finite", ending="failed")
-    await report.transition("running", "the loss is not finite", "the weight store")
-    status = await Report(runs, history, run_id, size=2).recover()
+async def test_an_ending_once_decided_stays(runs, writer, history, run_id):
+    await writer.transition("running", "the loss is not finite", ending="failed")
+    await writer.transition("running", "the loss is not finite", "the weight store")
+    status = await RunStatusWriter(runs, history, run_id, groups_per_step=2).recover()
     assert (status.state, status.ending, status.waiting_for) == ("running", "failed", "the weight store")
 
 
-async def test_a_run_without_a_wish_runs(runs, report, run_id):
+async def test_a_run_without_a_requested_state_runs(runs, run_id):
     async with runs.view(f"{run_id}.*") as view:
-        assert report.desired(view) == "running"
+        assert desired_state(view, run_id) == "running"
         await runs.put(f"{run_id}.desired", b'"cancelled"')
         async with asyncio.timeout(60):
-            while report.desired(view) != "cancelled":
+            while desired_state(view, run_id) != "cancelled":
                 await view.changed.wait()
                 view.changed.clear()
 
 
-async def test_a_conductor_that_dies_before_the_final_word_leaves_one_last_line(runs, report, heads, history, run_id, monkeypatch):
-    await report.write("running", heads)
+async def test_a_conductor_that_dies_before_the_final_status_leaves_one_last_event(runs, writer, history, run_id, monkeypatch):
+    await writer.write("running", START)
 
     async def die(_self, _value):
         raise ConnectionError("the conductor dies here")
@@ -129,8 +125,8 @@ async def test_a_conductor_that_dies_before_the_final_word_leaves_one_last_line(
     with monkeypatch.context() as patch:
         patch.setattr(OwnedKey, "write", die)
         with pytest.raises(ConnectionError):
-            await report.transition("succeeded")
-    second = Report(runs, EventLog(history._bus, run_id), run_id, size=2)
+            await writer.transition("succeeded")
+    second = RunStatusWriter(runs, EventLog(history._bus, run_id), run_id, groups_per_step=2)
     assert (await second.recover()).state == "running"
     await second.transition("succeeded")
     assert [event.data["state"] for event in await history.read()] == ["running", "succeeded"]

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gradbus.control.runs import RunRecord, RunStatus
-from gradbus.embedded.demand import reference_needed
+from gradbus.embedded.watches import reference_needed
 from gradbus.spec import RunSpec
 
 

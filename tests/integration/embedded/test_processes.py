@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gradbus.embedded.supervised import Program, Supervised
+from gradbus.embedded.processes import Program, SupervisedProcess
 
 
 def program(tmp_path, source):
@@ -25,7 +25,7 @@ async def test_a_disk_that_is_full_does_not_end_the_supervision(tmp_path):
     def changed():
         raise OSError(28, "No space left on device")
 
-    process = Supervised("sleeper", lambda: program(tmp_path, "import time; time.sleep(600)"), changed)
+    process = SupervisedProcess("sleeper", lambda: program(tmp_path, "import time; time.sleep(600)"), changed)
     process.start()
     await until(lambda: process.pid)
     await process.kill()
@@ -36,7 +36,7 @@ async def test_a_disk_that_is_full_does_not_end_the_supervision(tmp_path):
 
 async def test_a_process_that_does_not_drain_is_killed(tmp_path):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
-    process = Supervised("deaf", lambda: program(tmp_path, deaf), lambda: None)
+    process = SupervisedProcess("deaf", lambda: program(tmp_path, deaf), lambda: None)
     process.start()
     await until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "up\n")
     await process.stop(0.2)
@@ -44,7 +44,7 @@ async def test_a_process_that_does_not_drain_is_killed(tmp_path):
 
 
 async def test_a_stop_while_it_waits_to_come_back_is_heeded(tmp_path):
-    process = Supervised("broken", lambda: program(tmp_path, "raise SystemExit(1)"), lambda: None)
+    process = SupervisedProcess("broken", lambda: program(tmp_path, "raise SystemExit(1)"), lambda: None)
     process.start()
     await until(lambda: process.restarts >= 2)
     await process.stop(5.0)
@@ -70,7 +70,7 @@ time.sleep(600)
 
 async def test_a_cancelled_stop_leaves_the_process_to_its_drain(tmp_path):
     go = tmp_path / "go"
-    process = Supervised("slow", lambda: program(tmp_path, SLOW.format(go=str(go))), lambda: None)
+    process = SupervisedProcess("slow", lambda: program(tmp_path, SLOW.format(go=str(go))), lambda: None)
     process.start()
     await until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "up\n")
     with pytest.raises(TimeoutError):

@@ -7,7 +7,7 @@ import pytest
 
 from gradbus.bus import Buckets
 from gradbus.control.runs import WorkerPresence
-from gradbus_conductor.workers.pool import WorkerPool
+from gradbus_conductor.workers import WorkerPool
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_every_worker_serves_one_run(two):
     assert await one.claim("run-3", "rollout") == []
 
 
-async def test_a_bound_is_kept_and_what_is_released_can_be_claimed(two):
+async def test_a_bound_is_kept_and_released_workers_can_be_claimed(two):
     one, other, views = two
     assert await one.claim("run-1", "rollout", most=3) == ["rollout-0", "rollout-1", "rollout-2"]
     await until(views, lambda: len(views[0].entries) == 3)
@@ -73,7 +73,7 @@ async def test_a_view_that_is_behind_takes_no_worker_from_another_run(two, bucke
     assert (await buckets[1].get("rollout-0")).value == b'"run-2"'
 
 
-async def test_workers_of_runs_that_are_over_are_freed(two):
+async def test_workers_of_finished_runs_are_freed(two):
     one, _, views = two
     await one.claim("run-1", "rollout", most=1)
     await until(views, lambda: len(views[0].entries) == 1)

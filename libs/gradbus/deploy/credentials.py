@@ -1,4 +1,4 @@
-"""Secrets of a stack: made at first start, one folder a process with what that process needs and no more."""
+"""Secrets of a deployment: made at the first start, one folder for each role with only the secrets that it needs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class Credentials:
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o700)
         for server, callers in CALLERS.items():
-            hashes = {role: token_hash(_kept(self.folder(role) / "gradbus_rpc_token")) for role in callers}
+            hashes = {role: token_hash(_stored_or_new(self.folder(role) / "gradbus_rpc_token")) for role in callers}
             write_secret(self.folder(server) / "gradbus_rpc_callers", json.dumps(hashes))
         for wire, users in (("nats", NATS_USERS), ("buffer", BUFFER_USERS)):
             for role in users:
-                _kept(self.folder(role) / f"gradbus_{wire}_password")
+                _stored_or_new(self.folder(role) / f"gradbus_{wire}_password")
         self.api_key = self._api_key()
 
     def folder(self, role: str) -> Path:
-        """The value of GRADBUS_SECRETS_DIR for a role."""
+        """The secrets folder of a role, created if missing: its GRADBUS_SECRETS_DIR."""
         folder = self._root / role
         folder.mkdir(exist_ok=True)
         folder.chmod(0o700)
         return folder
 
     def nats_password(self, role: str) -> str:
-        """A role's password at NATS."""
-        return _kept(self.folder(role) / "gradbus_nats_password")
+        """The password of a role on NATS."""
+        return _stored_or_new(self.folder(role) / "gradbus_nats_password")
 
     def buffer_password(self, role: str) -> str:
-        """A role's password at the buffer."""
-        return _kept(self.folder(role) / "gradbus_buffer_password")
+        """The password of a role on the buffer."""
+        return _stored_or_new(self.folder(role) / "gradbus_buffer_password")
 
     @property
     def api_keys_file(self) -> Path:
@@ -50,7 +50,7 @@ class Credentials:
     def _api_key(self) -> str:
         path = self._root / "api-key"
         if path.exists() and self.api_keys_file.exists():
-            return _kept(path)
+            return _stored_or_new(path)
         token, record = new_api_key("first-start", SCOPES)
         write_api_keys(self.api_keys_file, [record])
         write_secret(path, token)
@@ -58,16 +58,16 @@ class Credentials:
 
 
 def write_secret(path: Path, value: str) -> None:
-    """Writes a file that only its owner can read, in one move."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    """Writes a file atomically that only its owner can read."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(value)
-    draft.replace(path)
+    temporary.replace(path)
 
 
-def _kept(path: Path) -> str:
-    """The secret in `path`, made if it is not there."""
+def _stored_or_new(path: Path) -> str:
+    """The secret in `path`; a new one if the file is missing."""
     if not path.exists():
         write_secret(path, secrets.token_urlsafe(32))
     path.chmod(0o600)
