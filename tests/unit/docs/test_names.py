@@ -56,3 +56,10 @@ def test_a_metric_that_a_page_names_is_in_the_registry():
     metrics = {name for name in named if not {name, name.rpartition(".")[0]} & modules}
     assert len(metrics) > 5
     assert sorted(name for name in metrics if f'"{name}"' not in registry) == []
+
+
+def test_a_panel_that_the_page_on_observability_names_is_on_a_dashboard():
+    dashboards = "\n".join(path.read_text() for path in (ROOT / "deploy/grafana/dashboards").glob("*.json"))
+    named = set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", (ROOT / "docs/observability.md").read_text()))
+    assert len(named) > 5
+    assert sorted(name for name in named if f'"title": "{name}"' not in dashboards) == []
