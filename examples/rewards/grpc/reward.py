@@ -10,7 +10,7 @@ from gradbus.graders.serve import Sample, serve_scorer
 
 
 def score(sample: Sample) -> Result:
-    """In [0, 1]; an exception becomes an error of this sample alone, never a reward of 0."""
+    """In [0, 1]; an exception would be an error of this sample alone, never a reward of 0."""
     right, given = sample.item["answer"], sample.response
     digits = sum(a == b for a, b in zip(given, right, strict=False)) / len(right)
     exact = float(given == right and sample.finish_reason == "stop")
