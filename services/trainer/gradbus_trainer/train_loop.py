@@ -151,7 +151,7 @@ class TrainLoop:
     async def _commit_snapshot(self, snapshot: Snapshot) -> None:
         parts = self._parts
         # The history of its steps first: once they are committed nobody trains them again, nor tells of them.
-        await parts.events.stored()
+        await parts.events.wait_until_stored()
         with span("checkpoint", attributes={"gradbus.run.id": self._run_id, "gradbus.step": snapshot.state.step}):
             digest = await commit(parts.store, parts.objects, snapshot, parts.lease.term, self._fingerprint)
         self._state.previous = digest
