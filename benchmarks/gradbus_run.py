@@ -16,7 +16,7 @@ import psutil
 
 from gradbus.client import Client, load_spec
 from gradbus.embedded import StackConfig, StateFolder
-from gradbus.embedded.serve import start_detached
+from gradbus.embedded.supervisor import start_detached
 
 ADDITION = Path(__file__).resolve().parents[1] / "examples" / "addition"
 Json = dict[str, Any]

@@ -22,7 +22,7 @@ from rich.console import Console
 from gradbus.cli.follow import follow_run
 from gradbus.client import Client, load_spec
 from gradbus.embedded import StackConfig, StateFolder
-from gradbus.embedded.serve import start_detached
+from gradbus.embedded.supervisor import start_detached
 from gradbus.errors import GradbusError
 
 EXAMPLES = Path(__file__).resolve().parent

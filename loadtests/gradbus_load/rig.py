@@ -17,8 +17,8 @@ from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.client import Client
 from gradbus.control.runs import FINAL_STATES
+from gradbus.deploy.credentials import Credentials
 from gradbus.embedded import Stack, StackConfig
-from gradbus.embedded.credentials import Credentials
 from gradbus_load import material, stub_rollout, stub_trainer
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.processes import Usage, usage

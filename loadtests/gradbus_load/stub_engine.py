@@ -94,7 +94,7 @@ class StubEngine:
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
         """See `Engine.generate`."""
         if self._version is None:
-            raise ModelError("the engine holds no weights yet; load a version first")
+            raise ModelError("the engine has no weights yet; load a version first")
         self._refuse_if_closed()
         most = self._room if self._config.max_prompt_tokens is None else min(self._room, self._config.max_prompt_tokens)
         for group in groups:

@@ -27,7 +27,7 @@ def up(
     from rich.console import Console
 
     from gradbus.embedded import StackConfig
-    from gradbus.embedded.serve import serve, start_detached
+    from gradbus.embedded.supervisor import serve, start_detached
     from gradbus.telemetry import configure_logging
 
     config = StackConfig(_state(state), port, rollouts)

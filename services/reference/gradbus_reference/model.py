@@ -25,7 +25,7 @@ class ReferenceModel:
     @property
     def vocabulary(self) -> int:
         """Size of the vocabulary: every token id is below it."""
-        return self._model.shape.vocab_size
+        return self._model.config.vocab_size
 
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> list[NDArray[np.float32]]:

@@ -12,7 +12,7 @@ from nats.js.errors import BadRequestError
 
 from gradbus.access import NATS_USERS
 from gradbus.bus import Buckets, Bus, BusSettings, EventLog, Lease, TaskQueue, subjects
-from gradbus.embedded.credentials import Credentials
+from gradbus.deploy.credentials import Credentials
 from gradbus.embedded.servers import nats_command
 from gradbus.embedded.state import StateFolder
 from gradbus.v1.task_pb2 import Task

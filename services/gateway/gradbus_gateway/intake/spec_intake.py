@@ -47,6 +47,8 @@ class SpecIntake:
         if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
             faults.extend(reward_faults(reward, data, self._settings))
         faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
+        if model and spec:
+            faults.extend(model.info.family.faults(spec.numerics, spec.trainer.lora))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:

@@ -70,7 +70,7 @@ class BroadcastReceiver:
 
     def _publish(self, receives: bool) -> None:
         self._clients.heartbeat.presence.receives = receives
-        self._clients.heartbeat.touch()
+        self._clients.heartbeat.publish_now()
 
     async def _receive_all(self, process: BroadcastProcess) -> None:
         """Receives broadcast after broadcast; returns when one was missed."""
