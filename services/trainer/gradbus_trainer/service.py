@@ -13,7 +13,7 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
-from gradbus.telemetry import exporting, get_logger, run_metrics
+from gradbus.telemetry import export_metrics, get_logger, run_metrics
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher
 from gradbus_trainer.checkpoints.state import TrainerState, restore
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
@@ -110,5 +110,5 @@ def _report_learner(run_id: str, learner: Learner, state: TrainerState, events: 
 
 @asynccontextmanager
 async def _exported(run_id: str) -> AsyncIterator[StepMetricsRecorder]:
-    with exporting(run_metrics(run_id)) as metrics:
+    with export_metrics(run_metrics(run_id)) as metrics:
         yield StepMetricsRecorder(metrics)

@@ -94,7 +94,7 @@ class BroadcastPublisher:
         digest = await asyncio.to_thread(digest_of_file, export.file.path)
         shard = Shard(digest=digest, size_bytes=export.file.size_bytes)
         broadcast = Broadcast(run_id=self._run_id, term=self._term, step=export.step, shards=[shard], config=self._settings.config)
-        request = OpenBroadcastRequest(broadcast=broadcast, address=sender.address, held_group=sender.open_group)
+        request = OpenBroadcastRequest(broadcast=broadcast, address=sender.address, previous_group=sender.open_group)
         response = await self._stub.OpenBroadcast(request, timeout=_CALL_SECONDS + self._settings.join_seconds)
         members, began = response.membership, time.perf_counter()
         received = await self._send(sender, members, export) if members.workers else []

@@ -47,11 +47,11 @@ class StepMetricsRecorder:
         set_gauge("gradbus.policy.kl", step.loss.kl)
         set_gauge("gradbus.policy.entropy", step.loss.entropy)
         set_gauge("gradbus.policy.loss", step.loss.total)
-        set_gauge("gradbus.policy.gradient", step.grad_norm)
+        set_gauge("gradbus.policy.grad_norm", step.grad_norm)
         set_gauge("gradbus.policy.learning_rate", step.learning_rate)
         set_gauge("gradbus.policy.logprob_difference", ratio.logprob_diff)
-        set_gauge("gradbus.policy.clipped", ratio.clipped_low, {"gradbus.side": "low"})
-        set_gauge("gradbus.policy.clipped", ratio.clipped_high, {"gradbus.side": "high"})
+        set_gauge("gradbus.policy.clip_fraction", ratio.clipped_low, {"gradbus.side": "low"})
+        set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})
         set_gauge("gradbus.policy.ratio", ratio.mean, {"gradbus.statistic": "mean"})
         set_gauge("gradbus.policy.ratio", ratio.max, {"gradbus.statistic": "max"})
 
@@ -62,7 +62,7 @@ class StepMetricsRecorder:
         parts[WHOLE] = stats.rewards
         arrays = {name: np.asarray(values) for name, values in parts.items()}
         self._metrics.replace("gradbus.reward.mean", "gradbus.reward.part", {name: float(of.mean()) for name, of in arrays.items()})
-        self._metrics.replace("gradbus.reward.deviation", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
+        self._metrics.replace("gradbus.reward.std", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
 
     def _responses(self, stats: BatchStats) -> None:
         metrics, lengths = self._metrics, sorted(stats.lengths)

@@ -46,7 +46,7 @@ async def work(order):
     presence = WorkerPresence(worker=order["name"], role="rollout", incarnation=order["incarnation"], run_id=order["run"])
     heartbeat = WorkerHeartbeat(bus, presence)
     clients = WorkerClients(bus, None, ObjectStore.open("file:///nowhere-at-all"), stub, heartbeat)
-    async with heartbeat.occupied():
+    async with heartbeat.present():
         if order["kind"] == "deaf":
             presence.receives = True
             await asyncio.Event().wait()

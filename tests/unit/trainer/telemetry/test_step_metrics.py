@@ -49,7 +49,7 @@ def test_rewards_have_a_mean_and_a_deviation_by_part(exporting):
     steps, read = exporting
     steps.step(METRICS, stats(), SECONDS)
     assert read("gradbus.reward.mean") == {("reward",): 0.5, ("shape",): 2.0}
-    assert read("gradbus.reward.deviation") == {("reward",): 0.5, ("shape",): 0.0}
+    assert read("gradbus.reward.std") == {("reward",): 0.5, ("shape",): 0.0}
 
 
 def test_a_part_that_is_gone_has_no_curve_any_more_and_a_hundred_parts_have_sixteen(exporting):
@@ -67,7 +67,7 @@ def test_a_step_that_changed_nothing_leaves_the_policys_curves_where_they_were(e
     steps.step(METRICS, stats(), SECONDS)
     steps.step(StepMetrics(noop=True, learning_rate=1e-3), BatchStats(), SECONDS)
     assert read("gradbus.policy.entropy") == {(): 3.0}
-    assert read("gradbus.policy.clipped") == {("low",): 0.1, ("high",): 0.2}
+    assert read("gradbus.policy.clip_fraction") == {("low",): 0.1, ("high",): 0.2}
     assert read("gradbus.reward.mean")["reward",] == 0.5
 
 

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gradbus.errors import ModelError
+from gradbus.formats.hf_model import check_model_folder, checked_file_name, sanitized_config
+from gradbus_rollout.engines.torch.shape import read_shape
+
+
+def change_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_good_folder_tells_what_to_take(model_folder):
+    (model_folder / "notes.py").write_text("print()")
+    info = check_model_folder(model_folder)
+    assert (info.family.architecture, info.context_length, info.vocab_size) == ("Qwen2ForCausalLM", 1024, 48)
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(info.files)
+    assert "notes.py" not in info.files
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "choose a model of one of"),
+        ({"architectures": None}, "choose a model of one of"),
+        ({"model_type": "llama"}, "set model_type to 'qwen2'"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+    ],
+)
+def test_a_wrong_config_is_refused(model_folder, fields, message):
+    change_config(model_folder, **fields)
+    with pytest.raises(ModelError, match=message):
+        check_model_folder(model_folder)
+
+
+@pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000])
+def test_a_config_that_is_no_object_is_refused(model_folder, config):
+    (model_folder / "config.json").write_text(config)
+    with pytest.raises(ModelError, match="again"):
+        check_model_folder(model_folder)
+
+
+def test_missing_files_are_named(model_folder, tmp_path):
+    with pytest.raises(ModelError, match="cannot read"):
+        check_model_folder(tmp_path / "nowhere")
+    (model_folder / "model.safetensors").rename(model_folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="only pickled weights"):
+        check_model_folder(model_folder)
+    (model_folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        check_model_folder(model_folder)
+
+
+def test_auto_map_is_stripped_at_any_depth():
+    config = {"a": 1, "auto_map": {"x": "evil.py"}, "text": {"auto_map": 1, "b": [{"auto_map": 2}]}}
+    assert json.loads(sanitized_config(json.dumps(config).encode())) == {"a": 1, "text": {"b": [{}]}}
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a\\b", ".hidden", "a..b", "x\n", "a\0"])
+def test_names_that_lead_elsewhere_are_refused(name):
+    with pytest.raises(ModelError, match="plain file name"):
+        checked_file_name(name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_act": "gelu"},
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True},
+        {"rope_parameters": {"rope_type": "longrope"}},
+        {"hidden_size": "x"},
+    ],
+)
+def test_what_the_engine_does_not_compute_is_refused(model_folder, fields):
+    change_config(model_folder, **fields)
+    with pytest.raises(ModelError, match=r"choose (a|another) model|must be a whole number"):
+        read_shape(model_folder)
