@@ -36,7 +36,7 @@ def spans(memory):
 
 
 @pytest.fixture
-def told(memory):
+def finished_spans(memory):
     """Finished spans from here on, in the order of their ends."""
     exporter, _ = memory
     exporter.clear()
