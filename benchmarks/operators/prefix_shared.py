@@ -17,6 +17,7 @@ from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 from torch.nn import functional
 
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus_kernels.models.config import ModelConfig, RopeConfig
 from gradbus_kernels.models.decoder import Decoder
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, pack_groups, prefix_shared_attention
@@ -184,7 +185,7 @@ def _packed(prompt: int, responses: list[int], implementation: str, device: str 
 def decoder_shape(hidden: int, intermediate: int, heads: int, kv_heads: int, layers: int) -> ModelConfig:
     """Of the Qwen2 family, its vocabulary small."""
     return ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, layers=layers, heads=heads, kv_heads=kv_heads,
-        head_dim=hidden // heads, norm_eps=1e-6, context_length=32_768, qkv_bias=True, out_bias=False, mlp_bias=False, tied=True,
-        rope=RopeConfig(theta=1e6, kind="default", scaling={}), windows=(None,) * layers,
+        family=MODEL_FAMILIES["qwen2"], vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, heads=heads,
+        kv_heads=kv_heads, head_dim=hidden // heads, norm_eps=1e-6, context_length=32_768, qkv_bias=True, out_bias=False,
+        mlp_bias=False, tied=True, rope=RopeConfig(theta=1e6, kind="default", scaling={}), windows=(None,) * layers,
     )  # fmt: skip

@@ -24,9 +24,9 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
     Stored tensors that the model has no place for are passed over. Raises ModelError when the folder cannot be read,
     asks for what the decoder does not compute, or holds the weights of another model.
     """
-    shape = read_model_config(folder)
+    config = read_model_config(folder)
     with torch.device("meta"):
-        model = CausalLM(shape)
+        model = CausalLM(config)
     model = model.to(dtype).to_empty(device=device)
     _fill(model, folder)
     return model

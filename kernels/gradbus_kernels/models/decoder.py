@@ -23,16 +23,16 @@ Rotation = tuple[Tensor, Tensor]
 class Decoder(nn.Module):
     """Embedding, layers and last norm; no head."""
 
-    def __init__(self, shape: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.checkpointing = False
         """Whether a backward pass computes each layer again instead of keeping what is inside."""
-        self.embed_tokens = _Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(_Layer(shape, window) for window in shape.windows)
-        self.norm = _Norm(shape)
+        self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(_Layer(config, window) for window in config.windows)
+        self.norm = _Norm(config)
         # No buffer: a cast of the module to bfloat16 would cost positions their precision.
-        self._frequencies = inverse_frequencies(shape.rope, shape.head_dim)
-        self._attention_factor = attention_factor(shape.rope)
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim)
+        self._attention_factor = attention_factor(config.rope)
 
     def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]` in the weights' dtype."""
@@ -56,11 +56,11 @@ class Decoder(nn.Module):
 class CausalLM(nn.Module):
     """`model` and its head. A tied head is the embedding and has no parameter of its own."""
 
-    def __init__(self, shape: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.shape = shape
-        self.model = Decoder(shape)
-        self.lm_head = None if shape.tied else _Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = None if config.tied else _Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]`; what meets `head_weight` is the caller's choice."""
@@ -80,12 +80,12 @@ class CausalLM(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, shape: ModelConfig, window: int | None) -> None:
+    def __init__(self, config: ModelConfig, window: int | None) -> None:
         super().__init__()
-        self.self_attn = _Attention(shape, window)
-        self.mlp = _FeedForward(shape)
-        self.input_layernorm = _Norm(shape)
-        self.post_attention_layernorm = _Norm(shape)
+        self.self_attn = _Attention(config, window)
+        self.mlp = _FeedForward(config)
+        self.input_layernorm = _Norm(config)
+        self.post_attention_layernorm = _Norm(config)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, layout)
@@ -96,14 +96,14 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023)."""
 
-    def __init__(self, shape: ModelConfig, window: int | None) -> None:
+    def __init__(self, config: ModelConfig, window: int | None) -> None:
         super().__init__()
-        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.head_dim, self.window = shape.head_dim, window
-        self.q_proj = _Linear(shape.hidden_size, query, bias=shape.qkv_bias)
-        self.k_proj = _Linear(shape.hidden_size, key, bias=shape.qkv_bias)
-        self.v_proj = _Linear(shape.hidden_size, key, bias=shape.qkv_bias)
-        self.o_proj = _Linear(query, shape.hidden_size, bias=shape.out_bias)
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.head_dim, self.window = config.head_dim, window
+        self.q_proj = _Linear(config.hidden_size, query, bias=config.qkv_bias)
+        self.k_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
+        self.v_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
+        self.o_proj = _Linear(query, config.hidden_size, bias=config.out_bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         query, key, value = (self._by_head(project(hidden)) for project in (self.q_proj, self.k_proj, self.v_proj))
@@ -121,11 +121,11 @@ class _Attention(nn.Module):
 class _FeedForward(nn.Module):
     """SwiGLU (Shazeer 2020)."""
 
-    def __init__(self, shape: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = _Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
-        self.up_proj = _Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
-        self.down_proj = _Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
+        self.gate_proj = _Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = _Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = _Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         down: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
@@ -135,10 +135,10 @@ class _FeedForward(nn.Module):
 class _Norm(nn.Module):
     """RMSNorm (Zhang and Sennrich 2019), computed in float32 and cast back before the weight."""
 
-    def __init__(self, shape: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape.hidden_size))
-        self.eps = shape.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.hidden_size))
+        self.eps = config.norm_eps
 
     def forward(self, hidden: Tensor) -> Tensor:
         wide = hidden.float()

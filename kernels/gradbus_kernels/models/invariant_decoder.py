@@ -31,11 +31,9 @@ from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGrou
 
 def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[Tensor, Tensor]:
     """As `packed_logprobs`, and no token's bits depend on what it is packed with. Raises ModelError for what no engine computes so."""
-    shape = model.shape
-    if shape.out_bias or shape.mlp_bias or any(window is not None for window in shape.windows):
-        raise ModelError(
-            'numerics = "batch_invariant" computes neither windows nor these biases; choose another model, or numerics = "fast"'
-        )
+    model.config.family.require("batch_invariant")
+    if features := model.config.unfused_features:
+        raise ModelError(f'numerics = "batch_invariant" does not compute {", ".join(features)}; choose another model, or numerics = "fast"')
     batch = pack(sequences, model.device)
     with using("cpu"):  # what the engine computes with, whatever implementation the process asks for elsewhere
         hidden = _hidden(model, batch).index_select(0, batch.selected)
@@ -43,22 +41,22 @@ def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence
 
 
 def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
-    decoder, shape = model.model, model.shape
+    decoder, config = model.model, model.config
     hidden = invariant_embedding(batch.input_ids[0], decoder.embed_tokens.weight)
     positions = batch.position_ids[0]
-    table = rotation_table(shape.rope, shape.head_dim, int(positions.max()) + 1).repeat(1, shape.heads + shape.kv_heads)
+    table = rotation_table(config.rope, config.head_dim, int(positions.max()) + 1).repeat(1, config.heads + config.kv_heads)
     turn = table.to(hidden.device).index_select(0, positions)
     for layer in cast("Sequence[Any]", decoder.layers):
         if decoder.checkpointing and torch.is_grad_enabled():
-            hidden = checkpoint(_layer, layer, hidden, turn, batch.layout, shape, use_reentrant=False, preserve_rng_state=False)
+            hidden = checkpoint(_layer, layer, hidden, turn, batch.layout, config, use_reentrant=False, preserve_rng_state=False)
         else:
-            hidden = _layer(layer, hidden, turn, batch.layout, shape)
+            hidden = _layer(layer, hidden, turn, batch.layout, config)
     return _norm(decoder.norm, hidden)
 
 
-def _layer(layer: Any, hidden: Tensor, turn: Tensor, layout: PrefixLayout, shape: ModelConfig) -> Tensor:
+def _layer(layer: Any, hidden: Tensor, turn: Tensor, layout: PrefixLayout, config: ModelConfig) -> Tensor:
     with using("cpu"):  # also where the backward pass computes it again
-        hidden = _attention(layer.self_attn, _norm(layer.input_layernorm, hidden), hidden, turn, layout, shape)
+        hidden = _attention(layer.self_attn, _norm(layer.input_layernorm, hidden), hidden, turn, layout, config)
         return _feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, hidden), hidden)
 
 
@@ -66,16 +64,16 @@ def _norm(norm: Any, hidden: Tensor) -> Tensor:
     return invariant_rms_norm(hidden, norm.weight, norm.eps)
 
 
-def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, layout: PrefixLayout, shape: ModelConfig) -> Tensor:
+def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, layout: PrefixLayout, config: ModelConfig) -> Tensor:
     """Adds grouped-query attention to `hidden`."""
     query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
-    size = shape.head_dim
+    size = config.head_dim
     weight = torch.cat((_by_pairs(query.weight, size), _by_pairs(key.weight, size), value.weight)).t()
-    bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if shape.qkv_bias else None
+    bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if config.qkv_bias else None
     qkv = invariant_matmul(normed, weight.contiguous(), bias)
-    turned = invariant_rotation(qkv[:, : -shape.kv_heads * size], turn)
-    queries, keys = torch.split(turned, [shape.heads * size, shape.kv_heads * size], dim=1)
-    attended = _attend(queries, keys, qkv[:, -shape.kv_heads * size :], layout, size)
+    turned = invariant_rotation(qkv[:, : -config.kv_heads * size], turn)
+    queries, keys = torch.split(turned, [config.heads * size, config.kv_heads * size], dim=1)
+    attended = _attend(queries, keys, qkv[:, -config.kv_heads * size :], layout, size)
     return invariant_matmul(attended, attention.o_proj.weight.t().contiguous(), hidden)
 
 

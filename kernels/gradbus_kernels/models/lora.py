@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from gradbus.formats.peft import PREFIX, adapter_names
 from gradbus.spec import LoraSpec
+from gradbus_kernels.models.decoder import CausalLM
 
 
 class LoraLinear(nn.Module):
@@ -47,11 +48,13 @@ class Merged(NamedTuple):
 
 
 @torch.no_grad()
-def add_adapters(model: nn.Module, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
-    """Freezes the model and puts an adapter beside each linear layer that `lora` names; it computes what it did before.
+def add_adapters(model: CausalLM, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
+    """Freezes the model and puts an adapter beside each linear layer that `lora` names; the model's output does not change.
 
     A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero, as in the paper's code. Returns both by name.
+    Raises ModelError for a family that takes no adapters.
     """
+    model.config.family.require("lora")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for path, linear in list(model.named_modules()):

@@ -1,4 +1,4 @@
-"""What a model folder must hold before anything is loaded from it. Reads JSON and file names only."""
+"""The check of a model folder before anything is loaded from it. Reads JSON and file names only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
-
-MODEL_TYPES: Final[Mapping[str, str]] = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
-"""Architectures that may be trained, and the `model_type` each goes with."""
+from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
 
 _TOKENIZER_FILES: Final = (
     "tokenizer_config.json",
@@ -28,9 +26,9 @@ _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of a model from its folder alone."""
+    """Facts about a model that its folder states."""
 
-    architecture: str
+    family: ModelFamily
     context_length: int
     """Tokens of prompt and response together (`max_position_embeddings`)."""
     vocab_size: int
@@ -41,9 +39,8 @@ class ModelInfo:
 def check_model_folder(path: Path) -> ModelInfo:
     """The folder's ModelInfo; ModelError if it is not a Hugging Face folder that can be trained."""
     config = read_object(path / "config.json")
-    architecture = _architecture(config)
     return ModelInfo(
-        architecture=architecture,
+        family=_family(config),
         context_length=positive(config, "max_position_embeddings"),
         vocab_size=positive(config, "vocab_size"),
         files=_files(path),
@@ -86,18 +83,18 @@ def _without_auto_map(value: object) -> object:
     return [_without_auto_map(item) for item in value] if isinstance(value, list) else value
 
 
-def _architecture(config: Mapping[str, object]) -> str:
-    allowed = ", ".join(MODEL_TYPES)
+def _family(config: Mapping[str, object]) -> ModelFamily:
     named = config.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in MODEL_TYPES:
+    family = family_of_architecture(named[0]) if isinstance(named, list) and len(named) == 1 else None
+    if family is None:
+        allowed = ", ".join(family.architecture for family in MODEL_FAMILIES.values())
         raise ModelError(f"config.json names the architectures {named!r}; choose a model of one of: {allowed}")
-    architecture = str(named[0])
-    if config.get("model_type") != MODEL_TYPES[architecture]:
+    if config.get("model_type") != family.model_type:
         raise ModelError(
-            f"config.json says model_type {config.get('model_type')!r} with architecture {architecture}; "
-            f"set model_type to {MODEL_TYPES[architecture]!r}, or take the folder that belongs together"
+            f"config.json says model_type {config.get('model_type')!r} with architecture {family.architecture}; "
+            f"set model_type to {family.model_type!r}, or take the folder that belongs together"
         )
-    return architecture
+    return family
 
 
 def _files(path: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tiny models of every supported family."""
+"""Tiny models of every family, in all its variants."""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ def qwen2(**changes):
     return Qwen2ForCausalLM(Qwen2Config(**SIZES | changes))
 
 
-FAMILIES = {
+VARIANTS = {
     "llama": lambda: llama(tie_word_embeddings=False),
     "llama-one-key-head": lambda: llama(num_key_value_heads=1),
     "llama-a-key-head-each": lambda: llama(num_key_value_heads=4, tie_word_embeddings=True),
@@ -74,9 +74,9 @@ def make_tokens():
     return make
 
 
-@pytest.fixture(scope="session", params=sorted(FAMILIES))
+@pytest.fixture(scope="session", params=sorted(VARIANTS))
 def any_model_folder(request, tmp_path_factory):
-    """A model folder of each family in turn."""
+    """A model folder of each variant in turn."""
     return _saved(request.param, tmp_path_factory)
 
 
@@ -85,10 +85,16 @@ def qwen2_folder(tmp_path_factory):
     return _saved("qwen2", tmp_path_factory)
 
 
-def _saved(family, tmp_path_factory):
+@pytest.fixture(scope="session")
+def model_types():
+    """The `model_type` of every variant."""
+    return {VARIANTS[name]().config.model_type for name in VARIANTS}
+
+
+def _saved(variant, tmp_path_factory):
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp(family)
-    model = FAMILIES[family]()
+    folder = tmp_path_factory.mktemp(variant)
+    model = VARIANTS[variant]()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, 1.0, 0.3)  # zeros and ones would hide what is never used

@@ -76,6 +76,12 @@ def make_folder(folder: Path, family: str, seed: int = 0) -> torch.nn.Module:
     return model
 
 
+@pytest.fixture
+def model_types() -> set[str]:
+    """The `model_type` of every model here."""
+    return {make().config.model_type for make in FAMILIES.values()}
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request) -> str:
     return request.param

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gradbus.aio.tasks import background, until_done
+from gradbus.aio.tasks import background, run_to_end
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup, VersionProbe
 from gradbus_rollout.engines.generation_metrics import GenerationMetrics
@@ -60,7 +60,7 @@ class WatchedEngine:
 
         A cancelled caller waits for the close too: the next run's engine must not meet this engine's server.
         """
-        await until_done(self._close())
+        await run_to_end(self._close())
 
     async def _close(self) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gradbus.aio.tasks import cancel_and_wait, gathered
+from gradbus.aio.tasks import cancel_and_wait, gather_or_cancel
 from gradbus.errors import EngineError, ModelError
 from gradbus.telemetry import Interval
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
@@ -47,7 +47,7 @@ class GroupSampler:
 
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
         """Samples checked groups. Raises EngineError when the server fails again and again, ModelError when the engine broke."""
-        call = asyncio.create_task(gathered([self._group(group) for group in groups]), name="generate")
+        call = asyncio.create_task(gather_or_cancel([self._group(group) for group in groups]), name="generate")
         self._track(call)
         try:
             return await call
@@ -71,7 +71,7 @@ class GroupSampler:
         prefill: Interval | None = None
         if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
             prefill = await self._share_prefix(group)
-        return GroupCompletion(group.key, tuple(await gathered([self._sample(group, seed) for seed in group.seeds])), prefill)
+        return GroupCompletion(group.key, tuple(await gather_or_cancel([self._sample(group, seed) for seed in group.seeds])), prefill)
 
     async def _share_prefix(self, group: PromptGroup) -> Interval:
         """Puts the prompt into the server's prefix cache; otherwise each sample would prefill the prompt for itself."""

@@ -12,13 +12,8 @@ from gradbus_kernels.models.config import ModelConfig, read_model_config
 def read_shape(folder: Path) -> ModelConfig:
     """Shape of the model in `folder`; ModelError when it uses what this engine does not compute."""
     check_model_folder(folder)
-    shape = read_model_config(folder)
-    refused = {
-        "a sliding window": any(window is not None for window in shape.windows),
-        "attention_bias": shape.out_bias,
-        "mlp_bias": shape.mlp_bias,
-    }
-    faults = [name for name, asked in refused.items() if asked]
-    if faults:
-        raise ModelError(f"config.json asks for {', '.join(faults)}, which the embedded engine does not compute; choose another model")
-    return shape
+    config = read_model_config(folder)
+    config.family.require("embedded_engine")
+    if features := config.unfused_features:
+        raise ModelError(f"config.json asks for {', '.join(features)}, which the embedded engine does not compute; choose another model")
+    return config

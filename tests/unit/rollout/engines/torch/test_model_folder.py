@@ -17,7 +17,7 @@ def change_config(folder, **fields):
 def test_a_good_folder_tells_what_to_take(model_folder):
     (model_folder / "notes.py").write_text("print()")
     info = check_model_folder(model_folder)
-    assert (info.architecture, info.context_length, info.vocab_size) == ("Qwen2ForCausalLM", 1024, 48)
+    assert (info.family.architecture, info.context_length, info.vocab_size) == ("Qwen2ForCausalLM", 1024, 48)
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(info.files)
     assert "notes.py" not in info.files
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gradbus.errors import SettingsError
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_rollout.engines.base import PromptGroup
@@ -40,6 +41,10 @@ async def test_the_trainers_decoder_finds_the_same_bits(hf_model, tmp_path):
     tokens, logprobs = await recorded(tmp_path / "model", slots=5, max_new_tokens=24, temperature=0.7)
     assert len(logprobs) > 100
     assert torch.equal(found(tmp_path / "model", tokens), logprobs)
+
+
+def test_every_family_that_the_engine_runs_is_among_the_models_of_these_tests(model_types):
+    assert model_types == {name for name, family in MODEL_FAMILIES.items() if "embedded_engine" in family.capabilities}
 
 
 async def test_so_it_does_with_two_threads_on_both_sides(model_folder):

@@ -1,0 +1,99 @@
+"""The model families that can be trained: how one differs from another, and what is computed for it. No torch.
+
+A family is an entry of `MODEL_FAMILIES`. The check of a model folder, the reading of config.json (`gradbus_kernels.models.config`),
+the batch-invariant forward, the embedded engine and LoRA ask the entry; none of them compares a model type.
+
+To add a family whose forward is that of the Llama decoder (RMSNorm, rotary grouped-query attention, SwiGLU, a linear head):
+
+1. Add its `ModelFamily` below. A difference that no field describes yet becomes a field here, a value of `ModelConfig`, and a line of
+   `gradbus_kernels.models.decoder`; the fused forwards (`invariant_decoder`, the embedded engine) compute it too, or the family leaves
+   their capability out.
+2. Add its variants to the tiny models of tests/unit/kernels/conftest.py and tests/unit/rollout/conftest.py. The tests there, and the
+   contract test tests/unit/kernels/models/test_model_families.py, hold every family to transformers and peft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from gradbus.errors import Fault, ModelError
+from gradbus.spec import LoraSpec
+
+Capability = Literal["embedded_engine", "batch_invariant", "lora"]
+"""The embedded engine samples from it, `numerics = "batch_invariant"` computes it, adapters can be trained beside it."""
+
+Stated = bool | str
+"""A property of all models of a family, or the field of config.json that states it (false where the field is missing)."""
+
+_ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
+_LINEAR_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """What sets one family's models apart."""
+
+    model_type: str
+    """As config.json names the family."""
+    architecture: str
+    """The class of transformers that config.json lists under `architectures`."""
+    qkv_bias: Stated
+    out_bias: Stated
+    mlp_bias: Stated
+    tied: Stated = "tie_word_embeddings"
+    """Whether the head is the embedding."""
+    sliding_window: bool = False
+    """Whether the fields of config.json about a sliding window count."""
+    rope_kinds: tuple[str, ...] = _ROPE_KINDS
+    linear_layers: tuple[str, ...] = _LINEAR_LAYERS
+    """Names of a decoder layer's matrices: the layers that LoRA may target."""
+    capabilities: frozenset[Capability] = frozenset({"embedded_engine", "batch_invariant", "lora"})
+
+    def require(self, capability: Capability) -> None:
+        """Raises ModelError unless the family has the capability."""
+        if capability not in self.capabilities:
+            able = ", ".join(family.architecture for family in MODEL_FAMILIES.values() if capability in family.capabilities)
+            raise ModelError(f"{capability} is not computed for {self.architecture}; choose a model of one of: {able}")
+
+    def faults(self, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
+        """Faults of a run spec with these settings over a model of this family."""
+        if numerics == "batch_invariant" and numerics not in self.capabilities:
+            yield Fault("numerics", f"is not computed for {self.architecture}", numerics, "fast")
+        if lora is None:
+            return
+        if "lora" not in self.capabilities:
+            yield Fault("trainer.lora", f"adapters are not trained beside {self.architecture}", allowed="a spec without [trainer.lora]")
+        unknown = [name for name in lora.target_modules if name not in self.linear_layers]
+        if unknown:
+            message = f"{self.architecture} has no such layers"
+            yield Fault("trainer.lora.target_modules", message, ", ".join(unknown), ", ".join(self.linear_layers))
+
+
+def is_stated(stated: Stated, config: Mapping[str, Any]) -> bool:
+    """The value of a property for the model with this config.json."""
+    return bool(config.get(stated)) if isinstance(stated, str) else stated
+
+
+def family_of(model_type: object) -> ModelFamily:
+    """The family with this `model_type`; ModelError when none has it."""
+    family = MODEL_FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ModelError(f"architecture {model_type!r} is not supported; use one of {', '.join(sorted(MODEL_FAMILIES))}")
+    return family
+
+
+def family_of_architecture(architecture: object) -> ModelFamily | None:
+    """The family of this architecture, or None."""
+    return next((family for family in MODEL_FAMILIES.values() if family.architecture == architecture), None)
+
+
+MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
+    family.model_type: family
+    for family in (
+        ModelFamily("llama", "LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
+        ModelFamily("qwen2", "Qwen2ForCausalLM", qkv_bias=True, out_bias=False, mlp_bias=False, sliding_window=True),
+    )
+}
+"""By `model_type`."""

@@ -1,0 +1,215 @@
+"""Prefix-shared attention against a float64 softmax over all tokens, every implementation alike."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from gradbus_kernels.operators import PrefixLayout, prefix_shared_attention, prefix_shared_attention_reference, provenance, using
+
+NONE = None
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """So that short segments, too, are of several blocks and fill none."""
+    if find_spec("triton") is not None:
+        kernels = import_module("gradbus_kernels.operators.prefix_shared_attention.triton")
+        blocks = import_module("gradbus_kernels.operators.base.block_sizes").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
+        monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
+
+
+LAYOUTS = {
+    "groups": PrefixLayout.of_lengths([3, 17, 2, 2, 19], [NONE, NONE, 0, 0, 1]),
+    "any_order": PrefixLayout.of_lengths([2, 7, 0, 2, 0, 6], [1, NONE, 1, NONE, NONE, 4]),
+    "siblings": PrefixLayout.of_lengths([10, 8, 8, 5], [NONE, 0, 0, 0]),
+    "no_groups": PrefixLayout.of_lengths([4, 4, 18], [NONE] * 3),
+    "one_token": PrefixLayout.of_lengths([1], [NONE]),
+    "no_tokens": PrefixLayout.of_lengths([], []),
+}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Over a naive same-dtype error: of the largest value, and for the key's gradient of the query, of which it is a sum."""
+
+
+def draw(layout, heads, head_dim, dtype, seed=0, spread=1.0):
+    """Query, key, value and the output's gradient."""
+    torch.manual_seed(seed)
+    drawn = [torch.randn(layout.tokens, count, head_dim, dtype=torch.float64) for count in (*heads, heads[1], heads[0])]
+    return [drawn[0].mul(spread).to(dtype), *(tensor.to(dtype) for tensor in drawn[1:])]
+
+
+def results(tensors, layout, dtype, window=None, operator=prefix_shared_attention):
+    """Output and the three gradients, in float64."""
+    *inputs, upstream = (tensor.detach().to(dtype).clone() for tensor in tensors)
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    output = operator(*inputs, layout, 0.3, window)
+    output.backward(upstream)
+    return [output.detach().double(), *(tensor.grad.double() for tensor in inputs)]
+
+
+def held_to_the_oracle(tensors, layout, dtype, window=None):
+    """The error against float64 is at most twice the naive one, and a tolerance."""
+    exact = results(tensors, layout, torch.float64, window, prefix_shared_attention_reference)
+    naive = results(tensors, layout, dtype, window, prefix_shared_attention_reference)
+    ours = results(tensors, layout, dtype, window)
+    for name, truth, plain, found in zip(("output", "query", "key", "value"), exact, naive, ours, strict=True):
+        assert torch.isfinite(found).all(), name
+        if truth.numel():
+            size = max(1.0, truth.abs().max().item(), tensors[0].abs().max().item() if name == "key" else 0.0)
+            allowed = 2 * (plain - truth).abs().max() + TOLERANCE[dtype] * size
+            assert (found - truth).abs().max() <= allowed, name
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_values_and_gradients_are_the_masked_softmax(layout, dtype):
+    held_to_the_oracle(draw(layout, (2, 1), 16, dtype), layout, dtype)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize(
+    ("name", "window"), [("groups", 1), ("groups", 4), ("groups", 19), ("any_order", 2), ("any_order", 400), ("siblings", 20)]
+)
+def test_a_window_hides_what_is_further_back(name, window):
+    held_to_the_oracle(draw(LAYOUTS[name], (1, 1), 16, torch.float32), LAYOUTS[name], torch.float32, window)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize(("heads", "head_dim"), [((2, 2), 8), ((4, 2), 20), ((3, 1), 64), ((1, 1), 256), ((1, 1), 1)])
+def test_heads_of_any_number_and_size(heads, head_dim):
+    held_to_the_oracle(draw(LAYOUTS["any_order"], heads, head_dim, torch.float32), LAYOUTS["any_order"], torch.float32)
+
+
+@pytest.mark.usefixtures("implementation")
+def test_scores_of_ten_thousands_overflow_nothing(dtype):
+    layout = LAYOUTS["any_order"]
+    spread = 2e3 if dtype == torch.float16 else 1e4  # the naive float16 score overflows beyond
+    held_to_the_oracle(draw(layout, (2, 1), 16, dtype, spread=spread), layout, dtype)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("dims", [(0, 1), (1, 2)], ids=["heads_first", "dims_before_heads"])
+def test_tensors_need_not_be_contiguous(dims):
+    layout = LAYOUTS["any_order"]
+    tensors = draw(layout, (2, 1), 16, torch.float32)
+    apart = [tensor.transpose(*dims).contiguous().transpose(*dims) for tensor in tensors]
+    expected = results(tensors, layout, torch.float32)
+    inputs = [tensor.requires_grad_() for tensor in apart[:3]]
+    output = prefix_shared_attention(*inputs, layout, 0.3)
+    output.backward(apart[3])
+    for found, truth in zip([output, *(tensor.grad for tensor in inputs)], expected, strict=True):
+        torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("implementation")
+def test_no_sequence_sees_another():
+    layout = LAYOUTS["groups"]
+    query, key, value, _ = draw(layout, (2, 1), 16, torch.float32)
+    before = prefix_shared_attention(query, key, value, layout)
+    value[0:3] += 1.0  # the first root: it and its two branches may notice
+    changed = (prefix_shared_attention(query, key, value, layout) != before).any(dim=(1, 2))
+    assert changed.nonzero().flatten().tolist() == [*range(3), *range(20, 24)]
+
+
+def test_what_is_not_a_number_stays_in_its_sequences(implementation):
+    if implementation == "reference":
+        pytest.skip("its softmax is over all tokens")
+    layout = LAYOUTS["groups"]
+    for place, seen_from, family in ((1, [1, 2, 20, 21, 22, 23], [0, 1, 2, 20, 21, 22, 23]), (21, [21], [20, 21])):
+        query, key, value, _ = draw(layout, (2, 1), 16, torch.float32)
+        value[place] = torch.nan
+        found = prefix_shared_attention(query, key, value, layout).isnan().any(dim=(1, 2)).nonzero().flatten().tolist()
+        assert set(seen_from) <= set(found) <= set(family)
+
+
+def test_a_group_of_many_responses():
+    layout = PrefixLayout.of_lengths([9, *[1, 4, 0, 2] * 8], [None, *[0] * 32])
+    for operator in ("reference", "cpu"):
+        with using(operator):
+            held_to_the_oracle(draw(layout, (2, 1), 16, torch.float32), layout, torch.float32)
+
+
+def test_the_bits_of_a_sequence_depend_on_itself_and_its_root_alone(implementation, dtype):
+    if implementation == "reference":
+        pytest.skip("its softmax is over all tokens")
+    layout = LAYOUTS["groups"]
+    query, key, value, _ = draw(layout, (1, 1), 32, dtype)
+    together = prefix_shared_attention(query, key, value, layout)
+    for segment, parent in enumerate(layout.parents):
+        kept = [segment] if parent is None else [parent, segment]
+        places = torch.cat([torch.arange(*layout.offsets[one : one + 2]) for one in kept])
+        alone = PrefixLayout.of_lengths([layout.lengths[one] for one in kept], [None, 0][: len(kept)])
+        output = prefix_shared_attention(query[places], key[places], value[places], alone)
+        assert torch.equal(output, together[places]), segment
+
+
+@pytest.mark.usefixtures("implementation")
+def test_the_same_call_gives_the_same_bits():
+    layout = LAYOUTS["any_order"]
+    tensors = draw(layout, (2, 1), 16, torch.float32)
+    once, again = (results(tensors, layout, torch.float32) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
+def test_long_prompts_and_windows_that_hide_whole_blocks_of_them():
+    layout = PrefixLayout.of_lengths([1100, 70, 600], [None, 0, 0])
+    for window in (None, 80, 700):
+        held_to_the_oracle(draw(layout, (2, 1), 16, torch.float32), layout, torch.float32, window)
+
+
+def test_what_is_kept_for_the_backward_pass_grows_with_packed_tokens_alone():
+    layout = PrefixLayout.of_lengths([500, *[10] * 20], [None, *[0] * 20])
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    inputs = [tensor.requires_grad_() for tensor in draw(layout, (4, 2), 16, torch.float32)[:3]]
+    with using("cpu"), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        prefix_shared_attention(*inputs, layout)
+    assert sum(kept) == 4 * layout.tokens * (2 * 4 * 16 + 2 * 2 * 16 + 4)  # in and out, keys and values, log-sum-exps
+
+
+def test_a_tensor_on_the_cpu_runs_the_cpu_implementation_and_says_so():
+    layout = LAYOUTS["one_token"]
+    prefix_shared_attention(*draw(layout, (2, 1), 16, torch.float32)[:3], layout)
+    assert provenance()["prefix_shared_attention"].implementation == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"query": torch.ones(4, 4, 8)}, r"query: has shape \(4, 4, 8\); pass \(3, any, any\)"),
+        ({"query": torch.ones(3, 32)}, r"query: has shape \(3, 32\)"),
+        ({"query": torch.ones(3, 4, 8).int()}, "query: is torch.int32"),
+        ({"query": torch.ones(3, 5, 8)}, "key: has 2 heads; pass a number that divides the 5 of the query"),
+        ({"query": torch.ones(3, 4, 257)}, r"key: has shape \(3, 2, 8\); pass \(3, any, 257\)"),
+        ({"key": torch.ones(3, 0, 8), "value": torch.ones(3, 0, 8)}, "key: has 0 heads"),
+        ({"key": torch.ones(3, 2, 8).bfloat16()}, "key: is torch.bfloat16; pass torch.float32"),
+        ({"key": torch.ones(3, 2, 8, device="meta")}, "key: is on meta; pass it on cpu"),
+        ({"value": torch.ones(3, 1, 8)}, r"value: has shape \(3, 1, 8\); pass \(3, 2, 8\)"),
+        ({"value": torch.ones(3, 2, 8).half()}, "value: is torch.float16; pass torch.float32"),
+        ({"window": 0}, "window: is 0; pass at least 1"),
+        ({"scale": float("nan")}, "scale: is nan; pass a finite number"),
+    ],
+)
+def test_bad_input_is_refused_under_its_name(change, words):
+    given = {"query": torch.ones(3, 4, 8), "key": torch.ones(3, 2, 8), "value": torch.ones(3, 2, 8), "window": None}
+    with pytest.raises(ValueError, match=words):
+        prefix_shared_attention(**given | change, layout=PrefixLayout.of_lengths([3], [None]))
+
+
+def test_float64_has_no_triton_kernel():
+    tensors = draw(LAYOUTS["one_token"], (2, 1), 16, torch.float64)[:3]
+    with using("triton"), pytest.raises(ValueError, match="prefix_shared_attention has no implementation 'triton'"):
+        prefix_shared_attention(*tensors, LAYOUTS["one_token"])
+
+
+def test_heads_beyond_256_are_refused():
+    wide = torch.ones(1, 1, 257)
+    with pytest.raises(ValueError, match="query: has heads of 257; pass 1 to 256"):
+        prefix_shared_attention(wide, wide, wide, LAYOUTS["one_token"])
