@@ -255,7 +255,7 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
                 "",
             ]
             lines += [
-                "| changed | dense | delta | collective |",
+                "| changed | dense | delta | broadcast |",
                 "|---:|---:|---:|---:|",
                 *(_seconds_row(found, storage) for found in results),
             ]

@@ -41,8 +41,8 @@ class LoggedGroup:
         if self.entry.verdict != VERDICT_TRAIN or len(rewards) < len(samples):
             return (None,) * len(samples)
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
-        judged = algorithm_of(spec.algorithm).compute_advantages(rewards, truncated)
-        return tuple(value if valid else None for value, valid in zip(judged.advantages, judged.valid, strict=True))
+        advantages = algorithm_of(spec.algorithm).compute_advantages(rewards, truncated)
+        return tuple(value if valid else None for value, valid in zip(advantages.advantages, advantages.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:
         entry, group, reward = self.entry, self.group, self.rewards.get(sample.sample_id)

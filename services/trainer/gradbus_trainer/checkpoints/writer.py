@@ -15,7 +15,7 @@ from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import span
 from gradbus.v1.weights_pb2 import CheckpointManifest
-from gradbus_kernels.operators.dispatch import VARIABLE as KERNELS
+from gradbus_kernels.operators.base.dispatch import VARIABLE as KERNELS
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.versions.object_storage import store_files, until_complete, until_stored
 from gradbus_trainer.versions.store_client import StoreClient
