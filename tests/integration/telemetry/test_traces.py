@@ -91,7 +91,7 @@ async def test_outside_of_a_trace_a_call_leaves_nothing_but_its_failure(told, sc
     assert told() == []
     with pytest.raises(grpc.aio.AioRpcError):
         await scorer.Score(ScoreRequest(run_id="refused"), timeout=60)
-    # Each side tells of it, in a trace of its own.
+    # Each side records it in a separate trace.
     assert {(one.name, one.kind, one.parent, one.status.is_ok) for one in told()} >= {(METHOD, SpanKind.CLIENT, None, False)}
 
 
