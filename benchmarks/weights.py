@@ -47,9 +47,9 @@ from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.broadcast.sender import BroadcastSender
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.versions.scratch import Scratch
-from gradbus_trainer.versions.weights_io import Export, export_version
+from gradbus_trainer.tensors.export import Export, export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.writer import VersionWriter
 
 TRANSPORTS = ("store", "delta", "broadcast")
@@ -255,7 +255,7 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
                 "",
             ]
             lines += [
-                "| changed | dense | delta | collective |",
+                "| changed | dense | delta | broadcast |",
                 "|---:|---:|---:|---:|",
                 *(_seconds_row(found, storage) for found in results),
             ]

@@ -100,7 +100,7 @@ def test_a_run_goes_by_id_prefix_name_and_last(gradbus, run_id):
     assert run_id in gradbus("runs")[1]
 
 
-def test_wishes_are_said_back(gradbus, run_id):
+def test_actions_report_the_new_state(gradbus, run_id):
     assert "requested: paused" in gradbus("pause", run_id)[1]
     assert "requested: running" in gradbus("resume", run_id)[1]
     assert "requested: cancelled" in gradbus("cancel", run_id)[1]
