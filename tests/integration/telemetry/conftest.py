@@ -36,7 +36,7 @@ def spans(memory):
 
 
 @pytest.fixture
-def told(memory):
+def recorded(memory):
     """Spans finished from now on, in the order of their ends."""
     exporter, _ = memory
     exporter.clear()
