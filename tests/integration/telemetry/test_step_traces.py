@@ -129,7 +129,7 @@ def test_a_step_that_fails_before_its_groups_are_there_has_its_name_all_the_same
     assert failed.status.description == "ZeroDivisionError: a fault"
 
 
-def test_of_very_many_micro_batches_the_first_are_told_and_the_optimiser_always():
+def test_of_very_many_micro_batches_the_first_are_recorded_and_the_optimiser_always():
     phases = PhaseClock()
     for _ in range(100):
         with phases("forward"), phases("backward"):
