@@ -24,7 +24,7 @@ class Buckets:
     HEADS: Final = "heads"
     """`<run>.version`, `<run>.checkpoint` and `<run>.term`; only the weight store writes."""
     SESSIONS: Final = "sessions"
-    """`code.<hash>` and `session.<hash>`: who is signed in to the page; gone after `SESSION_TTL_SECONDS`."""
+    """`code.<hash>` and `session.<hash>`: who is signed in to the web UI; gone after `SESSION_TTL_SECONDS`."""
 
 
 WORKER_TTL_SECONDS: Final = 6.0

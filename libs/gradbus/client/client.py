@@ -118,7 +118,7 @@ class Client:
         return self._json("GET", f"/v1/runs/{run_id}/versions", params={"after": after, "limit": limit})
 
     def sign_in_link(self, run_id: str = "") -> str:
-        """A link that signs one browser in to the gateway's page, once, with this client's key; with `run_id` it leads to that run."""
+        """A link that signs one browser in to the web UI, once, with this client's key; with `run_id` it leads to that run."""
         path: str = self._json("POST", "/v1/sign-ins")["path"]
         return f"{self.url}{path}" + (f"&run={run_id}" if run_id else "")
 

@@ -1,4 +1,4 @@
-"""The verb `open`: the page in a browser."""
+"""The verb `open`: the web UI in a browser."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 from gradbus.cli.options import State, connect, find_run
 
 
-def open_page(
+def open_web_ui(
     run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="A run to open at once: its id, its name or `last`.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the link as well, where there is a browser.")] = True,
     state: State = None,
 ) -> None:
-    """Print a link to the page. It signs one browser in, once, within two minutes."""
+    """Print a link to the web UI. It signs one browser in, once, within two minutes."""
     with connect(state) as client:
         link = client.sign_in_link(find_run(client, run_id)["id"] if run_id else "")
     typer.echo(link)
@@ -27,5 +27,5 @@ def open_page(
 
 
 def _has_desktop() -> bool:
-    """Text browsers would take over the terminal, so a display is asked for where systems have none by themselves."""
+    """Text browsers would take over the terminal, so systems without a desktop of their own need a display."""
     return sys.platform in {"darwin", "win32"} or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
