@@ -27,7 +27,7 @@ from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 
 class StubLearner:
-    """`Learner` whose gradient is a fixed direction, scaled by the batch. Its bits are a function of its state and the batches."""
+    """`Learner` whose gradient is a fixed direction, scaled by the batch; deterministic in its state and the batches."""
 
     def __init__(self, model_folder: Path, spec: RunSpec, timing: LearnerTiming | None = None) -> None:
         """Loads the model's weights. Raises ModelError, and SettingsError for a run that trains adapters."""
@@ -67,7 +67,7 @@ class StubLearner:
         return self._optimizer.tensors()
 
     def probe(self) -> VersionProbe:
-        """See `Learner`; only runs with adapters on a server ask for it."""
+        """See `Learner`; used only by runs with adapters on a server."""
         raise ModelError("the stub learner computes no log-probabilities; use the torch engine's spec")
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:

@@ -23,7 +23,7 @@ TIMING = "GRADBUS_LOAD_LEARNER"
 
 
 class StubLearners(Learners):
-    """Every spec gets the stub."""
+    """Opens the stub for every spec."""
 
     def __init__(self, settings: Settings, timing: LearnerTiming) -> None:
         super().__init__(settings, TorchrunRank())

@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM
 from gradbus.errors import ModelError, TrainingError
 from gradbus.formats.peft import adapter_shapes
 from gradbus_kernels.models.lora import merged_weights
-from gradbus_kernels.operators import dispatch, provenance
+from gradbus_kernels.operators import provenance
+from gradbus_kernels.operators.base import dispatch
 from gradbus_load.stub_learner import StubLearner
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.settings import TorchrunRank

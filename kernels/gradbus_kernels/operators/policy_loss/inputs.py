@@ -8,7 +8,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_floats, require
+from gradbus_kernels.operators.base.arguments import check_floats, require
 
 _CHOICES: Final = {"importance": ("behaviour", "decoupled"), "objective": ("clip", "cispo"), "level": ("token", "sequence")}
 

@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import require
+from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 
 PROXIMAL_WEIGHT_LIMIT: Final = 2.0

@@ -15,7 +15,7 @@ from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import span
 from gradbus.v1.weights_pb2 import CheckpointManifest
-from gradbus_kernels.operators.dispatch import VARIABLE as KERNELS
+from gradbus_kernels.operators.base.dispatch import VARIABLE as KERNELS
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.versions.object_storage import store_files, until_complete, until_stored
 from gradbus_trainer.versions.store_client import StoreClient
@@ -64,7 +64,7 @@ class CheckpointWriter:
 
     async def _run(self, snapshot: Snapshot, state: TrainerState) -> None:
         # The history of its steps comes first: after the commit no trainer trains these steps again and reports them.
-        await self._events.stored()
+        await self._events.wait_until_stored()
         step = snapshot.state.step
         with span("checkpoint", attributes={"gradbus.run.id": self._record.run_id, "gradbus.step": step}):
             digest = await commit(self._store, self._objects, snapshot, self._term, self._fingerprint)

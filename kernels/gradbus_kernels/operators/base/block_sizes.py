@@ -121,11 +121,11 @@ INVARIANT_ROW: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class SummedPlaces:
+class SummedPositions:
     """Places of one id that are summed at a time, and columns that one program takes; powers of two. They decide bits."""
 
-    places: int
+    positions: int
     columns: int
 
 
-INVARIANT_EMBEDDING: Final = SummedPlaces(places=16, columns=256)
+INVARIANT_EMBEDDING: Final = SummedPositions(positions=16, columns=256)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, check_ids
+from gradbus_kernels.operators.base.arguments import check_finite, check_floats, check_ids
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import provenance, using
-from gradbus_kernels.operators.dispatch import VARIABLE, choose
+from gradbus_kernels.operators.base.dispatch import VARIABLE, choose
 
 ALL = ("reference", "cpu", "triton")
 

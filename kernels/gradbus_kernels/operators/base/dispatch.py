@@ -18,7 +18,7 @@ Implementation = Literal["reference", "cpu", "triton"]
 VARIABLE: Final = "GRADBUS_KERNELS"
 """An environment variable that asks for one implementation in the whole process."""
 
-_asked: ContextVar[Implementation | None] = ContextVar("gradbus_kernels_implementation", default=None)
+_requested: ContextVar[Implementation | None] = ContextVar("gradbus_kernels_implementation", default=None)
 _ran: dict[str, Ran] = {}
 
 
@@ -37,11 +37,11 @@ def using(implementation: Implementation) -> Iterator[None]:
 
     Threads that run already are not told. "triton" on CPU tensors is for tests: it needs TRITON_INTERPRET=1 from the process's start.
     """
-    token = _asked.set(_known(implementation, "implementation"))
+    token = _requested.set(_known(implementation, "implementation"))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _requested.reset(token)
 
 
 def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementation]) -> Implementation:
@@ -52,10 +52,10 @@ def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementati
     """
     if tensor.dtype == torch.float64:
         offered = [name for name in offered if name != "triton"]
-    asked = _asked.get() or _of_environment()
-    if asked is not None and asked not in offered:
-        raise ValueError(f"{operator} has no implementation {asked!r}; ask for one of {', '.join(sorted(offered))}")
-    chosen = asked or _natural(tensor, offered)
+    requested = _requested.get() or _of_environment()
+    if requested is not None and requested not in offered:
+        raise ValueError(f"{operator} has no implementation {requested!r}; ask for one of {', '.join(sorted(offered))}")
+    chosen = requested or _natural(tensor, offered)
     _ran[operator] = Ran(chosen, str(tensor.device), tensor.dtype)
     return chosen
 
@@ -72,8 +72,8 @@ def _natural(tensor: torch.Tensor, offered: Collection[Implementation]) -> Imple
 
 
 def _of_environment() -> Implementation | None:
-    asked = os.environ.get(VARIABLE, "")
-    return _known(asked, VARIABLE) if asked else None
+    requested = os.environ.get(VARIABLE, "")
+    return _known(requested, VARIABLE) if requested else None
 
 
 def _known(name: str, source: str) -> Implementation:

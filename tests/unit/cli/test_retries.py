@@ -1,4 +1,4 @@
-"""A gateway that is away for a moment is waited for; one that stays away is an error."""
+"""Requests are retried while the gateway restarts; one that stays unavailable is an error."""
 
 import pytest
 
@@ -31,26 +31,26 @@ def clock(monkeypatch):
 
 
 def test_an_answer_at_once_is_given_at_once(clock):
-    assert RetryPolicy(say=pytest.fail).ask(Gateway(0)) == "here"
+    assert RetryPolicy(notify=pytest.fail).run(Gateway(0)) == "here"
     assert clock[0] == 100.0
 
 
 def test_a_restart_is_waited_for_and_said_once():
     said = []
     gateway = Gateway(5)
-    assert RetryPolicy(15.0, said.append).ask(gateway) == "here"
+    assert RetryPolicy(15.0, said.append).run(gateway) == "here"
     assert gateway.asked == 6
-    assert said == ["the gateway at http://there does not answer (refused); trying for 15 s"]
+    assert said == ["the gateway at http://there does not answer (refused); retrying for 15 s"]
 
 
 def test_a_gateway_that_stays_away_is_an_error_in_time(clock):
     with pytest.raises(StackError, match="gradbus status"):
-        RetryPolicy(15.0).ask(Gateway(1000))
+        RetryPolicy(15.0).run(Gateway(1000))
     assert clock[0] <= 115.0
 
 
 def test_a_refusal_is_not_asked_again():
     gateway = Gateway(1, ApiError(404, {"title": "No such run"}))
     with pytest.raises(ApiError):
-        RetryPolicy().ask(gateway)
+        RetryPolicy().run(gateway)
     assert gateway.asked == 1
