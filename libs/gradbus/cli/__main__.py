@@ -7,11 +7,7 @@ import sys
 
 import typer
 
-<<<<<<< HEAD
-from gradbus.cli import inspect, keys, open_web_ui, runs, stack
-=======
 from gradbus.cli import inspect, keys, runs, stack
->>>>>>> main
 from gradbus.errors import GradbusError
 
 app = typer.Typer(
@@ -29,11 +25,7 @@ _VERBS = {
 for _panel, _functions in _VERBS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
-<<<<<<< HEAD
-app.command("open", rich_help_panel="Look")(open_web_ui.open_web_ui)  # `open` itself is Python's
-=======
-app.command("open", rich_help_panel="Inspect")(inspect.open_page)  # `open` itself is Python's
->>>>>>> main
+app.command("open", rich_help_panel="Inspect")(inspect.open_web_ui)  # `open` itself is Python's
 app.add_typer(keys.app, name="keys", rich_help_panel="This machine")
 
 
