@@ -174,8 +174,8 @@ def _laid_out(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     number = y = 0
     for row in rows:
         number += 1
-        place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-        yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
+        position = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
+        yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": position, "panels": []}
         y, x, tallest = y + 1, 0, 0
         for panel in row.panels:
             if x + panel.width > COLUMNS:

@@ -1,1 +1,1 @@
-"""What the services share on top of torch: operators, models, and how weights travel."""
+"""Computation on tensors that services share: operators, models and the transport of weights."""

@@ -32,8 +32,8 @@ def cursor() -> None:
 
     restore = service.restore
 
-    async def restore_cursor(store, objects, learner, lag):
-        state = await restore(store, objects, learner, lag)
+    async def restore_cursor(*given):
+        state = await restore(*given)
         if state.step:
             state.frontier.below += 16
         return state

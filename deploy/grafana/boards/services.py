@@ -6,7 +6,7 @@ from boards.variables import OF_SERVICES, SERVICE, STARTS, WORKER
 
 _WINDOW = "[$__rate_interval]"
 # Dropped because the queue was full, and not accepted by the collector.
-_DROPS = [f"otel_sdk_{place}" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")]
+_DROPS = [f"otel_sdk_{stage}" for of in ("span", "log") for stage in (f"processor_{of}_processed", f"exporter_{of}_exported")]
 
 
 def _slow(metric: str, by: str, exemplars: bool = True) -> list[Query]:

@@ -1,1 +1,5 @@
-"""Models: the decoder, its configuration, LoRA, packing of samples for a forward pass."""
+"""The decoder of trainer and reference.
+
+`config`: reads config.json. `files`: reads a folder's tensors. `decoder`: the forward, with `rotary`. `invariant_decoder`: the same in the
+embedded engine's arithmetic. `causal_lm`: loads a model, runs it on `packing`'s batches. `lora`: adapters.
+"""

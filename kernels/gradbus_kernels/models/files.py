@@ -31,7 +31,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / _WHOLE]
     if not (folder / _INDEX).is_file():
         raise ModelError(f"{folder} has neither {_WHOLE} nor {_INDEX}; save the model there with `save_pretrained`")
-    places = read_object(folder / _INDEX).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    weight_map = read_object(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{folder / _INDEX} has no weight_map; download or save it again")
-    return [folder / checked_file_name(str(name)) for name in sorted(set(map(str, places.values())))]
+    return [folder / checked_file_name(str(name)) for name in sorted(set(map(str, weight_map.values())))]

@@ -1,20 +1,22 @@
 """Operators of RL post-training on torch tensors: small in memory, exact, and usable without the rest of Gradbus.
 
-One file an operator, its torch reference beside it with the same signature; `gpu` holds the Triton kernels and their
-launch table. `dispatch` says which implementation runs, and which one did.
+One package an operator: `api` has the function and its plain torch reference of the same signature, `cpu` and `triton` compute it.
+The batch-invariant operators share a package. `base` has what all stand on.
 """
 
+from gradbus_kernels.operators.base.counter import counter_uniform
+from gradbus_kernels.operators.base.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference
 from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedding, invariant_embedding_reference
 from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob, invariant_logprob_reference
 from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference
-from gradbus_kernels.operators.counter import counter_uniform
-from gradbus_kernels.operators.dispatch import Ran, provenance, using
 from gradbus_kernels.operators.linear_logprob.api import LinearLogprob, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_sample.api import linear_sample, linear_sample_reference
-from gradbus_kernels.operators.policy_loss.api import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
+from gradbus_kernels.operators.policy_loss.api import PolicyLoss, RatioSummary, policy_loss
+from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
+from gradbus_kernels.operators.policy_loss.terms import token_weights
 from gradbus_kernels.operators.prefix_shared_attention.api import prefix_shared_attention, prefix_shared_attention_reference
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups, pack_groups

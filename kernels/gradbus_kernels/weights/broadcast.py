@@ -1,9 +1,10 @@
-"""A stream of bytes from rank 0 to all other ranks, in flat uint8 buckets over gloo or NCCL.
+"""Broadcasts a stream of bytes from rank 0 to all other ranks, in flat uint8 buckets over gloo or NCCL.
 
-No default process group: a process may be in several groups, and leaves one that broke without a trace. Nothing is pickled;
+There is no default process group: a process may be in several groups, and a broken group is simply dropped. Nothing is pickled;
 every wait has a deadline.
 
-Run as a program it is a member that another process, perhaps without torch, gives orders to: it needs nothing but torch.
+Run as a script (`python -I broadcast.py`), this file is a group member that another process commands over pipes; that process
+may lack torch. The script needs only torch, so this module imports no other module of Gradbus.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _SMALL_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A member's place in a group."""
+    """One member of a broadcast group."""
 
     group: str
-    """Its name: groups that share a TCPStore differ in it."""
+    """Name of the group; groups that share a TCPStore have different names."""
     rank: int
     size: int
     host: str
@@ -49,14 +50,14 @@ class RankInfo:
 
 
 class Rendezvous:
-    """A store of rank 0 in which the members of a new group find each other, and leave receipts."""
+    """A TCPStore on rank 0: the members of a new group find each other in it, and leave receipts there."""
 
     def __init__(self, store: TCPStore) -> None:
         self.store = store
 
     @classmethod
     def serve(cls, host: str, port: int, seconds: float) -> Rendezvous:
-        """Bound to `host` alone: by itself a TCPStore listens everywhere. Raises OSError when the address is taken."""
+        """Listens on `host` alone; by itself a TCPStore listens on all addresses. Raises OSError when the address is in use."""
         with socket.create_server((host, port)) as listener:
             address, bound = listener.getsockname()[:2]
             handle = listener.detach()
@@ -64,8 +65,8 @@ class Rendezvous:
         return cls(TCPStore(address, bound, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=handle))
 
     @classmethod
-    def visit(cls, address: str, seconds: float) -> Rendezvous:
-        """The one served at `host:port`. Raises RuntimeError (torch's DistError) when nobody answers."""
+    def join(cls, address: str, seconds: float) -> Rendezvous:
+        """Connects to the one served at `host:port`. Raises RuntimeError (torch's DistError) when nobody answers."""
         host, _, port = address.rpartition(":")
         return cls(TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds)))
 
@@ -75,11 +76,11 @@ class Rendezvous:
         return f"{self.store.host}:{self.store.port}"
 
     def leave_receipt(self, key: str, good: bool) -> None:
-        """Says whether everything came as it should."""
+        """Records whether all bytes arrived undamaged."""
         self.store.set(key, _GOOD if good else _BAD)
 
     def take_receipts(self, keys: Sequence[str], seconds: float) -> list[bool]:
-        """Which of `keys` have a good receipt, after `seconds` at most."""
+        """For each key, whether it has a good receipt; waits for `seconds` at most, and deletes the receipts."""
         if seconds > 0:
             with suppress(RuntimeError):  # not all came in time
                 self.store.wait(list(keys), timedelta(seconds=seconds))
@@ -100,20 +101,20 @@ def bucket_sizes(total: int, bucket_bytes: int) -> list[int]:
 
 
 class BroadcastGroup:
-    """Two buckets: one travels while the other is filled or emptied. Blocks; belongs to one thread.
+    """A group of ranks with two buckets: one is sent while the other is filled or emptied. Blocks; belongs to one thread.
 
-    All methods raise RuntimeError (torch's) or TimeoutError when a member is gone, hangs or is too slow; the group is then
-    of no use any more.
+    All methods raise RuntimeError (torch's) or TimeoutError when a member is gone, hangs or is too slow; the group cannot be
+    used afterwards.
     """
 
-    def __init__(self, meeting: Rendezvous, place: RankInfo) -> None:
-        """Returns when all members of the group have come."""
-        self._place = place
-        self._group = _connected(PrefixStore(place.group, meeting.store), place)
+    def __init__(self, rendezvous: Rendezvous, rank_info: RankInfo) -> None:
+        """Returns when all members of the group have joined."""
+        self._rank_info = rank_info
+        self._group = _connected(PrefixStore(rank_info.group, rendezvous.store), rank_info)
         self._buckets: list[torch.Tensor] = []
 
     def send(self, parts: Sequence[memoryview], bucket_bytes: int, deadline: float) -> None:
-        """Rank 0: the bytes of all `parts`, one after the other, until `deadline` (of `time.monotonic`)."""
+        """Rank 0: sends the bytes of all `parts`, in order. `deadline` is a time of `time.monotonic`."""
         source = _Joined(parts)
         under_way: deque[Work] = deque()
         for bucket in self._each_bucket(source.total, bucket_bytes):
@@ -130,7 +131,7 @@ class BroadcastGroup:
             self._wait(under_way.popleft(), deadline)
 
     def receive(self, take: Callable[[memoryview], None], total: int, bucket_bytes: int, deadline: float) -> None:
-        """The other ranks: hands `total` bytes to `take`, in order; a piece is valid until `take` returns."""
+        """The other ranks: passes `total` bytes to `take`, in order; a piece is valid until `take` returns."""
         under_way: deque[tuple[Work, torch.Tensor]] = deque()
 
         def finish() -> None:
@@ -146,21 +147,21 @@ class BroadcastGroup:
             finish()
 
     def abort(self) -> None:
-        """Ends what is under way, from any thread, and closes the connections."""
+        """Ends every broadcast in progress, from any thread, and closes the connections."""
         self._group.abort()
 
     def _each_bucket(self, total: int, bucket_bytes: int) -> Iterator[torch.Tensor]:
-        """Two buffers in turn, made once for streams of one shape."""
+        """Two buffers in turn; allocated again only when a stream needs larger ones."""
         sizes = bucket_sizes(total, bucket_bytes)
         if sizes and (not self._buckets or self._buckets[0].numel() < sizes[0]):
-            self._buckets = [torch.empty(sizes[0], dtype=torch.uint8, device=self._place.device) for _ in range(2)]
+            self._buckets = [torch.empty(sizes[0], dtype=torch.uint8, device=self._rank_info.device) for _ in range(2)]
         for number, size in enumerate(sizes):
             yield self._buckets[number % 2][:size]
 
     def _broadcast(self, bucket: torch.Tensor) -> Work:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        options.timeout = timedelta(seconds=self._place.stall_seconds)
+        options.timeout = timedelta(seconds=self._rank_info.stall_seconds)
         options.asyncOp = True
         work: Work = self._group.broadcast([bucket], options)  # type: ignore[attr-defined] # not in its stub
         return work
@@ -169,18 +170,18 @@ class BroadcastGroup:
         left = deadline - time.monotonic()
         if left < _SMALL_SECONDS:
             raise TimeoutError("the broadcast took longer than its deadline; raise GRADBUS_BROADCAST_SECONDS")
-        work.wait(timedelta(seconds=min(left, self._place.stall_seconds)))
+        work.wait(timedelta(seconds=min(left, self._rank_info.stall_seconds)))
 
 
 class _Joined:
-    """Several parts read as one stream."""
+    """Reads several parts as one stream."""
 
     def __init__(self, parts: Sequence[memoryview]) -> None:
         self._parts = deque(parts)
         self.total = sum(len(part) for part in parts)
 
     def fill(self, bucket: torch.Tensor) -> None:
-        """Copies the next bytes into the whole of `bucket` (in host memory)."""
+        """Fills the whole of `bucket` (in host memory) with the next bytes."""
         target = _bytes_of(bucket)
         while target:
             part = self._parts.popleft()
@@ -195,35 +196,35 @@ def _bytes_of(bucket: torch.Tensor) -> memoryview:
     return memoryview(cast("Buffer", bucket.numpy()))
 
 
-def _connected(store: Store, place: RankInfo) -> Backend:
-    timeout = timedelta(seconds=place.stall_seconds)
-    if place.device.startswith("cuda"):
-        return _nccl(store, place, timeout)
+def _connected(store: Store, rank_info: RankInfo) -> Backend:
+    timeout = timedelta(seconds=rank_info.stall_seconds)
+    if rank_info.device.startswith("cuda"):
+        return _nccl(store, rank_info, timeout)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined] # its stub calls it otherwise
     options._timeout = timeout
-    options._devices = [ProcessGroupGloo.create_device(hostname=place.host)]
-    return ProcessGroupGloo(store, place.rank, place.size, options)
+    options._devices = [ProcessGroupGloo.create_device(hostname=rank_info.host)]
+    return ProcessGroupGloo(store, rank_info.rank, rank_info.size, options)
 
 
-def _nccl(store: Store, place: RankInfo, timeout: timedelta) -> Backend:
-    # A broken broadcast is ours to handle: by default NCCL's watchdog ends the process.
+def _nccl(store: Store, rank_info: RankInfo, timeout: timedelta) -> Backend:
+    # A broken broadcast is handled here; by default NCCL's watchdog would end the process.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 - not in torch for CPUs
 
-    torch.cuda.set_device(place.device)
+    torch.cuda.set_device(rank_info.device)
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL(store, place.rank, place.size, options)
+    return ProcessGroupNCCL(store, rank_info.rank, rank_info.size, options)
 
 
-def obey(orders: Iterable[str], out: BinaryIO) -> None:
-    """Carries out one order a line, a JSON object, and answers on `out`: a line feed, or the bytes received.
+def run_commands(commands: Iterable[str], out: BinaryIO) -> None:
+    """Runs commands, one JSON object a line, and answers each on `out`: a line feed, or the bytes received.
 
-    `connect` (`address` of the meeting, `rank_info`), `receive` (`total`, `bucket_bytes`, `seconds`), `receipt` (`key`, `good`). The first
-    line feed says that it listens. Raises what the group raises.
+    `connect` (`address` of the rendezvous, `rank_info`), `receive` (`total`, `bucket_bytes`, `seconds`), `receipt` (`key`, `good`).
+    A first line feed says that the process is ready. Raises the errors of `BroadcastGroup`.
     """
-    meeting: Rendezvous | None = None
+    rendezvous: Rendezvous | None = None
     group: BroadcastGroup | None = None
 
     def answer(content: memoryview | bytes) -> None:
@@ -231,23 +232,23 @@ def obey(orders: Iterable[str], out: BinaryIO) -> None:
         out.flush()
 
     answer(b"\n")
-    for line in orders:
-        order = json.loads(line)
-        if order["do"] == "connect":
+    for line in commands:
+        command = json.loads(line)
+        if command["do"] == "connect":
             if group is not None:
                 group.abort()
-            place = RankInfo(**order["rank_info"])
-            meeting = Rendezvous.visit(order["address"], place.stall_seconds)
-            group = BroadcastGroup(meeting, place)
+            rank_info = RankInfo(**command["rank_info"])
+            rendezvous = Rendezvous.join(command["address"], rank_info.stall_seconds)
+            group = BroadcastGroup(rendezvous, rank_info)
             answer(b"\n")
-        elif group is not None and order["do"] == "receive":
-            group.receive(answer, order["total"], order["bucket_bytes"], time.monotonic() + order["seconds"])
-        elif meeting is not None and order["do"] == "receipt":
-            meeting.leave_receipt(order["key"], order["good"])
+        elif group is not None and command["do"] == "receive":
+            group.receive(answer, command["total"], command["bucket_bytes"], time.monotonic() + command["seconds"])
+        elif rendezvous is not None and command["do"] == "receipt":
+            rendezvous.leave_receipt(command["key"], command["good"])
             answer(b"\n")
 
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries that print must not print into the answers
-    obey(sys.stdin, answers)
+    run_commands(sys.stdin, answers)

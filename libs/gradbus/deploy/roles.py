@@ -72,7 +72,7 @@ class Role:
     @property
     def secrets(self) -> tuple[str, ...]:
         """The files in its secrets folder."""
-        held = {
+        files = {
             "gradbus_nats_password": self.uses_nats,
             "gradbus_buffer_password": self.uses_buffer,
             "gradbus_objects_credentials": self.stores_objects,
@@ -80,7 +80,7 @@ class Role:
             "gradbus_rpc_callers": self.serves == "grpc",
             "api-keys.json": self.serves == "rest",
         }
-        return tuple(name for name, has in held.items() if has)
+        return tuple(name for name, has in files.items() if has)
 
 
 ROLES: Final[Mapping[str, Role]] = {
@@ -158,18 +158,22 @@ def container_placement(role: Role) -> Placement:
     )
 
 
-def role_environment(role: Role, place: Placement) -> dict[str, str]:
-    """The variables that a process of the role needs at `place`, and no others."""
-    environment = {"GRADBUS_SECRETS_DIR": place.secrets_dir, "GRADBUS_HEALTH": place.health, "GRADBUS_CACHE_DIR": place.cache_dir}
+def role_environment(role: Role, placement: Placement) -> dict[str, str]:
+    """The variables that a process of the role needs at `placement`, and no others."""
+    environment = {
+        "GRADBUS_SECRETS_DIR": placement.secrets_dir,
+        "GRADBUS_HEALTH": placement.health,
+        "GRADBUS_CACHE_DIR": placement.cache_dir,
+    }
     if role.uses_nats:
-        environment |= {"GRADBUS_NATS_URL": place.nats_url, "GRADBUS_NATS_USER": role.name}
+        environment |= {"GRADBUS_NATS_URL": placement.nats_url, "GRADBUS_NATS_USER": role.name}
     if role.uses_buffer:
-        environment |= {"GRADBUS_BUFFER_URL": place.buffer_url, "GRADBUS_BUFFER_USER": role.name}
+        environment |= {"GRADBUS_BUFFER_URL": placement.buffer_url, "GRADBUS_BUFFER_USER": role.name}
     if role.stores_objects:
-        environment["GRADBUS_OBJECTS_URL"] = place.objects_url
-    environment |= {f"GRADBUS_{server.upper()}": place.grpc[server] for server in role.calls}
+        environment["GRADBUS_OBJECTS_URL"] = placement.objects_url
+    environment |= {f"GRADBUS_{server.upper()}": placement.grpc[server] for server in role.calls}
     if role.serves:
-        environment["GRADBUS_LISTEN"] = place.listen
+        environment["GRADBUS_LISTEN"] = placement.listen
     if role.serves == "rest":
-        environment["GRADBUS_API_KEYS_FILE"] = f"{place.secrets_dir}/api-keys.json"
+        environment["GRADBUS_API_KEYS_FILE"] = f"{placement.secrets_dir}/api-keys.json"
     return environment

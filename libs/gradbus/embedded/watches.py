@@ -12,6 +12,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 from pydantic import ValidationError
 
+from gradbus.algorithms import needs_reference_service
 from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.control.runs import FINAL_STATES, RunRecord, RunStatus
 from gradbus.errors import GradbusError
@@ -79,7 +80,7 @@ async def watch_volume(folder: Path, restart_nats: Callable[[], Awaitable[None]]
 @lru_cache(_CACHED)
 def _needs_reference(record: bytes) -> bool:
     try:
-        return RunRecord.model_validate_json(record).spec.needs_reference
+        return needs_reference_service(RunRecord.model_validate_json(record).spec)
     except ValidationError as error:
         _log.warning("run_unreadable", faults=error.error_count())
         return False

@@ -16,14 +16,14 @@ import asyncio, sys, threading
 from gradbus.errors import ModelError
 from gradbus.process import ProcessSettings, run_process
 
-async def told():
+async def read_line():
     await asyncio.to_thread(sys.stdin.readline)
 
 async def serve(process):
-    await told()
+    await read_line()
     process.ready = True
     await process.stopping.wait()
-    await told()
+    await read_line()
     print("drained", flush=True)
 
 async def leave(process):

@@ -9,7 +9,7 @@ from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import ScoreSample
 from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_conductor.groups.traces import GroupTraces
-from gradbus_reward.grade_traces import graded
+from gradbus_reward.scorers.telemetry import grade_spans
 from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
 from gradbus_rollout.telemetry.generation_traces import recorded as generation_recorded
 
@@ -42,7 +42,7 @@ def test_a_group_that_is_not_traced_leaves_nothing(told):
         call.answered(1, [])
     with generation_recorded(Delivery(task, 5), RUN) as times:
         times.mark_sampled([GroupCompletion("1", ())])
-    with graded(["part"], [ScoreSample(group_id="1")]):
+    with grade_spans(["part"], [ScoreSample(group_id="1")]):
         pass
     made = entry(traces, 1)
     assert made.traceparent == ""
@@ -117,7 +117,7 @@ def test_a_group_that_another_conductor_appended_is_not_recorded_twice(told):
 def test_a_group_dropped_while_it_is_scored_leaves_no_orphan(told):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1)
-    with traces.call("score", [1]) as call, graded(["part"], [ScoreSample(traceparent=call.spans[1])]):
+    with traces.call("score", [1]) as call, grade_spans(["part"], [ScoreSample(traceparent=call.spans[1])]):
         traces.admitted([entry(traces, 1, Verdict.VERDICT_DROPPED, "deadline")], 30)
     assert orphans(told()) == []
     (root,) = [span for span in told() if span.name == "group"]
@@ -133,7 +133,7 @@ def test_a_run_that_is_cancelled_ends_the_traces_under_way(told):
 
 
 def test_a_part_of_the_grader_that_breaks_is_recorded(told):
-    with pytest.raises(ZeroDivisionError), graded(["part"], [ScoreSample(traceparent=group_trace("run", 1))]):
+    with pytest.raises(ZeroDivisionError), grade_spans(["part"], [ScoreSample(traceparent=group_trace("run", 1))]):
         raise ZeroDivisionError
     assert not told()[0].status.is_ok
 

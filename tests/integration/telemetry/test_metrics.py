@@ -15,9 +15,9 @@ from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_rollout.weights.version_files import VersionFiles
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.versions.scratch import Scratch
-from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.writer import VersionWriter
 
 

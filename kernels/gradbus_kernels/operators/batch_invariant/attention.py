@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
-from gradbus_kernels.operators.dispatch import choose
 
 MASKED: Final = -1e30
 """Added to scores of positions a query may not see: exp gives exactly 0 beside any real score."""
@@ -244,7 +244,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         spans = pages(int(seen[-1]) + 1)
         padded = padded_queries(len(seen), size, tuple(stop - begin for begin, stop in spans), query.dtype)
         biases = [bias[None] for bias in biases_of(functional.pad(seen, (0, padded - len(seen))), spans)]
-        held = [(keys[:, begin:stop].transpose(1, 2), values[:, begin:stop]) for begin, stop in spans]
-        parts.append(attend(block.reshape(rows * key_heads, -1, size), held, biases, scale))
+        key_values = [(keys[:, begin:stop].transpose(1, 2), values[:, begin:stop]) for begin, stop in spans]
+        parts.append(attend(block.reshape(rows * key_heads, -1, size), key_values, biases, scale))
     joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return joined.view(rows, key_heads, count, -1, size).transpose(2, 3).reshape(query.shape)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_floats, check_ids
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_floats, check_ids
+from gradbus_kernels.operators.base.dispatch import choose
 
 
 def invariant_embedding(ids: Tensor, weight: Tensor) -> Tensor:
@@ -38,9 +38,9 @@ def invariant_embedding_reference(ids: Tensor, weight: Tensor) -> Tensor:
 
 def row_sums(ids: Tensor, grad: Tensor, rows: int) -> Tensor:
     """`[rows, H]`: what `grad` `[N, H]` holds for each id, added up place by place; only rows that occur are held in float32."""
-    present, place = torch.unique(ids, return_inverse=True)
+    present, position = torch.unique(ids, return_inverse=True)
     sums = grad.new_zeros(len(present), grad.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
-    sums.index_add_(0, place, grad.to(sums.dtype))
+    sums.index_add_(0, position, grad.to(sums.dtype))
     return grad.new_zeros(rows, grad.shape[1]).index_copy_(0, present, sums.to(grad.dtype))
 
 

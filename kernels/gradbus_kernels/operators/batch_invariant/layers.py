@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 
 _ONE_THREAD: Final = 32768
 """Elements below which torch does not share a loop out among threads, and so never cuts a row."""

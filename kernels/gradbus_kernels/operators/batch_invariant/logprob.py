@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
+from gradbus_kernels.operators.base.arguments import check_finite, check_head, check_ids
+from gradbus_kernels.operators.base.block_sizes import slices
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.batch_invariant.matmul import BLOCK, multiply
-from gradbus_kernels.operators.block_sizes import slices
-from gradbus_kernels.operators.dispatch import choose
 
 _LOGITS: Final = 1 << 24  # 64 MiB of float32: enough for a product at full speed
 

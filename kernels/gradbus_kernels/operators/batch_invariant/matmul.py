@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus_kernels.operators.arguments import check_dtype, check_floats, require
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 
 BLOCK: Final = 32
 """Rows of the product that defines the bits."""

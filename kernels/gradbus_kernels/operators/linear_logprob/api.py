@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_head, check_ids
-from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.base.arguments import check_finite, check_head, check_ids
+from gradbus_kernels.operators.base.dispatch import Implementation, choose
 from gradbus_kernels.operators.linear_logprob import cpu
 from gradbus_kernels.operators.linear_logprob.head import Backend, Coefficients, Head
 from gradbus_kernels.operators.selected_logprob.api import selected_logprob_reference

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 
 PRODUCT_TOKENS: Final = 4096
@@ -139,8 +139,8 @@ class _Chunk:
 
     def _replace_own(self, entries: Tensor) -> None:
         for columns, tile in self._tiles():
-            places = ((self._ids >= columns.start) & (self._ids < columns.stop)).nonzero().squeeze(1)
-            tile[places, self._ids[places] - columns.start] = entries[places].to(tile.dtype)
+            tokens = ((self._ids >= columns.start) & (self._ids < columns.stop)).nonzero().squeeze(1)
+            tile[tokens, self._ids[tokens] - columns.start] = entries[tokens].to(tile.dtype)
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
         count = len(self._ids)

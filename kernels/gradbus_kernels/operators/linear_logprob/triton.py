@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import LINEAR_LOGPROB as LAUNCH
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import LINEAR_LOGPROB as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.linear_logprob.head import Differentiate, Gradients, Head, Statistics, add_product
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 from gradbus_kernels.operators.selected_logprob.triton import backward_triton, forward_triton

@@ -6,9 +6,9 @@ from typing import Final
 
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_finite, check_head
-from gradbus_kernels.operators.counter import counter_uniform
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_finite, check_head
+from gradbus_kernels.operators.base.counter import counter_uniform
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.linear_sample.cpu import draw_linear_cpu
 from gradbus_kernels.operators.sample.api import by_row, check_draws, sample_reference, shaped
 from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams, columns

@@ -52,12 +52,12 @@ def _draw(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> tu
         for draw, block in enumerate(chosen[row].tolist()):
             logits = _scaled(hidden[row : row + 1], weight[block * _BLOCK : (block + 1) * _BLOCK], _row(rows.temperature, row))[0]
             inside = (logits - peak[row]).double().exp()
-            place = torch.searchsorted(inside.cumsum(0), rest[row, draw], right=True)
-            place = torch.minimum(place, inside.nonzero().amax())  # rounding may leave none that exceeds
+            index = torch.searchsorted(inside.cumsum(0), rest[row, draw], right=True)
+            index = torch.minimum(index, inside.nonzero().amax())  # rounding may leave none that exceeds
             if rows.greedy is not None:
-                place = torch.where(rows.greedy[row, 0], blocks.best[row] - block * _BLOCK, place)
-            ids[row, draw] = block * _BLOCK + place
-            logprobs[row, draw] = logits[place] - normaliser[row, 0]
+                index = torch.where(rows.greedy[row, 0], blocks.best[row] - block * _BLOCK, index)
+            ids[row, draw] = block * _BLOCK + index
+            logprobs[row, draw] = logits[index] - normaliser[row, 0]
     return ids, logprobs
 
 
@@ -69,8 +69,8 @@ def _blocks(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> _Blo
     )
     for start in range(0, len(weight), _TILE):
         logits = _scaled(hidden, weight[start : start + _TILE], temperature)
-        top, place = logits.max(1)
-        best = torch.where(top > highest, start + place, best)
+        top, index = logits.max(1)
+        best = torch.where(top > highest, start + index, best)
         highest = torch.maximum(highest, top)
         if logits.shape[1] % _BLOCK:
             logits = torch.nn.functional.pad(logits, (0, -logits.shape[1] % _BLOCK), value=-math.inf)

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import SAMPLE as GROUPS
-from gradbus_kernels.operators.block_sizes import SAMPLE_LINEAR as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import SAMPLE as GROUPS
+from gradbus_kernels.operators.base.block_sizes import SAMPLE_LINEAR as LAUNCH
 from gradbus_kernels.operators.sample.reference import Columns, Sampled
 from gradbus_kernels.operators.sample.triton import draw_read, empty_read, temperature_of
 from gradbus_kernels.operators.sample.triton_kernels import power
@@ -46,9 +46,9 @@ def _head(
     here, inside = row < count, (column < vocabulary)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, INNER):
-        place = start + tl.arange(0, INNER)
-        left = tl.load(hidden + row[:, None] * width + place[None, :], here[:, None] & (place[None, :] < width), 0.0)
-        right = tl.load(weight + column.to(tl.int64)[None, :] * width + place[:, None], inside & (place[:, None] < width), 0.0)
+        index = start + tl.arange(0, INNER)
+        left = tl.load(hidden + row[:, None] * width + index[None, :], here[:, None] & (index[None, :] < width), 0.0)
+        right = tl.load(weight + column.to(tl.int64)[None, :] * width + index[:, None], inside & (index[:, None] < width), 0.0)
         if WIDEN:
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision="ieee")

@@ -1,1 +1,5 @@
-"""Attention and packing for responses that share a prompt."""
+"""Attention for packed responses that share a prompt, which is computed once.
+
+`packing`: rows of tokens from prompts and responses. `layout`: which segment shares which prompt. `api`: the attention and its
+reference. `cpu`, `triton`.
+"""

@@ -11,8 +11,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_floats, require
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.prefix_shared_attention.cpu import attend_on_cpu
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 

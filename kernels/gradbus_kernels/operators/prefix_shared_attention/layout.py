@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from gradbus_kernels.operators.arguments import require
+from gradbus_kernels.operators.base.arguments import require
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import require
+from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 _SHARED_AT_LEAST = 64
@@ -92,8 +92,8 @@ def _roots(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[_Piec
 def _branches(roots: Sequence[_Piece], prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[_Piece]:
     """Responses of shared prompts, by root and length, but for those of one token: the root predicts it."""
     return [
-        _Piece(responses[row][:-1], (row,), place)
-        for place, root in enumerate(roots)
+        _Piece(responses[row][:-1], (row,), index)
+        for index, root in enumerate(roots)
         if len(root.ids) == len(prompts[root.rows[0]])
         for row in sorted(root.rows, key=lambda row: len(responses[row]))
         if len(responses[row]) > 1

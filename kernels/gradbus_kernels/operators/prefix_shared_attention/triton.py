@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import prefix_shared_attention as launch
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import prefix_shared_attention as launch
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
 
@@ -123,16 +123,16 @@ def _key_blocks(layout: PrefixLayout, size: int, device: torch.device) -> tuple[
 def _tile(base, tokens, last, stride, HEAD: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr):
     """Rows `tokens` of one head, [tokens, DIMS]; 0 from `last` on and beyond HEAD."""
     dims = tl.arange(0, DIMS)
-    held = (tokens < last)[:, None] & (dims < HEAD)[None]
-    tile = tl.load(base + tokens.to(tl.int64)[:, None] * stride + dims[None], mask=held, other=0.0)
+    valid = (tokens < last)[:, None] & (dims < HEAD)[None]
+    tile = tl.load(base + tokens.to(tl.int64)[:, None] * stride + dims[None], mask=valid, other=0.0)
     return tile.to(tl.float32) if WIDE else tile
 
 
 @triton.jit
-def _scores(q, k, back, held, scale, WINDOW: tl.constexpr):
+def _scores(q, k, back, valid, scale, WINDOW: tl.constexpr):
     """Scores to the base 2, -inf where a query does not see a key; `back` is how far behind it the key is."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
-    seen = held & (back >= 0)
+    seen = valid & (back >= 0)
     if WINDOW > 0:
         seen = seen & (back < WINDOW)
     return tl.where(seen, scores, -float("inf"))
@@ -192,18 +192,18 @@ def _forward(
         acc, total, top, q, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
         begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
     )  # fmt: skip
-    held = rows < end
-    total = tl.where(held, total, 1.0)
-    _store(output, rows, held, head, tl.num_programs(1), acc / total[:, None], HEAD, DIMS)
-    tl.store(sums + head * tokens + rows, top + tl.log2(total), mask=held)
+    valid = rows < end
+    total = tl.where(valid, total, 1.0)
+    _store(output, rows, valid, head, tl.num_programs(1), acc / total[:, None], HEAD, DIMS)
+    tl.store(sums + head * tokens + rows, top + tl.log2(total), mask=valid)
 
 
 @triton.jit
-def _store(to, rows, held, head, heads, values, HEAD: tl.constexpr, DIMS: tl.constexpr):
+def _store(to, rows, valid, head, heads, values, HEAD: tl.constexpr, DIMS: tl.constexpr):
     """Into a contiguous [N, heads, HEAD]."""
     dims = tl.arange(0, DIMS)
-    places = to + (rows.to(tl.int64)[:, None] * heads + head) * HEAD + dims[None]
-    tl.store(places, values.to(to.dtype.element_ty), mask=held[:, None] & (dims < HEAD)[None])
+    pointers = to + (rows.to(tl.int64)[:, None] * heads + head) * HEAD + dims[None]
+    tl.store(pointers, values.to(to.dtype.element_ty), mask=valid[:, None] & (dims < HEAD)[None])
 
 
 @triton.jit
@@ -237,14 +237,14 @@ def _backward_query(
     root, root_end = tl.load(block + 3), tl.load(block + 4)
     depth = root_end - root
     rows = first + tl.arange(0, QUERIES)
-    held = rows < end
+    valid = rows < end
     positions = depth + rows - begin
     q = _tile(query + head * q_h, rows, end, q_n, HEAD, DIMS, WIDE)
     up = _tile(upstream + head * HEAD, rows, end, heads * HEAD, HEAD, DIMS, WIDE)
     out = _tile(output + head * HEAD, rows, end, heads * HEAD, HEAD, DIMS, WIDE)
     shift = tl.sum(up.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(shifts + head * tokens + rows, shift, mask=held)
-    level = tl.load(sums + head * tokens + rows, mask=held, other=0.0)
+    tl.store(shifts + head * tokens + rows, shift, mask=valid)
+    level = tl.load(sums + head * tokens + rows, mask=valid, other=0.0)
     keys_at, values_at = key + head // GROUP * k_h, value + head // GROUP * v_h
     position = depth + first - begin
     acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
@@ -256,12 +256,12 @@ def _backward_query(
         acc, q, up, level, shift, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
         begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
     )  # fmt: skip
-    _store(of_query, rows, held, head, heads, acc * scale, HEAD, DIMS)
+    _store(of_query, rows, valid, head, heads, acc * scale, HEAD, DIMS)
 
 
 @triton.jit
 def _key_gradient(
-    of_key, of_value, k, v, positions, held, queries_at, upstream_at, sums_at, shifts_at, begin, end, origin, scale, q_n, u_n,
+    of_key, of_value, k, v, positions, valid, queries_at, upstream_at, sums_at, shifts_at, begin, end, origin, scale, q_n, u_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -274,7 +274,7 @@ def _key_gradient(
         level = tl.load(sums_at + rows, mask=there, other=0.0)
         shift = tl.load(shifts_at + rows, mask=there, other=0.0)
         back = (rows - origin)[:, None] - positions[None]
-        weights = tl.exp2(_scores(q, k, back, there[:, None] & held[None], scale, WINDOW) - level[:, None])
+        weights = tl.exp2(_scores(q, k, back, there[:, None] & valid[None], scale, WINDOW) - level[:, None])
         of_value += tl.dot(tl.trans(weights).to(up.dtype), up, input_precision="ieee")
         change = weights * (tl.dot(up, tl.trans(v), input_precision="ieee") - shift[:, None])
         of_key += tl.dot(tl.trans(change).to(q.dtype), q, input_precision="ieee")
@@ -293,7 +293,7 @@ def _backward_key(
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     known, known_end = tl.load(block + 3), tl.load(block + 4)
     columns = first + tl.arange(0, KEYS)
-    held = columns < end
+    valid = columns < end
     k = _tile(key + kv_head * k_h, columns, end, k_n, HEAD, DIMS, WIDE)
     v = _tile(value + kv_head * v_h, columns, end, v_n, HEAD, DIMS, WIDE)
     key_sum, value_sum = tl.full([KEYS, DIMS], 0.0, tl.float32), tl.full([KEYS, DIMS], 0.0, tl.float32)
@@ -306,7 +306,7 @@ def _backward_key(
         sums_at, shifts_at = sums + head * tokens, shifts + head * tokens
         last = tl.minimum(end, begin + reach) if WINDOW > 0 else end
         key_sum, value_sum = _key_gradient(
-            key_sum, value_sum, k, v, columns - begin, held, queries_at, upstream_at, sums_at, shifts_at, first, last, begin,
+            key_sum, value_sum, k, v, columns - begin, valid, queries_at, upstream_at, sums_at, shifts_at, first, last, begin,
             scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, WIDE,
         )  # fmt: skip
         for branch in range(known, known_end):
@@ -314,8 +314,8 @@ def _backward_key(
             origin = opens - depth
             last = tl.minimum(closes, origin + reach) if WINDOW > 0 else closes
             key_sum, value_sum = _key_gradient(
-                key_sum, value_sum, k, v, columns - begin, held, queries_at, upstream_at, sums_at, shifts_at, opens, last, origin,
+                key_sum, value_sum, k, v, columns - begin, valid, queries_at, upstream_at, sums_at, shifts_at, opens, last, origin,
                 scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, WIDE,
             )  # fmt: skip
-    _store(of_key, columns, held, kv_head, kv_heads, key_sum * scale, HEAD, DIMS)
-    _store(of_value, columns, held, kv_head, kv_heads, value_sum, HEAD, DIMS)
+    _store(of_key, columns, valid, kv_head, kv_heads, key_sum * scale, HEAD, DIMS)
+    _store(of_value, columns, valid, kv_head, kv_heads, value_sum, HEAD, DIMS)

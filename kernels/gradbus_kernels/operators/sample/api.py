@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, require
-from gradbus_kernels.operators.counter import counter_uniform
-from gradbus_kernels.operators.dispatch import choose
+from gradbus_kernels.operators.base.arguments import check_finite, check_floats, require
+from gradbus_kernels.operators.base.counter import counter_uniform
+from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.sample.cpu import draw_cpu
 from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams, columns, draw_rows
 
@@ -83,13 +83,13 @@ def _check_setting(name: str, value: float | Tensor, batch: Tensor) -> None:
     if isinstance(value, Tensor):
         require(value.shape == batch.shape[:1], name, f"has shape {tuple(value.shape)}; pass a number or ({len(batch)})")
         require(value.device == batch.device, name, f"is on {value.device}; pass it on {batch.device}, where the others are")
-    held = torch.as_tensor(value)
+    values = torch.as_tensor(value)
     fine, words = {
-        "temperature": ((held > 0) & (held < float("inf")), "pass positive numbers; for the likeliest token pass greedy"),
-        "top_k": ((held >= 0) & (held == held.long()), "pass integers, 0 (off) or more"),
-        "top_p": ((held > 0) & (held <= 1), "pass numbers in (0, 1]"),
-        "min_p": ((held >= 0) & (held <= 1), "pass numbers in [0, 1]"),
-        "greedy": (torch.full_like(held, held.dtype == torch.bool, dtype=torch.bool), "pass bool"),
+        "temperature": ((values > 0) & (values < float("inf")), "pass positive numbers; for the likeliest token pass greedy"),
+        "top_k": ((values >= 0) & (values == values.long()), "pass integers, 0 (off) or more"),
+        "top_p": ((values > 0) & (values <= 1), "pass numbers in (0, 1]"),
+        "min_p": ((values >= 0) & (values <= 1), "pass numbers in [0, 1]"),
+        "greedy": (torch.full_like(values, values.dtype == torch.bool, dtype=torch.bool), "pass bool"),
     }[name]
-    wrong = held[~fine].tolist()
+    wrong = values[~fine].tolist()
     require(not wrong, name, f"holds {wrong[:1]}; {words}")

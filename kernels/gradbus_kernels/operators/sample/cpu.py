@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import ROWS_TILE as _TILE
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import ROWS_TILE as _TILE
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.sample.reference import Columns, Sampled, draw_rows
 
 _SHORT: Final = 1 << 12
@@ -73,11 +73,11 @@ def _draw_cut(logits: Tensor, uniforms: Tensor, row: Columns) -> Sampled:
         return Sampled(torch.zeros(uniforms.shape, dtype=torch.int64), unknown, unknown)
     support = _support(scaled, peaks, normaliser, row, logits.shape[1])
     cumulative = support.logprobs.exp().cumsum(0)
-    places = torch.searchsorted(cumulative, uniforms * cumulative[-1], right=True)
+    indices = torch.searchsorted(cumulative, uniforms * cumulative[-1], right=True)
     if row.greedy is not None and bool(row.greedy):
-        places = torch.searchsorted(support.ids, logits.argmax()).expand_as(places)
-    chosen = support.logprobs[places]
-    return Sampled(support.ids[places], chosen.float(), (chosen - cumulative[-1].log()).clamp_(max=0.0).float())
+        indices = torch.searchsorted(support.ids, logits.argmax()).expand_as(indices)
+    chosen = support.logprobs[indices]
+    return Sampled(support.ids[indices], chosen.float(), (chosen - cumulative[-1].log()).clamp_(max=0.0).float())
 
 
 def _support(scaled: Tensor, peaks: Tensor, normaliser: Tensor, row: Columns, vocabulary: int) -> _Tokens:
@@ -134,7 +134,7 @@ def _reaching(logprobs: Tensor, mass: float) -> float | None:
         before = float(masses[reached - 1]) if reached else 0.0
         logprobs = logprobs[buckets == reached]
     falling = logprobs.sort(descending=True).values
-    place = int(torch.searchsorted(falling.exp().cumsum(0), mass - before))
-    if place == len(falling):
+    index = int(torch.searchsorted(falling.exp().cumsum(0), mass - before))
+    if index == len(falling):
         return float(falling[-1]) if before else None
-    return float(falling[place])
+    return float(falling[index])

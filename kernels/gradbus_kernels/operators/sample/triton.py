@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import SAMPLE as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import SAMPLE as LAUNCH
 from gradbus_kernels.operators.sample.reference import Columns, Sampled, by_rows
 from gradbus_kernels.operators.sample.triton_kernels import candidates_kernel, draw_kernel, statistics_kernel
 
@@ -60,8 +60,8 @@ def empty_read(logits: Tensor, slice_: int, rows: Columns) -> Read:
 
 def temperature_of(rows: Columns, logits: Tensor) -> tuple[Tensor, int]:
     """A tensor and how far apart in it those of neighbouring rows are."""
-    held = rows.temperature
-    column = held if isinstance(held, Tensor) else by_rows(held, torch.float32, logits)
+    given = rows.temperature
+    column = given if isinstance(given, Tensor) else by_rows(given, torch.float32, logits)
     return column, column.stride(0)
 
 

@@ -78,24 +78,24 @@ def _weight(value, temperature, peak, least):
 
 
 @triton.jit
-def _held(keys, amounts, least):
+def _amount_above(keys, amounts, least):
     """How much of the amounts lies at the key `least` or above."""
     return tl.sum(tl.where(keys >= least, amounts, 0)).to(tl.float64)
 
 
 @triton.jit
-def _held_in_row(wide, least, MASS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _amount_above_in_row(wide, least, MASS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """The same of a whole row: the number of its logits or their mass."""
     logits, row, temperature, peak, vocabulary = wide
-    held = tl.full((), 0.0, tl.float64)
+    amount = tl.full((), 0.0, tl.float64)
     for start in range(0, vocabulary, BLOCK):
         columns = _columns(start, BLOCK // GROUP, GROUP)
         value = _load(logits, row, columns, vocabulary)
         if MASS:
-            held += tl.sum(_weight(value, temperature, peak, least)).to(tl.float64)
+            amount += tl.sum(_weight(value, temperature, peak, least)).to(tl.float64)
         else:
-            held += tl.sum(((_key(value) >= least) & (columns < vocabulary)).to(tl.int32)).to(tl.float64)
-    return held
+            amount += tl.sum(((_key(value) >= least) & (columns < vocabulary)).to(tl.int32)).to(tl.float64)
+    return amount
 
 
 @triton.jit
@@ -105,8 +105,8 @@ def _search(keys, amounts, wide, wanted, above, MASS: tl.constexpr, BLOCK: tl.co
     for step in range(32 - UNUSED):
         trial = key + (tl.full((), 1, tl.int64) << (31 - step))
         least = tl.maximum(trial, above).to(tl.int32)
-        held = _held(keys, amounts, least) if wide is None else _held_in_row(wide, least, MASS, BLOCK, GROUP)
-        key = tl.where(held >= wanted, trial, key)
+        amount = _amount_above(keys, amounts, least) if wide is None else _amount_above_in_row(wide, least, MASS, BLOCK, GROUP)
+        key = tl.where(amount >= wanted, trial, key)
     return key.to(tl.int32)
 
 
@@ -119,7 +119,7 @@ def _threshold(
     share = total.to(tl.float64)
     if (top_k > 0) & (top_k < vocabulary):
         top_least = _search(keys, 1, wide, top_k, _LOWEST, False, BLOCK, GROUP, UNUSED)
-        share = _held(keys, weights, top_least) if wide is None else _held_in_row(wide, top_least, True, BLOCK, GROUP)
+        share = _amount_above(keys, weights, top_least) if wide is None else _amount_above_in_row(wide, top_least, True, BLOCK, GROUP)
     least = tl.maximum(top_least, lowest)
     if top_p < 1.0:
         least = tl.maximum(least, _search(keys, weights, wide, top_p * share, top_least, True, BLOCK, GROUP, UNUSED))
@@ -129,12 +129,12 @@ def _threshold(
 @triton.jit
 def _pick(masses, target):
     """Where the running sum of masses first exceeds the target, and the sum before; where rounding leaves none, the last that has any."""
-    place = tl.arange(0, masses.shape[0])
+    index = tl.arange(0, masses.shape[0])
     passed = (tl.cumsum(masses, 0) > target) & (masses > 0.0)
-    first = tl.min(tl.where(passed, place, masses.shape[0]), 0)
-    last = tl.max(tl.where(masses > 0.0, place, 0), 0)
+    first = tl.min(tl.where(passed, index, masses.shape[0]), 0)
+    last = tl.max(tl.where(masses > 0.0, index, 0), 0)
     chosen = tl.where(first < masses.shape[0], first, last)
-    return chosen, tl.sum(tl.where(place < chosen, masses, 0.0), 0)
+    return chosen, tl.sum(tl.where(index < chosen, masses, 0.0), 0)
 
 
 @triton.jit
@@ -142,8 +142,8 @@ def _pick_of_groups(weights, target):
     """The group, and the place in it, where the running sum of weights `[groups, size]` first exceeds the target."""
     group, before = _pick(tl.sum(weights.to(tl.float64), 1), target)
     own = tl.where(tl.arange(0, weights.shape[0])[:, None] == group, weights, 0.0)
-    place, _ = _pick(tl.sum(own, 0).to(tl.float64), target - before)
-    return group, place
+    index, _ = _pick(tl.sum(own, 0).to(tl.float64), target - before)
+    return group, index
 
 
 @triton.jit
@@ -152,8 +152,8 @@ def _pick_of_slices(masses, target, wide, SLICE: tl.constexpr, GROUP: tl.constex
     logits, row, temperature, peak, vocabulary = wide
     number, before = _pick(masses, target)
     value = _load(logits, row, _columns(number * SLICE, SLICE // GROUP, GROUP), vocabulary)
-    group, place = _pick_of_groups(_weight(value, temperature, peak, _LOWEST), target - before)
-    return number * SLICE + group * GROUP + place
+    group, index = _pick_of_groups(_weight(value, temperature, peak, _LOWEST), target - before)
+    return number * SLICE + group * GROUP + index
 
 
 @triton.jit
@@ -167,8 +167,8 @@ def _pick_of_row(target, wide, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
         weights = _weight(value, temperature, peak, least)
         mass = tl.sum(weights.to(tl.float64))
         if (before <= target) & (mass > 0.0):
-            group, place = _pick_of_groups(weights, target - before)
-            found = start + group * GROUP + place
+            group, index = _pick_of_groups(weights, target - before)
+            found = start + group * GROUP + index
         before += mass
     return found
 
@@ -181,7 +181,7 @@ def _first_at(peak, start, logits, row, vocabulary, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _asked(top_ks, top_k_apart, top_ps, top_p_apart, min_ps, min_p_apart, row, temperature, peak):
+def _row_params(top_ks, top_k_apart, top_ps, top_p_apart, min_ps, min_p_apart, row, temperature, peak):
     """Of a row top-k and top-p, and the least key that min-p leaves."""
     top_k, top_p, lowest = tl.full((), 0, tl.int64), tl.full((), 1.0, tl.float64), tl.full((), _LOWEST, tl.int32)
     if top_ks is not None:
@@ -210,7 +210,7 @@ def _support(group, floor, wide, total, top_k, top_p, lowest, BLOCK: tl.constexp
         narrow = (top_k_off | (top_least >= floor)) & (least >= floor)
         if narrow == 0:
             _, least = _threshold(None, None, wide, total, top_k, top_p, lowest, vocabulary, BLOCK, GROUP, UNUSED)
-            mass = _held_in_row(wide, least, True, BLOCK, GROUP)
+            mass = _amount_above_in_row(wide, least, True, BLOCK, GROUP)
     weights = tl.where(keys >= least, weights, 0.0)
     if narrow:
         mass = tl.sum(weights.to(tl.float64))
@@ -235,7 +235,7 @@ def draw_kernel(
     wide = logits, row, temperature, peak, vocabulary
     mass, whole = total, tl.full((), True, tl.int1)
     if CUT:
-        top_k, top_p, lowest = _asked(top_ks, top_k_apart, top_ps, top_p_apart, min_ps, min_p_apart, row, temperature, peak)
+        top_k, top_p, lowest = _row_params(top_ks, top_k_apart, top_ps, top_p_apart, min_ps, min_p_apart, row, temperature, peak)
         group = tl.load(candidates + row * ROOM + tl.arange(0, ROOM))
         weights, least, mass, whole, narrow = _support(
             group, tl.load(floors + row), wide, total, top_k, top_p, lowest, BLOCK, GROUP, UNUSED
@@ -253,8 +253,8 @@ def draw_kernel(
                 found = _pick_of_slices(masses, target, wide, SLICE, GROUP)
             elif CUT:
                 if narrow:
-                    slot, place = _pick_of_groups(weights, target)
-                    found = tl.load(candidates + row * ROOM + slot) * GROUP + place
+                    slot, index = _pick_of_groups(weights, target)
+                    found = tl.load(candidates + row * ROOM + slot) * GROUP + index
                 else:
                     found = _pick_of_row(target, wide, least, BLOCK, GROUP)
         found = tl.minimum(found, vocabulary - 1)  # only NaN gets beyond

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.arguments import check_finite, check_floats, check_ids, require
-from gradbus_kernels.operators.dispatch import Implementation, choose
+from gradbus_kernels.operators.base.arguments import check_finite, check_floats, check_ids, require
+from gradbus_kernels.operators.base.dispatch import Implementation, choose
 from gradbus_kernels.operators.selected_logprob.cpu import backward_cpu, forward_cpu
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 
@@ -50,8 +50,8 @@ def selected_logprob(
         outcome = selected_logprob_reference(logits, ids, temperature, entropy, other_logits, ignore_index)
     else:
         valid = None if ignore_index is None else ids != ignore_index
-        held = ids if valid is None else ids.where(valid, 0)
-        outcome = SelectedLogprob(*_Rowwise.apply(logits, held, other_logits, valid, (temperature, entropy, chosen)))  # type: ignore[no-untyped-call]
+        kept_ids = ids if valid is None else ids.where(valid, 0)
+        outcome = SelectedLogprob(*_Rowwise.apply(logits, kept_ids, other_logits, valid, (temperature, entropy, chosen)))  # type: ignore[no-untyped-call]
     check_finite("logits", outcome.logprobs)
     if outcome.other_logprobs is not None:
         check_finite("other_logits", outcome.other_logprobs)
@@ -76,14 +76,14 @@ def selected_logprob_reference(
     table = _log_table(logits, temperature)
     probabilities = table.exp()
     finite = table.masked_fill(probabilities == 0, 0.0)  # 0 log 0 = 0
-    spread = -(probabilities * finite).sum(1) if entropy else None
+    entropies = -(probabilities * finite).sum(1) if entropy else None
     index = ids.unsqueeze(1)
     logprobs = table.gather(1, index).squeeze(1)
     if other_logits is None:
-        return SelectedLogprob(logprobs, spread, None, None)
+        return SelectedLogprob(logprobs, entropies, None, None)
     other = _log_table(other_logits.detach(), temperature).to(table.dtype)
     kl = (probabilities * (finite - other.masked_fill(probabilities == 0, 0.0))).sum(1)
-    return SelectedLogprob(logprobs, spread, kl, other.gather(1, index).squeeze(1))
+    return SelectedLogprob(logprobs, entropies, kl, other.gather(1, index).squeeze(1))
 
 
 def _log_table(logits: Tensor, temperature: float) -> Tensor:
@@ -98,8 +98,8 @@ def _check(logits: Tensor, ids: Tensor, temperature: float, other_logits: Tensor
     require(temperature > 0.0, "temperature", f"is {temperature}; pass a positive number")
     if other_logits is not None:
         check_floats("other_logits", other_logits, (rows, vocabulary), logits)
-    held = ids if ignore_index is None else ids.masked_fill(ids == ignore_index, 0)
-    check_ids("ids", held, (rows,), vocabulary, logits)
+    kept_ids = ids if ignore_index is None else ids.masked_fill(ids == ignore_index, 0)
+    check_ids("ids", kept_ids, (rows,), vocabulary, logits)
 
 
 class _Rowwise(torch.autograd.Function):

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import ROWS_TILE as _TILE
-from gradbus_kernels.operators.block_sizes import slices
+from gradbus_kernels.operators.base.block_sizes import ROWS_TILE as _TILE
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 
 _ALONE: Final = 1 << 15
@@ -25,16 +25,16 @@ _LEAST, _MOST = 1e-20, 1e30
 
 def forward_cpu(inputs: RowInputs, entropy: bool) -> RowStatistics:
     """See `selected_logprob`."""
-    spread = _column(inputs) if entropy else None
+    entropies = _column(inputs) if entropy else None
     kl, other_logprobs = (None if inputs.other_logits is None else _column(inputs) for _ in range(2))
     other_normaliser = None if inputs.other_logits is None else _column(inputs, 2)
     normaliser = _column(inputs, 2)
-    found = RowStatistics(_column(inputs), spread, kl, other_logprobs, normaliser, other_normaliser)
+    found = RowStatistics(_column(inputs), entropies, kl, other_logprobs, normaliser, other_normaliser)
     tiles = _Tiles(inputs)
     for rows in tiles.slices():
         if tiles.ignored(rows):
             continue
-        if spread is None and kl is None:
+        if entropies is None and kl is None:
             _logprobs_alone(tiles, rows, found)
         else:
             _everything(tiles, rows, found)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import SELECTED_LOGPROB as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import SELECTED_LOGPROB as LAUNCH
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 
 
@@ -47,10 +47,10 @@ def forward_triton(inputs: RowInputs, entropy: bool) -> RowStatistics:
             ROWS=LAUNCH.rows,
             **how,
         )
-    logprobs, spread, kl, other_logprobs, apart = found.unbind()
+    logprobs, entropies, kl, other_logprobs, apart = found.unbind()
     if other is None:
-        return RowStatistics(logprobs, spread if entropy else None, None, None, normaliser, None)
-    return RowStatistics(logprobs, spread if entropy else None, kl, other_logprobs, normaliser, other_normaliser, apart)
+        return RowStatistics(logprobs, entropies if entropy else None, None, None, normaliser, None)
+    return RowStatistics(logprobs, entropies if entropy else None, kl, other_logprobs, normaliser, other_normaliser, apart)
 
 
 def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradients, in_place: bool = False) -> Tensor:
@@ -97,12 +97,12 @@ def _moved(peak, to):
 
 @triton.jit
 def _merge(
-    peak, total, spread, apart, beside, other_peak, other_total,
-    peak_b, total_b, spread_b, apart_b, beside_b, other_peak_b, other_total_b,
+    peak, total, moment, apart, beside, other_peak, other_total,
+    peak_b, total_b, moment_b, apart_b, beside_b, other_peak_b, other_total_b,
 ):  # fmt: skip
     """Statistics of two parts of a row as those of both.
 
-    Under peak = max x, and beside = y where x is that: total = sum e^(x-peak), spread = sum e^(x-peak) (x-peak),
+    Under peak = max x, and beside = y where x is that: total = sum e^(x-peak), moment = sum e^(x-peak) (x-peak),
     apart = sum e^(x-peak) ((x-peak) - (y-beside)). So the likeliest token adds exactly nothing to it.
     """
     to, other_to = tl.maximum(peak, peak_b), tl.maximum(other_peak, other_peak_b)
@@ -111,11 +111,11 @@ def _merge(
     scale, scale_b = tl.exp(peak - base), tl.exp(peak_b - base)
     move, move_b = _moved(peak, base), _moved(peak_b, base)
     off, off_b = move - _moved(beside, beside_base), move_b - _moved(beside_b, beside_base)
-    spread = scale * (spread + total * move) + scale_b * (spread_b + total_b * move_b)
+    moment = scale * (moment + total * move) + scale_b * (moment_b + total_b * move_b)
     apart = _weighted(scale, apart + total * off) + _weighted(scale_b, apart_b + total_b * off_b)
     total = scale * total + scale_b * total_b
     other_total = tl.exp(other_peak - other_base) * other_total + tl.exp(other_peak_b - other_base) * other_total_b
-    return to, total, spread, apart, beside_to, other_to, other_total
+    return to, total, moment, apart, beside_to, other_to, other_total
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def _take_slices(
             return
     nothing = tl.full((), float("-inf"), tl.float32)
     zero = tl.full((), 0.0, tl.float32)
-    peak, total, spread, apart, beside, other_peak, other_total = nothing, zero, zero, zero, nothing, nothing, zero
+    peak, total, moment, apart, beside, other_peak, other_total = nothing, zero, zero, zero, nothing, nothing, zero
     for start in range(number * SLICE, min(number * SLICE + SLICE, vocabulary), BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < vocabulary
@@ -144,25 +144,25 @@ def _take_slices(
         likeliest = value == block_peak  # before the difference, which a compiler may fuse with the product
         value -= _finite(block_peak)
         weight = tl.exp(value)
-        block_spread, block_apart, block_beside, block_other_peak, block_other_total = zero, zero, nothing, nothing, zero
+        block_moment, block_apart, block_beside, block_other_peak, block_other_total = zero, zero, nothing, nothing, zero
         if ENTROPY:
-            block_spread = tl.sum(_weighted(weight, value), 0)
+            block_moment = tl.sum(_weighted(weight, value), 0)
         if OTHER:
             second = tl.load(other + row * vocabulary + columns, mask=inside, other=float("-inf")).to(tl.float32) * inverse
             block_other_peak = tl.max(second, 0)
             block_other_total = tl.sum(tl.exp(second - _finite(block_other_peak)), 0)
             block_beside = tl.max(tl.where(likeliest, second, float("-inf")), 0)
             block_apart = tl.sum(_weighted(weight, value - (second - _finite(block_beside))), 0)
-        peak, total, spread, apart, beside, other_peak, other_total = _merge(
-            peak, total, spread, apart, beside, other_peak, other_total,
-            block_peak, tl.sum(weight, 0), block_spread, block_apart, block_beside, block_other_peak, block_other_total,
+        peak, total, moment, apart, beside, other_peak, other_total = _merge(
+            peak, total, moment, apart, beside, other_peak, other_total,
+            block_peak, tl.sum(weight, 0), block_moment, block_apart, block_beside, block_other_peak, block_other_total,
         )  # fmt: skip
     slices = tl.num_programs(1)
     at = parts + number * rows + row
     tl.store(at, peak)
     tl.store(at + slices * rows, total)
     if ENTROPY:
-        tl.store(at + 2 * slices * rows, spread)
+        tl.store(at + 2 * slices * rows, moment)
     if OTHER:
         tl.store(at + 3 * slices * rows, apart)
         tl.store(at + 4 * slices * rows, other_peak)
@@ -181,33 +181,33 @@ def _put_together(
         inside = inside & (tl.load(valid + row, mask=inside, other=0) != 0)
     nothing = tl.full((ROWS,), float("-inf"), tl.float32)
     zero = tl.full((ROWS,), 0.0, tl.float32)
-    peak, total, spread, apart, beside, other_peak, other_total = nothing, zero, zero, zero, nothing, nothing, zero
+    peak, total, moment, apart, beside, other_peak, other_total = nothing, zero, zero, zero, nothing, nothing, zero
     step = slices * rows
     for number in range(slices):
         at = parts + number * rows + row
-        spread_b, apart_b, beside_b, other_peak_b, other_total_b = zero, zero, nothing, nothing, zero
+        moment_b, apart_b, beside_b, other_peak_b, other_total_b = zero, zero, nothing, nothing, zero
         if ENTROPY:
-            spread_b = tl.load(at + 2 * step, mask=inside, other=0.0)
+            moment_b = tl.load(at + 2 * step, mask=inside, other=0.0)
         if OTHER:
             apart_b = tl.load(at + 3 * step, mask=inside, other=0.0)
             other_peak_b = tl.load(at + 4 * step, mask=inside, other=0.0)
             other_total_b = tl.load(at + 5 * step, mask=inside, other=1.0)
             beside_b = tl.load(at + 6 * step, mask=inside, other=0.0)
-        peak, total, spread, apart, beside, other_peak, other_total = _merge(
-            peak, total, spread, apart, beside, other_peak, other_total,
+        peak, total, moment, apart, beside, other_peak, other_total = _merge(
+            peak, total, moment, apart, beside, other_peak, other_total,
             tl.load(at, mask=inside, other=0.0), tl.load(at + step, mask=inside, other=1.0),
-            spread_b, apart_b, beside_b, other_peak_b, other_total_b,
+            moment_b, apart_b, beside_b, other_peak_b, other_total_b,
         )  # fmt: skip
-    place = row.to(tl.int64) * vocabulary + tl.load(ids + row, mask=inside, other=0)
-    value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * inverse
+    index = row.to(tl.int64) * vocabulary + tl.load(ids + row, mask=inside, other=0)
+    value = tl.load(logits + index, mask=inside, other=0.0).to(tl.float32) * inverse
     log_total = tl.log(total)
     tl.store(found + row, value - peak - log_total, mask=inside)
     tl.store(normaliser + 2 * row, peak, mask=inside)
     tl.store(normaliser + 2 * row + 1, log_total, mask=inside)
     if ENTROPY:
-        tl.store(found + rows + row, log_total - spread / total, mask=inside)
+        tl.store(found + rows + row, log_total - moment / total, mask=inside)
     if OTHER:
-        second = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse
+        second = tl.load(other + index, mask=inside, other=0.0).to(tl.float32) * inverse
         log_other_total, mean, base = tl.log(other_total), apart / total, _finite(beside)
         other_rest = log_other_total + (other_peak - base)
         tl.store(found + 2 * rows + row, mean - log_total + other_rest, mask=inside)
@@ -225,11 +225,11 @@ def _gradient(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocabulary
-    place = row * vocabulary + columns
+    index = row * vocabulary + columns
     counts = True
     if valid is not None:
         counts = tl.load(valid + row) != 0
-    value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * inverse
+    value = tl.load(logits + index, mask=inside, other=0.0).to(tl.float32) * inverse
     value -= tl.load(normaliser + 2 * row)
     log_total = tl.load(normaliser + 2 * row + 1)
     weight = tl.exp(value - log_total)
@@ -241,8 +241,8 @@ def _gradient(
     if wanted_entropy is not None:
         pull += tl.load(wanted_entropy + row) * (value + (tl.load(entropy + row) - log_total))
     if wanted_kl is not None:
-        beside = tl.load(other + place, mask=inside, other=0.0).to(tl.float32) * inverse - tl.load(other_normaliser + 2 * row)
+        beside = tl.load(other + index, mask=inside, other=0.0).to(tl.float32) * inverse - tl.load(other_normaliser + 2 * row)
         pull -= tl.load(wanted_kl + row) * (value - beside - tl.load(apart + row))
     own = tl.where(columns == tl.load(ids + row), at_token, 0.0)
     result = (own - tl.where(weight == 0, 0.0, weight * pull)) * inverse
-    tl.store(gradient + place, tl.where(counts, result, 0.0).to(gradient.dtype.element_ty), mask=inside)
+    tl.store(gradient + index, tl.where(counts, result, 0.0).to(gradient.dtype.element_ty), mask=inside)

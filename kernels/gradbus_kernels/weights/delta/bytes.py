@@ -59,32 +59,32 @@ class Reader:
 
     def __init__(self, content: bytes | memoryview) -> None:
         self._content = memoryview(content)
-        self._place = 0
+        self._offset = 0
 
     @property
     def left(self) -> int:
         """Bytes not read yet."""
-        return len(self._content) - self._place
+        return len(self._content) - self._offset
 
     def raw(self, size: int) -> memoryview:
         """The next `size` bytes, not copied."""
         if size > self.left:
             raise DamagedDeltaError(f"{size} bytes are announced where {self.left} are left")
-        self._place += size
-        return self._content[self._place - size : self._place]
+        self._offset += size
+        return self._content[self._offset - size : self._offset]
 
     def accept(self, expected: bytes) -> bool:
         """Whether these bytes come next; they are passed over then."""
-        found = self._content[self._place : self._place + len(expected)] == expected
-        self._place += len(expected) if found else 0
+        found = self._content[self._offset : self._offset + len(expected)] == expected
+        self._offset += len(expected) if found else 0
         return found
 
     def number(self, most: int) -> int:
         """A number no larger than `most`."""
         value = 0
-        for place in range(MAX_NUMBER_BYTES):
+        for index in range(MAX_NUMBER_BYTES):
             digit = self.raw(1)[0]
-            value |= (digit & 0x7F) << 7 * place
+            value |= (digit & 0x7F) << 7 * index
             if digit < 0x80:
                 break
         else:

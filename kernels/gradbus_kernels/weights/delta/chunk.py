@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
-from gradbus_kernels.weights.delta.subset import Indices, read_subset, set_places, write_subset
+from gradbus_kernels.weights.delta.subset import Indices, read_subset, set_bit_indices, write_subset
 
 Bits = NDArray[np.unsignedinteger[Any]]
 """Floats as unsigned integers of their width."""
@@ -25,7 +25,7 @@ SMALL_SHARE: Final = 1 / 128
 """How much of the weights is listed even where fewer change."""
 DENSE: Final = 1 / 4
 """From this share of changes on, all are listed."""
-FEW: Final = 64
+MIN_CHANGES: Final = 64
 """With fewer changes, none are: a list costs more time than it saves bytes."""
 SAMPLE: Final = 4096
 BLOCK: Final = 1 << 17
@@ -44,15 +44,15 @@ class FloatFormat(NamedTuple):
 
 def encode_chunk(old: Bits, new: Bits, form: FloatFormat) -> bytes:
     """How `old` becomes `new`, of the same length; empty if it already is."""
-    places = _places(len(old), lambda block: old[block] != new[block])
-    if not len(places):
+    changed = _indices(len(old), lambda block: old[block] != new[block])
+    if not len(changed):
         return b""
     out = Writer()
-    limit = _choose_limit(old, len(places), form)
+    limit = _choose_limit(old, len(changed), form)
     out.number(limit)
-    large = np.sort(places[_magnitudes(old.take(places), form) >= limit])
+    large = np.sort(changed[_magnitudes(old.take(changed), form) >= limit])
     write_subset(out, large, len(old))
-    small = _small_places(old, limit, form)
+    small = _small_indices(old, limit, form)
     chosen = np.flatnonzero(old.take(small) != new.take(small))
     write_subset(out, chosen, len(small))
     for part in (large, small.take(chosen)):
@@ -65,7 +65,7 @@ def apply_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat) ->
     source = Reader(content)
     limit = source.number(1 << form.width - 1)
     large = read_subset(source, len(old))
-    small = _small_places(old, limit, form)
+    small = _small_indices(old, limit, form)
     chosen = read_subset(source, len(small))
     for part in (large, small.take(chosen)):
         new[part] = _from_ranks(_ranks(old.take(part), form) + _read_steps(source, len(part), form), form)
@@ -109,7 +109,7 @@ def _read_sizes(source: Reader, count: int, form: FloatFormat) -> Bits:
 
 def _choose_limit(old: Bits, changes: int, form: FloatFormat) -> int:
     """The power of two, as the bits of a float, below which weights are listed: about as many as change."""
-    if changes < FEW:
+    if changes < MIN_CHANGES:
         return 0
     share = max(changes / len(old), SMALL_SHARE)
     if share > DENSE:
@@ -118,20 +118,20 @@ def _choose_limit(old: Bits, changes: int, form: FloatFormat) -> int:
     return int(sample[int(len(sample) * share)] >> form.fraction << form.fraction)
 
 
-def _small_places(old: Bits, limit: int, form: FloatFormat) -> Indices:
+def _small_indices(old: Bits, limit: int, form: FloatFormat) -> Indices:
     if limit == 1 << form.width - 1:
         return np.arange(len(old))
-    return _places(len(old) if limit else 0, lambda block: _magnitudes(old[block], form) < limit)
+    return _indices(len(old) if limit else 0, lambda block: _magnitudes(old[block], form) < limit)
 
 
-def _places(size: int, test: Callable[[slice], NDArray[np.bool_]]) -> Indices:
-    """Where `test`, asked about a block at a time, says yes, in the order of `set_places`."""
+def _indices(size: int, test: Callable[[slice], NDArray[np.bool_]]) -> Indices:
+    """Where `test`, asked about a block at a time, says yes, in the order of `set_bit_indices`."""
     words = np.zeros(-(-size // 64), np.uint64)
     packed = words.view(np.uint8)
     for begin in range(0, size, BLOCK):
         part = np.packbits(test(slice(begin, begin + BLOCK)), bitorder="little")
         packed[begin // 8 : begin // 8 + len(part)] = part
-    return set_places(words)
+    return set_bit_indices(words)
 
 
 def _magnitudes(bits: Bits, form: FloatFormat) -> Bits:

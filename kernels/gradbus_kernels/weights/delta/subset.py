@@ -47,8 +47,8 @@ def _read_sparse(source: Reader, count: int, size: int) -> Indices:
     ends = np.flatnonzero(source.bits(count + source.number(size >> width)).view(np.bool_))
     if len(ends) != count:
         raise DamagedDeltaError(f"a list of {count} has {len(ends)} members")
-    places = np.arange(count)
-    members = ((ends - places) << width) + places + np.cumsum(source.planes(count, width), dtype=np.intp)
+    numbers = np.arange(count)
+    members = ((ends - numbers) << width) + numbers + np.cumsum(source.planes(count, width), dtype=np.intp)
     if members[-1] >= size:
         raise DamagedDeltaError(f"position {members[-1]} is named among {size}")
     return members
@@ -65,7 +65,7 @@ def _rice_width(count: int, size: int) -> int:
     return max(0, ((2 * size - count) * 77 // (160 * count)).bit_length() - 1)
 
 
-def set_places(words: NDArray[np.uint64]) -> Indices:
+def set_bit_indices(words: NDArray[np.uint64]) -> Indices:
     """Where the set bits are, bit 0 of word 0 first: the lowest of every word, then the second lowest, and so on."""
     filled = np.flatnonzero(words != 0)
     starts, words = filled << 6, words.take(filled)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from grpc.aio import AioRpcError
 
-from gradbus.algorithms import compute_advantages
+from gradbus.algorithms import algorithm_of, needs_reference_service
 from gradbus.rpc import describe_rpc_error
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
@@ -132,7 +132,7 @@ class GroupJudge:
         group = pending.group
         rewards = [pending.answers[sample.sample_id] for sample in group.samples]
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in group.samples]
-        advantages = compute_advantages(rewards, truncated, self._spec.algorithm)
+        advantages = algorithm_of(self._spec.algorithm).compute_advantages(rewards, truncated)
         return LogEntry(
             index=group.index,
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
@@ -143,7 +143,7 @@ class GroupJudge:
         )
 
     def _is_complete(self, entry: LogEntry) -> bool:
-        needs_reference = self._spec.needs_reference and entry.verdict == VERDICT_TRAIN
+        needs_reference = needs_reference_service(self._spec) and entry.verdict == VERDICT_TRAIN
         return not needs_reference or bool(entry.reference_logprobs)
 
     async def _add_reference(self, batch: Sequence[PendingGroup]) -> None:

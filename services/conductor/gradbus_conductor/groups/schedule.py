@@ -1,6 +1,6 @@
 """The two schedules as pure state machines: what to dispatch, and what may enter the log now.
 
-An index is dispatched, then sampled and judged (ready), then in the log. Admission alone bounds staleness: the trainer
+An index is dispatched, then sampled and judged (ready), then in the log. AdmissionDecision alone bounds staleness: the trainer
 takes the log as it is.
 """
 
@@ -34,7 +34,7 @@ class Ready:
 
 
 @dataclass(slots=True)
-class Admission:
+class AdmissionDecision:
     """A decision on the ready and overdue groups."""
 
     append: list[int] = field(default_factory=list)
@@ -57,8 +57,8 @@ class Schedule(Protocol):
         """Index to version of every group dispatched and not yet in the log."""
         ...
 
-    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> Admission:
-        """Which ready groups enter the log now, and which overdue or stale ones are dropped."""
+    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> AdmissionDecision:
+        """Decides which ready groups enter the log now, and which overdue or stale groups are dropped."""
         ...
 
     def appended(self, index: int, trainable: bool) -> None:
@@ -99,9 +99,9 @@ class FixedLag:
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding
 
-    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> Admission:  # noqa: ARG002, D102
+    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> AdmissionDecision:  # noqa: ARG002, D102
         # The order does not matter to the trainer, and no group is ever dropped: the step waits for a late group.
-        return Admission(append=[group.index for group in ready])
+        return AdmissionDecision(append=[group.index for group in ready])
 
     def appended(self, index: int, trainable: bool) -> None:  # noqa: ARG002, D102
         self._outstanding.pop(index, None)
@@ -153,13 +153,13 @@ class Free:
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding
 
-    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> Admission:
+    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> AdmissionDecision:
         """Oldest version first. A newer group waits rather than take the last position that an expected older group may take."""
         at_hand = sorted(ready, key=lambda group: (group.version, group.index))
         missing = self._outstanding.keys() - {group.index for group in at_hand}
         late = missing & set(overdue)
         expected = Counter(self._outstanding[index] for index in missing - late)
-        result = Admission()
+        result = AdmissionDecision()
         position = self._position
         for group in at_hand:
             if not group.trainable:

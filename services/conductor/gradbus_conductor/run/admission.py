@@ -34,9 +34,9 @@ class GroupAdmission:
         if self._context.status.paused:
             self._pipeline.reset_age(outstanding)
         overdue = self._pipeline.older_than(self._context.record.spec.schedule.group_deadline_seconds, outstanding)
-        admission = self._schedule.admit(ready, overdue)
-        entries = {index: judged[index] for index in admission.append}
-        entries |= {index: self._dropped_entry(index, reason) for index, reason in admission.drop.items()}
+        decision = self._schedule.admit(ready, overdue)
+        entries = {index: judged[index] for index in decision.append}
+        entries |= {index: self._dropped_entry(index, reason) for index, reason in decision.drop.items()}
         if entries:
             await self._append(entries)
             crash_points.reached("after-append")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import using
-from gradbus_kernels.operators.block_sizes import HeadChunks
+from gradbus_kernels.operators.base.block_sizes import HeadChunks
 from gradbus_kernels.operators.linear_logprob import cpu as linear_logprob_cpu
 
 

@@ -12,7 +12,7 @@ SECONDS = 60.0
 
 
 @pytest.fixture
-def meeting():
+def rendezvous():
     return Rendezvous.serve("127.0.0.1", 0, SECONDS)
 
 
@@ -23,7 +23,7 @@ def threads():
     pool.shutdown()
 
 
-def place(rank, size, group="g", stall=SECONDS):
+def rank_info(rank, size, group="g", stall=SECONDS):
     return RankInfo(group, rank, size, "127.0.0.1", stall_seconds=stall)
 
 
@@ -31,10 +31,10 @@ def later():
     return time.monotonic() + SECONDS
 
 
-def received(meeting, rank, size, total, bucket_bytes):
+def received(rendezvous, rank, size, total, bucket_bytes):
     """What a member gets, in the pieces in which it comes."""
     pieces = []
-    group = BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(rank, size))
+    group = BroadcastGroup(Rendezvous.join(rendezvous.address, SECONDS), rank_info(rank, size))
     group.receive(lambda piece: pieces.append(bytes(piece)), total, bucket_bytes, later())
     return pieces
 
@@ -46,21 +46,21 @@ def test_buckets_are_full_but_the_last(total, sizes):
 
 @pytest.mark.parametrize("parts", [[b"0123456789"], [b"01", b"", b"2345678", b"9"], [b"012", b"3"]])
 @pytest.mark.parametrize("bucket_bytes", [3, 64])
-def test_every_member_gets_every_byte_in_order(meeting, threads, parts, bucket_bytes):
+def test_every_member_gets_every_byte_in_order(rendezvous, threads, parts, bucket_bytes):
     whole = b"".join(parts)
-    others = [threads.submit(received, meeting, rank, 3, len(whole), bucket_bytes) for rank in (1, 2)]
-    BroadcastGroup(meeting, place(0, 3)).send([memoryview(part) for part in parts], bucket_bytes, later())
+    others = [threads.submit(received, rendezvous, rank, 3, len(whole), bucket_bytes) for rank in (1, 2)]
+    BroadcastGroup(rendezvous, rank_info(0, 3)).send([memoryview(part) for part in parts], bucket_bytes, later())
     for other in others:
         pieces = other.result(SECONDS)
         assert b"".join(pieces) == whole
         assert [len(piece) for piece in pieces] == bucket_sizes(len(whole), bucket_bytes)
 
 
-def test_a_group_carries_one_stream_after_the_other_also_longer_ones(meeting, threads):
+def test_a_group_carries_one_stream_after_the_other_also_longer_ones(rendezvous, threads):
     streams = [b"a" * 5, b"b" * 50, b"c" * 7]
 
     def member():
-        group = BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(1, 2))
+        group = BroadcastGroup(Rendezvous.join(rendezvous.address, SECONDS), rank_info(1, 2))
         found = []
         for stream in streams:
             pieces = []
@@ -69,51 +69,51 @@ def test_a_group_carries_one_stream_after_the_other_also_longer_ones(meeting, th
         return found
 
     other = threads.submit(member)
-    group = BroadcastGroup(meeting, place(0, 2))
+    group = BroadcastGroup(rendezvous, rank_info(0, 2))
     for stream in streams:
         group.send([memoryview(stream)], 16, later())
     assert other.result(SECONDS) == streams
 
 
-def test_a_group_that_is_not_complete_is_given_up(meeting):
+def test_a_group_that_is_not_complete_is_given_up(rendezvous):
     with pytest.raises(RuntimeError):
-        BroadcastGroup(meeting, place(0, 2, stall=0.2))
+        BroadcastGroup(rendezvous, rank_info(0, 2, stall=0.2))
 
 
-def test_a_member_that_left_ends_the_wait_of_the_others(meeting, threads):
-    other = threads.submit(lambda: BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(1, 2)).abort())
-    group = BroadcastGroup(meeting, place(0, 2, stall=5.0))
+def test_a_member_that_left_ends_the_wait_of_the_others(rendezvous, threads):
+    other = threads.submit(lambda: BroadcastGroup(Rendezvous.join(rendezvous.address, SECONDS), rank_info(1, 2)).abort())
+    group = BroadcastGroup(rendezvous, rank_info(0, 2, stall=5.0))
     other.result(SECONDS)
     with pytest.raises(RuntimeError):
         group.send([memoryview(bytes(1 << 24))], 1 << 22, later())
     group.abort()
 
 
-def test_a_stream_that_takes_longer_than_its_deadline_is_given_up(meeting, threads):
-    other = threads.submit(lambda: BroadcastGroup(Rendezvous.visit(meeting.address, SECONDS), place(1, 2)))
-    group = BroadcastGroup(meeting, place(0, 2))
+def test_a_stream_that_takes_longer_than_its_deadline_is_given_up(rendezvous, threads):
+    other = threads.submit(lambda: BroadcastGroup(Rendezvous.join(rendezvous.address, SECONDS), rank_info(1, 2)))
+    group = BroadcastGroup(rendezvous, rank_info(0, 2))
     other.result(SECONDS)
     with pytest.raises(TimeoutError, match="GRADBUS_BROADCAST_SECONDS"):
         group.send([memoryview(b"late")], 16, time.monotonic())
 
 
-def test_the_meeting_listens_on_its_own_address_alone(meeting):
-    host, _, port = meeting.address.rpartition(":")
+def test_the_rendezvous_listens_on_its_own_address_alone(rendezvous):
+    host, _, port = rendezvous.address.rpartition(":")
     assert host == "127.0.0.1"
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", int(port)), 1)
 
 
-def test_receipts_are_taken_once_and_damage_is_none(meeting):
-    visitor = Rendezvous.visit(meeting.address, SECONDS)
-    visitor.leave_receipt("a", good=True)
-    visitor.leave_receipt("b", good=False)
-    assert meeting.take_receipts(["a", "b", "c"], 0.1) == [True, False, False]
-    assert meeting.take_receipts(["a", "b"], 0.0) == [False, False]
+def test_receipts_are_taken_once_and_damage_is_none(rendezvous):
+    member = Rendezvous.join(rendezvous.address, SECONDS)
+    member.leave_receipt("a", good=True)
+    member.leave_receipt("b", good=False)
+    assert rendezvous.take_receipts(["a", "b", "c"], 0.1) == [True, False, False]
+    assert rendezvous.take_receipts(["a", "b"], 0.0) == [False, False]
 
 
-def test_a_meeting_that_nobody_serves_is_an_error():
+def test_a_rendezvous_that_nobody_serves_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(RuntimeError):
-        Rendezvous.visit(f"127.0.0.1:{port}", 0.3)
+        Rendezvous.join(f"127.0.0.1:{port}", 0.3)

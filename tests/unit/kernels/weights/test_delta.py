@@ -193,9 +193,9 @@ def test_another_base_is_refused():
 def test_damage_anywhere_is_refused():
     old, new = stepped(2000, 0.05)
     delta = encode_delta(old, new)
-    for place in range(len(delta)):
+    for index in range(len(delta)):
         damaged = bytearray(delta)
-        damaged[place] ^= 1 << place % 8
+        damaged[index] ^= 1 << index % 8
         with pytest.raises(DeltaError, match=r"damaged|format"):
             apply_delta(bytes(damaged), old)
 

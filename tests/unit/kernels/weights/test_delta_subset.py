@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
 from gradbus_kernels.weights.delta.chunk import FloatFormat, apply_chunk, encode_chunk
-from gradbus_kernels.weights.delta.subset import read_subset, set_places, write_subset
+from gradbus_kernels.weights.delta.subset import read_subset, set_bit_indices, write_subset
 
 BF16 = FloatFormat("BF16", 16, 7)
 patient = settings(deadline=None)
@@ -51,11 +51,11 @@ def test_a_subset_takes_little_more_than_its_entropy(share):
 def test_all_set_bits_are_found(words):
     words = np.array(words, np.uint64)
     expected = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-    assert np.sort(set_places(words)).tolist() == expected.tolist()
+    assert np.sort(set_bit_indices(words)).tolist() == expected.tolist()
 
 
 def test_set_bits_are_listed_in_the_order_of_the_format():
-    assert set_places(np.array([0b1001, 0, 0b11], np.uint64)).tolist() == [0, 128, 3, 129]
+    assert set_bit_indices(np.array([0b1001, 0, 0b11], np.uint64)).tolist() == [0, 128, 3, 129]
 
 
 @given(st.integers(0, 2**62))
@@ -108,7 +108,7 @@ def test_any_bytes_give_a_subset_or_an_error(content, size):
         members = read_subset(Reader(content), size)
     except DamagedDeltaError:
         return
-    assert members.tolist() == sorted({place for place in members.tolist() if 0 <= place < size})
+    assert members.tolist() == sorted({index for index in members.tolist() if 0 <= index < size})
 
 
 @patient

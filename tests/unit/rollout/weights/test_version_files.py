@@ -16,9 +16,9 @@ from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_rollout.weights import downloader
 from gradbus_rollout.weights.cache import ShardCache
 from gradbus_rollout.weights.version_files import VersionFiles
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.versions.scratch import Scratch
-from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.writer import VersionWriter
 
 DELTAS = WeightsSpec(transport="delta", dtype="bf16", anchor_every=4)

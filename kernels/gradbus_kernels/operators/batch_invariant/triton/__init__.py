@@ -1,1 +1,1 @@
-"""Triton kernels of the batch-invariant operators; imported only where they run."""
+"""Triton kernels of the batch-invariant operators, one module for each module above."""

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import INVARIANT_ATTENTION as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import INVARIANT_ATTENTION as LAUNCH
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -49,9 +49,9 @@ def _attention(
     head, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = number * QUERIES + tl.arange(0, QUERIES)
     column = tl.arange(0, SIZE)
-    places = (head * count + row)[:, None] * size + column[None, :]
+    query_offsets = (head * count + row)[:, None] * size + column[None, :]
     inside = (row < count)[:, None] & (column < size)[None, :]
-    queries = tl.load(query + places, inside, 0.0)
+    queries = tl.load(query + query_offsets, inside, 0.0)
     if WIDEN:
         queries = queries.to(tl.float32)
     seen = row + length - count
@@ -61,9 +61,9 @@ def _attention(
     sums = tl.zeros((QUERIES, SIZE), tl.float32)
     for start in range(0, min(length, (number + 1) * QUERIES + length - count), KEYS):
         position = start + tl.arange(0, KEYS)
-        held = (position < length)[:, None] & (column < size)[None, :]
+        valid = (position < length)[:, None] & (column < size)[None, :]
         offsets = base + position[:, None] * size + column[None, :]
-        keys, values = tl.load(key + offsets, held, 0.0), tl.load(value + offsets, held, 0.0)
+        keys, values = tl.load(key + offsets, valid, 0.0), tl.load(value + offsets, valid, 0.0)
         if WIDEN:
             keys, values = keys.to(tl.float32), values.to(tl.float32)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
@@ -75,4 +75,4 @@ def _attention(
         total = total * kept + tl.sum(weights, 1)
         sums = sums * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         peak = higher
-    tl.store(out + places, (sums / total[:, None]).to(out.dtype.element_ty), inside)
+    tl.store(out + query_offsets, (sums / total[:, None]).to(out.dtype.element_ty), inside)

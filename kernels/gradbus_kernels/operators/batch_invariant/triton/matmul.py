@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INTERPRETED
-from gradbus_kernels.operators.block_sizes import INVARIANT_MATMUL as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import INVARIANT_MATMUL as LAUNCH
 
 
 def matmul(x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
@@ -51,9 +51,9 @@ def _matmul(
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, inner, INNER):
-        place = (start + tl.arange(0, INNER)).to(tl.int64)
-        left = tl.load(x + row * x_row + place[None, :] * x_inner, (row < rows) & (place[None, :] < inner), 0.0)
-        right = tl.load(weight + place[:, None] * weight_inner + column * weight_column, (place[:, None] < inner) & (column < columns), 0.0)
+        index = (start + tl.arange(0, INNER)).to(tl.int64)
+        left = tl.load(x + row * x_row + index[None, :] * x_inner, (row < rows) & (index[None, :] < inner), 0.0)
+        right = tl.load(weight + index[:, None] * weight_inner + column * weight_column, (index[:, None] < inner) & (column < columns), 0.0)
         if WIDEN:
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision="ieee")

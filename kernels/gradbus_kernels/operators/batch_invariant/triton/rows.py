@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.block_sizes import INVARIANT_ROW
+from gradbus_kernels.operators.base.block_sizes import INVARIANT_ROW
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradbus_kernels.operators import SamplingParams, linear_sample, sample, using
-from gradbus_kernels.operators.block_sizes import INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import INTERPRETED
 from gradbus_kernels.operators.linear_sample import cpu
 
 CUT_OFFS = [SamplingParams(top_k=5), SamplingParams(top_p=0.8), SamplingParams(0.8, min_p=0.1), SamplingParams(0.9, 12, 0.7, 0.02)]

@@ -18,7 +18,7 @@ def _small_blocks(monkeypatch):
     """So that short segments, too, are of several blocks and fill none."""
     if find_spec("triton") is not None:
         kernels = import_module("gradbus_kernels.operators.prefix_shared_attention.triton")
-        blocks = import_module("gradbus_kernels.operators.block_sizes").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
+        blocks = import_module("gradbus_kernels.operators.base.block_sizes").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
         monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
 
 

@@ -1,0 +1,131 @@
+"""How operators cut their work: tiles on a CPU, block sizes and warps of the Triton kernels.
+
+Nothing here changes a result beyond the order of its sums.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+ROWS_TILE: Final = 1 << 17
+"""Logits of whole rows that a CPU works on at a time, if a row is not longer: their copies stay in a core's second cache."""
+
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
+"""Products are of float32 then: the interpreter's of bfloat16 are wrong."""
+
+
+def slices(total: int, size: int) -> Iterator[slice]:
+    """0 .. total in slices of `size`, the last one shorter."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfLogits:
+    """A pass over `[N, V]`."""
+
+    slice: int
+    """Columns that one program of the forward pass takes, block by block."""
+    block: int
+    """Columns at a time; a power of two."""
+    warps: int
+    rows: int
+    """Rows that one program of the second kernel takes, which puts the slices together; a power of two."""
+
+
+SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """How a row of logits is drawn from; sizes are powers of two."""
+
+    slice: int
+    """Columns that one program of the first kernel takes."""
+    group: int
+    """Neighbouring columns that go to the candidates together."""
+    candidates: int
+    """Groups that there is room for. A support that needs more is found in the whole row."""
+    block: int
+    """Columns at a time there."""
+    warps: int
+
+
+SAMPLE: Final = SampledRows(slice=4_096, group=16, candidates=512, block=8_192, warps=8)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledHead:
+    """A tile of the product of a small batch and an LM head; powers of two from 16. The same for every batch: they decide bits."""
+
+    rows: int
+    columns: int
+    inner_bytes: int
+    """Of a row of either factor, at a time."""
+    warps: int
+    stages: int
+
+
+SAMPLE_LINEAR: Final = SampledHead(rows=64, columns=128, inner_bytes=128, warps=4, stages=3)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChunks:
+    """How many tokens' logits exist at a time."""
+
+    workspace: int
+    """Bytes of logits."""
+    tile: int
+    """Their number is a multiple of this, if so many fit."""
+
+
+LINEAR_LOGPROB: Final = HeadChunks(workspace=512 << 20, tile=128)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlocks:
+    """A block of attention scores; both sizes are powers of two from 16."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    """How many blocks ahead keys are loaded."""
+
+
+def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
+    """By head and bytes of a number: queries, keys, values and sums of a block must fit the shared memory of one core."""
+    if item_size > 2 or head_dim > 128:
+        return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    if head_dim > 64:
+        return AttentionBlocks(queries=64, keys=64, warps=4, stages=2)
+    return AttentionBlocks(queries=128, keys=64, warps=4, stages=2)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """A tile of a product; sizes are powers of two from 16. The same for every number of rows: they decide bits."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+
+
+INVARIANT_MATMUL: Final = ProductTiles(rows=64, columns=128, inner=32, warps=4)
+INVARIANT_ATTENTION: Final = AttentionBlocks(queries=64, keys=32, warps=4, stages=2)
+INVARIANT_ROW: Final = 1024
+"""Columns of a row that are summed at a time; a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedPositions:
+    """Places of one id that are summed at a time, and columns that one program takes; powers of two. They decide bits."""
+
+    positions: int
+    columns: int
+
+
+INVARIANT_EMBEDDING: Final = SummedPositions(positions=16, columns=256)
