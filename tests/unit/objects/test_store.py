@@ -72,5 +72,5 @@ async def test_what_a_process_that_was_killed_in_an_upload_left_is_removed_when_
     assert list(blobs.iterdir()) == [store.local_path(kept)]
 
 
-async def test_a_folder_without_blobs_has_no_drafts(tmp_path):
+async def test_a_folder_without_blobs_has_no_partial_files(tmp_path):
     await ObjectStore.open(f"file://{tmp_path}/objects").remove_partial_files()

@@ -64,7 +64,7 @@ class CheckpointWriter:
 
     async def _run(self, snapshot: Snapshot, state: TrainerState) -> None:
         # The history of its steps comes first: after the commit no trainer trains these steps again and reports them.
-        await self._events.stored()
+        await self._events.wait_until_stored()
         step = snapshot.state.step
         with span("checkpoint", attributes={"gradbus.run.id": self._record.run_id, "gradbus.step": step}):
             digest = await commit(self._store, self._objects, snapshot, self._term, self._fingerprint)

@@ -152,7 +152,7 @@ class Lab:
         return step
 
     async def told(self, step):
-        await self.events.stored()
+        await self.events.wait_until_stored()
         found = [event.data for event in await self.events.read() if event.type == "broadcast" and event.data["version"] == step]
         return (found[-1]["outcome"], found[-1]["received"], found[-1]["dropped"]) if found else None
 
