@@ -1,4 +1,4 @@
-"""Gradbus beside TRL: one base model, one task, one set of settings, one after the other in turn.
+"""Compares Gradbus with TRL: the same base model, task and settings, measured in alternating rounds.
 
     python benchmarks/compare_trl.py [--steps 300] [--rounds 3]
 
@@ -43,7 +43,7 @@ def run_gradbus(steps: int, seed: int, base: Path) -> dict[str, Any]:
 
 
 def run_trl(steps: int, seed: int, base: Path, threads: int = 1) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """One run in its own process."""
     command = [sys.executable, str(HERE / "trl.py"), "--steps", str(steps), "--seed", str(seed), "--base", str(base)]
     command += ["--threads", str(threads)]
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -75,13 +75,13 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def machine() -> str:
-    """Where and with what this was measured."""
+    """The machine and the versions of this measurement."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "gradbus"))
     return f"{psutil.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
 def main() -> None:
-    """Runs the rounds, prints the table, writes both files."""
+    """Runs the rounds, prints the table and writes both files."""
     parser = argparse.ArgumentParser(description="Gradbus beside TRL on the demo's task.")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)

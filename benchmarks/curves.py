@@ -1,4 +1,4 @@
-"""A small line chart as SVG: no plotting library, and a file that a diff can show."""
+"""Draws a small line chart as SVG, without a plotting library and readable in a diff."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 Curve = Sequence[tuple[float, float]]
-"""Points (x, y); y from 0 on."""
+"""Points (x, y) with y >= 0."""
 
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 50, 110, 40, 45
@@ -34,21 +34,21 @@ def chart(title: str, x_label: str, curves: Mapping[str, Curve], target: float |
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _place(x: float, y: float, most: float) -> tuple[float, float]:
+def _position(x: float, y: float, most: float) -> tuple[float, float]:
     return LEFT + (WIDTH - LEFT - RIGHT) * x / most, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y
 
 
 def _line(curve: Curve, most: float, style: str) -> str:
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (_place(*point, most) for point in curve))
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (_position(*point, most) for point in curve))
     return f'<polyline fill="none" {style} points="{points}"/>'
 
 
 def _grid_line(y: float, top: float) -> str:
-    _, height = _place(0, y, 1)
+    _, height = _position(0, y, 1)
     line = f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}" stroke="#ddd"/>'
     return f'{line}<text x="{LEFT - 8}" y="{height + 4:.1f}" text-anchor="end">{y * top:.2g}</text>'
 
 
 def _x_mark(x: float, most: float) -> str:
-    place, bottom = _place(x, 0, most)
-    return f'<text x="{place:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{x:.0f}</text>'
+    position, bottom = _position(x, 0, most)
+    return f'<text x="{position:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{x:.0f}</text>'

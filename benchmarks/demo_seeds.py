@@ -20,7 +20,7 @@ TARGET = 0.75
 
 
 def one_seed(seed: int, steps: int) -> dict[str, Any]:
-    """Its curve and what it cost."""
+    """The curve of one seed, and its cost."""
     base = make_base(seed)
     with tempfile.TemporaryDirectory() as state, stack(Path(state)) as folder:
         seen = measure(folder, addition_spec(base, steps, seed, evaluate_every=50))
@@ -29,7 +29,7 @@ def one_seed(seed: int, steps: int) -> dict[str, Any]:
 
 
 def summary(results: list[dict[str, Any]], steps: int) -> str:
-    """The table, and what it says."""
+    """The table with its summary."""
     after = [result["after"] for result in results]
     lines = ["# The demo over seeds", "", f"{machine()}. {steps} steps each.", "", "![curves](demo_seeds.svg)", ""]
     lines += ["| seed | held-out before | after | steps/s | seconds |", "|---|---|---|---|---|"]
@@ -41,7 +41,7 @@ def summary(results: list[dict[str, Any]], steps: int) -> str:
 
 
 def main() -> None:
-    """Runs the seeds, prints the table, writes three files."""
+    """Runs the seeds, prints the table and writes three files."""
     parser = argparse.ArgumentParser(description="The demo over several seeds.")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=700)

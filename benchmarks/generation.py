@@ -26,7 +26,7 @@ PROMPT, NEW, GROUP = 8, 32, 8
 
 
 def make_folder(folder: Path) -> Qwen2ForCausalLM:
-    """The demo's model with random weights, saved; the tokenizer is a stand-in, for only ids are used here."""
+    """Saves the demo's model with random weights. The tokenizer is a placeholder, because only token ids are used."""
     config = Qwen2Config(
         vocab_size=56,
         hidden_size=64,
@@ -46,7 +46,7 @@ def make_folder(folder: Path) -> Qwen2ForCausalLM:
 
 
 def clocks() -> np.ndarray:
-    """Seconds of CPU and of wall, `[2]`."""
+    """CPU seconds and wall-clock seconds, `[2]`."""
     return np.array([time.process_time(), time.perf_counter()])
 
 
@@ -84,7 +84,7 @@ async def measure(slots: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
             theirs.append(time_generate(model, slots))
             ours.append(await time_engine(engine, [PROMPT] * (slots // GROUP)))
         await engine.close()
-    # The first round warms up.
+    # The first round is a warm-up.
     return slots * NEW / np.median(theirs[1:], axis=0), slots * NEW / np.median(ours[1:], axis=0)
 
 
@@ -101,7 +101,7 @@ async def measure_step(rounds: int) -> float:
 
 
 def main() -> None:
-    """Print a table: one line a batch size, then the demo's step."""
+    """Prints a table with one line for each batch size, then the demo's step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds

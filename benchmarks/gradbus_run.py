@@ -16,7 +16,7 @@ import psutil
 
 from gradbus.client import Client, load_spec
 from gradbus.embedded import StackConfig, StateFolder
-from gradbus.embedded.serve import start_detached
+from gradbus.embedded.supervisor import start_detached
 
 ADDITION = Path(__file__).resolve().parents[1] / "examples" / "addition"
 Json = dict[str, Any]
@@ -24,11 +24,11 @@ Json = dict[str, Any]
 
 @dataclass
 class Measured:
-    """What was seen of one run."""
+    """Measurements of one run."""
 
     run: Json
     samples: list[tuple[float, int]] = field(default_factory=list)
-    """(CPU seconds of every process of the stack, step), once a second."""
+    """(CPU seconds of all processes of the stack, step), once a second."""
     events: list[Json] = field(default_factory=list)
 
     def of_type(self, kind: str) -> list[Json]:
@@ -37,7 +37,7 @@ class Measured:
 
 
 def addition_spec(base: Path, steps: int, seed: int, evaluate_every: int) -> Json:
-    """addition.toml with another base folder, length and seed."""
+    """addition.toml with another base folder, number of steps and seed."""
     changes = {
         "seed": seed,
         "model.path": base / "model",
@@ -51,7 +51,7 @@ def addition_spec(base: Path, steps: int, seed: int, evaluate_every: int) -> Jso
 
 @contextmanager
 def stack(state: Path) -> Iterator[StateFolder]:
-    """An embedded stack for the length of the block."""
+    """Runs an embedded stack inside the block."""
     start_detached(StackConfig(state, port=0))
     folder = StateFolder(state)
     try:
@@ -64,7 +64,7 @@ def stack(state: Path) -> Iterator[StateFolder]:
 
 
 def measure(folder: StateFolder, spec: Json) -> Measured:
-    """Submits the spec as any user does, and watches until the run ends."""
+    """Submits the spec over REST and measures until the run ends."""
     with Client.discover(folder.root) as client:
         seen = Measured(client.submit(spec, ADDITION))
         while seen.run["finished_at"] is None:
@@ -78,7 +78,7 @@ def measure(folder: StateFolder, spec: Json) -> Measured:
 
 
 def rates(seen: Measured) -> dict[str, float]:
-    """Steps per second and CPU seconds a step, over the steps after the first fifth, when all is warm."""
+    """Steps per second and CPU seconds per step, without the first fifth of the steps (warm-up)."""
     times = [datetime.fromisoformat(event["created_at"]).timestamp() for event in seen.of_type("metrics")]
     warm = len(times) // 5
     counted = [sample for sample in seen.samples if warm <= sample[1] < len(times)]
@@ -100,12 +100,12 @@ def _events(client: Client, run_id: str) -> Iterator[Json]:
 
 
 def _cpu_seconds(folder: StateFolder) -> float:
-    """Of the supervisor and all below it, ended children among them."""
+    """CPU seconds of the supervisor and all its descendants, including ended ones."""
     supervisor = psutil.Process(folder.read("stack.json")["pid"])
     total = 0.0
     for process in (supervisor, *supervisor.children(recursive=True)):
         try:
             total += sum(process.cpu_times()[:4])
         except psutil.NoSuchProcess:
-            continue  # its parent has waited for it, so its time is counted there
+            continue  # reaped by its parent, so its time is counted there
     return total

@@ -1,4 +1,4 @@
-"""Every operator of gradbus_kernels beside naive torch: seconds and memory, as a table and as bars.
+"""Compares every operator of gradbus_kernels with naive torch: seconds and memory, as a table and as bars.
 
     OMP_NUM_THREADS=1 python benchmarks/kernels.py [--device cuda] [--quick] [--only linear_logprob sample]
 
@@ -27,12 +27,12 @@ HELPERS = {"rows"}
 
 
 def benchmarks() -> list[str]:
-    """Modules that measure."""
+    """The modules with a measurement."""
     return sorted(path.stem for path in (Path(__file__).parent / "operators").glob("*.py") if path.stem not in HELPERS)
 
 
 def machine(device: str) -> str:
-    """Where and with what this was measured."""
+    """The machine and the versions of this measurement."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
     threads = "" if device == "cuda" else f", {torch.get_num_threads()} threads"
     return f"{name}{threads}, Python {platform.python_version()}, torch {torch.__version__}"
@@ -46,7 +46,7 @@ def _processor() -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown; naive's share beside every figure."""
+    """Markdown with each figure's ratio to naive torch."""
     lines = [
         "| operator | shape | dtype | implementation | seconds | of naive | extra MiB | of naive | |",
         "|---|---|---|---|---:|---:|---:|---:|---|",
@@ -69,7 +69,7 @@ def _line(row: Row, naive: Row | None) -> str:
 
 
 def main() -> None:
-    """Measures, prints the table, writes the files."""
+    """Measures, prints the table and writes the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def write(measured: dict[str, list[Row]], device: str) -> None:
-    """The three files of this device, older rows of other operators kept."""
+    """Writes the three files of this device and keeps older rows of other operators."""
     stem = "kernels" if device == "cpu" else f"kernels_{device}"
     path = RESULTS / f"{stem}.json"
     kept = json.loads(path.read_text())["operators"] if path.exists() else {}

@@ -1,4 +1,4 @@
-"""Bars of every implementation's seconds and memory as shares of naive's, as SVG."""
+"""Draws seconds and memory of every implementation relative to naive torch as bars, in SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PANEL = (WIDTH - LABEL - 40) / 2
 
 
 def chart(rows: list[Row]) -> str:
-    """One line an implementation; a bar over the edge (twice naive's) is cut and its number says how much it is."""
+    """One line for each implementation; a bar beyond the edge (twice naive's) is cut and labelled with its value."""
     lines = list(_lines(rows))
     height = 60 + LINE * len(lines)
     parts = [

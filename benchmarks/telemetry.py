@@ -1,4 +1,4 @@
-"""What tracing costs: the demo's run with it and without it, side by side on stacks of their own.
+"""Measures the cost of tracing: the demo's run with and without it, side by side on separate stacks.
 
 python benchmarks/telemetry.py [--pairs 5] [--steps 100] [--modes default]
 
@@ -51,9 +51,9 @@ class Collector(TraceServiceServicer):
 
 @contextmanager
 def listening(mode: str, collector: Collector) -> Iterator[dict[str, str]]:
-    """The variables of a mode, and somebody who listens."""
+    """The environment of a mode, with a collector that accepts its spans."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    if mode != "refusal":  # a server without the method says so
+    if mode != "refusal":  # a server without the method refuses the export
         add_TraceServiceServicer_to_server(collector, server)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if mode == "no answer" else server.add_insecure_port("127.0.0.1:0")
@@ -65,7 +65,7 @@ def listening(mode: str, collector: Collector) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def started(mode: str, collector: Collector) -> Iterator[StateFolder]:
-    """A stack in a mode."""
+    """Runs a stack in a mode."""
     with listening(mode, collector) as variables, tempfile.TemporaryDirectory() as state, ExitStack() as owned:
         os.environ.update(variables)
         try:
@@ -77,7 +77,7 @@ def started(mode: str, collector: Collector) -> Iterator[StateFolder]:
 
 
 def pair(modes: Sequence[str], base: Path, steps: int) -> dict[str, dict[str, float]]:
-    """Each mode's rates and its spans a step, from runs that went on side by side."""
+    """Rates and spans per step of each mode, from runs side by side."""
     collectors = {mode: Collector() for mode in modes}
     with ExitStack() as owned, futures.ThreadPoolExecutor(len(modes)) as pool:
         folders = {mode: owned.enter_context(started(mode, collectors[mode])) for mode in modes}
@@ -99,7 +99,7 @@ def compared(mode: str, base: Path, pairs: int, steps: int) -> str:
 
 
 def main() -> None:
-    """Runs the pairs, prints the table, writes it."""
+    """Runs the pairs, prints the table and writes it."""
     parser = argparse.ArgumentParser(description="What tracing costs.")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# This file bears the name of the package it measures: its folder leaves the path, the examples' folder comes in.
+# This file has the name of the package that it measures, so its folder must leave the path; the examples' folder is added.
 sys.path.remove(str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -50,13 +50,13 @@ class StepClock(TrainerCallback):
 
 
 def cpu_seconds() -> float:
-    """Of this process and those it has waited for."""
+    """CPU seconds of this process and its reaped children."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def reward(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
-    """Half for right positions, half for an exact answer that ended: the same as in addition.toml."""
+    """The reward of addition.toml: half for correct positions, half for an exact answer that ended."""
     scores = []
     for text, ids, right in zip(completions, completion_ids, answer, strict=True):
         digits = sum(given == wanted for given, wanted in zip(text, right, strict=False)) / len(right)
@@ -66,7 +66,7 @@ def reward(completions: list[str], completion_ids: list[list[int]], answer: list
 
 
 def configuration(steps: int, seed: int, folder: str) -> GRPOConfig:
-    """addition.toml in TRL's words; all that costs time and is not the algorithm is off."""
+    """addition.toml as TRL's settings; everything that costs time and is not the algorithm is off."""
     return GRPOConfig(
         output_dir=folder,
         seed=seed,
@@ -102,7 +102,7 @@ def configuration(steps: int, seed: int, folder: str) -> GRPOConfig:
 
 
 def measure(steps: int, seed: int, base: Path, threads: int) -> dict[str, Any]:
-    """Runs `steps` steps; rates are over the steps after the first fifth, when all is warm."""
+    """Runs `steps` steps; rates leave out the first fifth (warm-up)."""
     torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(base / "model", padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(base / "model", dtype=torch.float32)

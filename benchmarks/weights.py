@@ -1,4 +1,4 @@
-"""Bytes and seconds from handing a version to the trainer's publisher until an engine attests it: whole files, deltas, broadcast.
+"""Measures bytes and seconds from the trainer's publisher to an attested engine, for whole files, deltas and broadcast.
 
     OMP_NUM_THREADS=1 python benchmarks/weights.py [--layers 12] [--rounds 3] [--s3]
 
@@ -47,9 +47,9 @@ from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.broadcast.sender import BroadcastSender
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.versions.scratch import Scratch
-from gradbus_trainer.versions.weights_io import Export, export_version
+from gradbus_trainer.tensors.export import Export, export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.writer import VersionWriter
 
 TRANSPORTS = ("store", "delta", "broadcast")
@@ -58,11 +58,11 @@ Times = dict[str, list[float]]
 
 
 def make_model(folder: Path, layers: int) -> dict[str, torch.Size]:
-    """A folder for the engine; names and shapes of its tensors."""
+    """A model folder for the engine, with names and shapes of its tensors."""
     sizes = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, max_position_embeddings=64, tie_word_embeddings=True))
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")  # a model folder has one; nothing is tokenised here
+    (folder / "tokenizer.json").write_text("{}")  # required in a model folder; nothing is tokenised here
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
@@ -74,7 +74,7 @@ def named(flat: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
 
 @contextmanager
 def moto_bucket() -> Iterator[str]:
-    """The url of a bucket on an S3 server."""
+    """The URL of a bucket on an S3 server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -102,7 +102,7 @@ def moto_bucket() -> Iterator[str]:
 
 
 class BroadcastLab:
-    """A group of two: this process, and a worker's member."""
+    """A broadcast group of two: this process and one worker."""
 
     def __init__(self, folder: Path) -> None:
         settings = BroadcastSettings(stall_seconds=60.0, seconds=600.0)
@@ -113,12 +113,12 @@ class BroadcastLab:
         self._receiver.wait_until_ready()
 
     async def connect(self) -> None:
-        """Both join."""
+        """Joins both members."""
         ends = (lambda: self._sender.connect(self._members), lambda: self._receiver.connect(self._members, self.config))
         await asyncio.gather(*map(asyncio.to_thread, ends))
 
     async def bring(self, export: Export) -> None:
-        """Puts a version's file into the worker's cache."""
+        """Broadcasts a version's file into the worker's cache."""
         content = export.file.mapped()
         shard = Shard(digest=await asyncio.to_thread(digest_of, content), size_bytes=len(content))
         broadcast = Broadcast(step=export.step, config=self.config, shards=[shard])
@@ -128,13 +128,13 @@ class BroadcastLab:
         )
 
     def close(self) -> None:
-        """Ends both."""
+        """Closes both members."""
         self._receiver.abort()
         self._sender.abort()
 
 
 async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[Export, Export], times: Times) -> int:
-    """One version on its way to an engine that holds the one before; the bytes it put into object storage."""
+    """Transports one version to an engine with the previous one; returns the bytes written to object storage."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         objects = ObjectStore.open(url or f"file://{folder}/objects")
         writer = VersionWriter(objects, "benchmark", 1, WeightsSpec(transport=transport, dtype="bf16"))
@@ -167,20 +167,20 @@ async def travel(url: str, engine: TorchEngine, transport: str, exports: tuple[E
 
 
 def moved_bytes(manifest: WeightManifest) -> int:
-    """What the version put into object storage."""
+    """Bytes of the version in object storage."""
     (shard,) = manifest.shards
     return shard.chain[-1].size_bytes if shard.delta_only else shard.size_bytes
 
 
 async def forget(objects: ObjectStore, *manifests: WeightManifest) -> None:
-    """Or the next round would find the blobs."""
+    """Removes the blobs, which the next round would otherwise find."""
     for manifest in manifests:
         for digest in {manifest.shards[0].digest, *(link.digest for link in manifest.shards[0].chain)}:
             await objects.delete_blob(digest)
 
 
 def timed(times: Times, name: str, work: Callable[[], Any]) -> Any:
-    """What `work` gives."""
+    """Times `work` and returns its result."""
     begin = time.perf_counter()
     result = work()
     times[name].append(time.perf_counter() - begin)
@@ -188,7 +188,7 @@ def timed(times: Times, name: str, work: Callable[[], Any]) -> Any:
 
 
 def probes(old: Tensor, new: Tensor, folder: Path, times: Times) -> dict[str, int]:
-    """Memory, a plain file, and the other codecs; bytes of each."""
+    """Probes: memory, a plain file and the other codecs, with the bytes of each."""
     into = torch.zeros_like(old)
     timed(times, "memcpy", lambda: into.copy_(old))
     file = folder / "probe.safetensors"
@@ -247,17 +247,17 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
         sizes = [found["bytes"][name] / 1e6 for name in ("store", "delta", "XOR + zstd", "index + value")]
         row = " | ".join(f"{value:.2f}" for value in (*sizes, found["floor"] / 1e6, found["bytes"]["delta"] / found["floor"]))
         lines.append(f"| {found['changed']:.2%} | {row} |")
-    for place in ("folder", "bucket"):
-        if f"{place}, store, all" in results[0]["seconds"]:
+    for storage in ("folder", "bucket"):
+        if f"{storage}, store, all" in results[0]["seconds"]:
             lines += [
                 "",
-                f"Seconds by a {place}, from publishing to attested (storing and broadcasting + fetching + loading and attesting):",
+                f"Seconds by a {storage}, from publishing to attested (storing and broadcasting + fetching + loading and attesting):",
                 "",
             ]
             lines += [
-                "| changed | dense | delta | collective |",
+                "| changed | dense | delta | broadcast |",
                 "|---:|---:|---:|---:|",
-                *(_seconds_row(found, place) for found in results),
+                *(_seconds_row(found, storage) for found in results),
             ]
     names = ("memcpy", "safetensors write + read", "delta", "XOR + zstd", "index + value")
     lines += [
@@ -271,10 +271,10 @@ def summary(results: list[dict[str, Any]], elements: int, rounds: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _seconds_row(found: dict[str, Any], place: str) -> str:
+def _seconds_row(found: dict[str, Any], storage: str) -> str:
     cells = []
     for transport in TRANSPORTS:
-        parts = [found["seconds"][f"{place}, {transport}, {part}"] for part in ("all", "store", "fetch", "load")]
+        parts = [found["seconds"][f"{storage}, {transport}, {part}"] for part in ("all", "store", "fetch", "load")]
         cells.append(f"{parts[0]:.2f} ({' + '.join(f'{part:.2f}' for part in parts[1:])})")
     return f"| {found['changed']:.2%} | {' | '.join(cells)} |"
 
@@ -289,7 +289,7 @@ def _probe_row(found: dict[str, Any], names: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    """Measures, prints the tables, writes three files."""
+    """Measures, prints the tables and writes three files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)

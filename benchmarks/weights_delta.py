@@ -1,4 +1,4 @@
-"""Size and speed of a weights delta beside XOR + zstd and index + value, with a memcpy probe in the same rounds.
+"""Compares size and speed of a weights delta with XOR + zstd and index + value, with a memcpy probe in the same rounds.
 
     OMP_NUM_THREADS=1 python benchmarks/weights_delta.py [--elements 16777216] [--rounds 7]
 
@@ -33,14 +33,14 @@ CODECS = ("delta", "XOR + zstd", "index + value")
 
 
 class Codec(NamedTuple):
-    """`encode()` makes the message; `decode(message)` leaves the new weights in the memory that the codec was made with."""
+    """`encode()` returns the message; `decode(message)` writes the new weights into the memory that the codec was created with."""
 
     encode: Callable[[], bytes]
     decode: Callable[[bytes], object]
 
 
 def adam_direction(size: int) -> tuple[Tensor, Tensor]:
-    """Masters, and what AdamW would take from them at learning rate 1."""
+    """Master weights, and AdamW's update of them at learning rate 1."""
     torch.manual_seed(0)
     masters = torch.nn.Parameter(torch.randn(size) * 0.02)
     optimizer = torch.optim.AdamW([masters], lr=1e-7, weight_decay=0.0)
@@ -72,7 +72,7 @@ def floor_bytes(old: np.ndarray, new: np.ndarray) -> float:
 
 
 def codecs(old: Tensor, new: Tensor, into: Tensor) -> dict[str, Codec]:
-    """All three, over the same weights."""
+    """All three codecs over the same weights."""
     before, after, result = (tensor.view(torch.int16).numpy().view(np.uint16) for tensor in (old, new, into))
     compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
 
@@ -96,7 +96,7 @@ def codecs(old: Tensor, new: Tensor, into: Tensor) -> dict[str, Codec]:
 
 
 def timed(times: list[float], work: Callable[[], Any]) -> Any:
-    """What `work` gives; the CPU seconds of the process go into `times`."""
+    """Returns the result of `work` and appends the CPU seconds of the process to `times`."""
     begin = time.process_time()
     result = work()
     times.append(time.process_time() - begin)
@@ -119,7 +119,7 @@ def measure(old: Tensor, new: Tensor, rounds: int) -> tuple[dict[str, int], dict
 
 
 def main() -> None:
-    """Print the two tables and write them."""
+    """Prints the two tables and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--elements", type=int, default=1 << 24)
     parser.add_argument("--rounds", type=int, default=7)

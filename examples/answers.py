@@ -1,4 +1,4 @@
-"""What two models answer to the same held-out prompts, decoded greedily with plain transformers."""
+"""Compares the greedy answers of two models to the same held-out prompts, with plain transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOKED_AT = 200
 
 
 def held_out_answers(base: Path, trained: Path, count: int) -> Iterator[tuple[str, str, str, str]]:
-    """(prompt, right answer, base model's, trained model's) for the first `count` prompts that the base model got wrong."""
+    """(prompt, expected, base answer, trained answer) for the first `count` prompts that the base model answers wrongly."""
     rows = [json.loads(line) for line in (base / "eval.jsonl").read_text().splitlines()[:LOOKED_AT]]
     before, after = answers(base / "model", rows), answers(trained, rows)
     wrong = [n for n, row in enumerate(rows) if before[n] != row["answer"]]
@@ -24,7 +24,7 @@ def held_out_answers(base: Path, trained: Path, count: int) -> Iterator[tuple[st
 
 
 def answers(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """One answer a row."""
+    """One answer for each row."""
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -22,7 +22,7 @@ from rich.console import Console
 from gradbus.cli.follow import follow_run
 from gradbus.client import Client, load_spec
 from gradbus.embedded import StackConfig, StateFolder
-from gradbus.embedded.serve import start_detached
+from gradbus.embedded.supervisor import start_detached
 from gradbus.errors import GradbusError
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Task:
-    """What the model learns, and where that is said."""
+    """One of the demo's tasks: its spec and its base model."""
 
     spec: Path
     base: Path
@@ -41,7 +41,7 @@ class Task:
     seed: int
 
     def body(self) -> dict[str, Any]:
-        """The spec in the file, for this base model, length and seed."""
+        """The spec of the file with this base model, number of steps and seed."""
         changes = {
             "seed": self.seed,
             "model.path": self.base / "model",
@@ -53,14 +53,14 @@ class Task:
 
 
 def main() -> int:
-    """Base model, stack, run, result; the exit status."""
+    """Makes the base model, starts the stack, runs the spec and shows the result. Returns the exit status."""
     parser = argparse.ArgumentParser(description="A language model learns to add two numbers, through seven services on this machine.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="optimiser steps (default 700; with --smoke 250)")
     parser.add_argument("--smoke", action="store_true", help="copy digits from random weights instead")
     options = parser.parse_args()
     begun = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the stack is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raises SystemExit, so that the stack is stopped
     try:
         task = copying(options.seed, options.steps or 250) if options.smoke else addition(options.seed, options.steps or 700)
         with stack() as client:
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def addition(seed: int, steps: int) -> Task:
-    """Two-digit addition, after the warm-up that makes its base model."""
+    """Two-digit addition, from a base model made by a supervised warm-up."""
     from addition.make_model import Settings, make  # noqa: PLC0415 - torch comes after the arguments are parsed
 
     chapter("0", "A base model that is right about a third of the time: a short supervised warm-up")
@@ -98,7 +98,7 @@ def addition(seed: int, steps: int) -> Task:
 
 def copying(seed: int, steps: int) -> Task:
     """Copying digits, from random weights."""
-    made = runpy.run_path(str(EXAMPLES / "copy" / "make_model.py"))  # the folder bears the name of a standard module
+    made = runpy.run_path(str(EXAMPLES / "copy" / "make_model.py"))  # the folder has the name of a standard module
     chapter("0", "A model with random weights, to copy four digits")
     base: Path = made["make"](STATE / f"copy-{seed}", made["Settings"](seed=seed))
     console.print(f"  {base / 'model'}")
@@ -107,7 +107,7 @@ def copying(seed: int, steps: int) -> Task:
 
 @contextmanager
 def stack() -> Iterator[Client]:
-    """A client of a stack that runs for the length of the block."""
+    """Runs a stack inside the block and yields its client."""
     chapter("1", "Seven services, a message bus, a buffer and an object store")
     begun = time.monotonic()
     with console.status("starting them"):
@@ -125,7 +125,7 @@ def stack() -> Iterator[Client]:
 
 
 def stop(folder: StateFolder) -> None:
-    """Ends the stack in order, and waits until it is gone."""
+    """Stops the stack and waits until it has ended."""
     if owner := folder.owner():
         os.kill(owner, signal.SIGTERM)
     while folder.owner():
@@ -137,7 +137,7 @@ def train(client: Client, task: Task) -> tuple[dict[str, Any], list[dict[str, An
     chapter("2", f"Reinforcement learning: {task.steps} steps of GRPO, 32 prompts a step, 8 answers to each")
     console.print(f"  the same as: gradbus run {shown(task.spec)} --follow")
     for left in client.runs()["data"]:
-        if left["finished_at"] is None:  # of a demo that was killed; it would be trained first
+        if left["finished_at"] is None:  # left by an interrupted demo; it would be trained first
             client.cancel(left["id"])
     submitted = client.submit(task.body(), task.spec.parent)
     try:
@@ -159,7 +159,7 @@ def train(client: Client, task: Task) -> tuple[dict[str, Any], list[dict[str, An
 
 
 def report(task: Task, evaluations: list[dict[str, Any]], export: Path) -> None:
-    """Accuracy and answers, before and after."""
+    """Shows accuracy and answers before and after training."""
     from answers import held_out_answers  # noqa: PLC0415 - torch again
 
     chapter("3", "What it has learnt")
@@ -173,7 +173,7 @@ def report(task: Task, evaluations: list[dict[str, Any]], export: Path) -> None:
 
 
 def next_commands(export: Path) -> None:
-    """What to type now."""
+    """Shows the next commands."""
     console.print(f"\n  the model: {shown(export)}  (transformers loads it)")
     console.print("\n  next:  [bold]. .venv/bin/activate && gradbus up[/]     the same system, until Ctrl-C")
     console.print("         [bold]gradbus run YOUR.toml --follow[/]           your model, data and reward, in another terminal")
@@ -181,12 +181,12 @@ def next_commands(export: Path) -> None:
 
 
 def chapter(number: str, title: str) -> None:
-    """A heading."""
+    """Prints a heading."""
     console.print(f"\n[bold cyan]{number}[/]  [bold]{title}[/]")
 
 
 def shown(path: Path) -> str:
-    """Short, if it lies below the folder we are in."""
+    """The path, relative if it is below the current folder."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# `make demo-compose`: the demo's run, posted to the stack in containers by curl alone; the same spec and data as examples/demo.py.
+# `make demo-compose`: the demo's run, submitted to the stack in containers by curl alone; the same spec and data as examples/demo.py.
 #   examples/demo_compose.sh [STEPS]      700 is the demo's length; the default is shorter
-# COMPOSE names another `docker compose`, e.g. with overlays; GATEWAY_PORT the gateway's port.
+# COMPOSE sets another `docker compose` command, e.g. with overlays; GATEWAY_PORT sets the gateway's port.
 set -eu
 cd "$(dirname "$0")/.."
 steps=${1:-200}
@@ -13,7 +13,7 @@ field() { tr ',{' '\n\n' | sed -n "s/^ *\"$1\": *\"\{0,1\}\([^\"}]*\).*/\1/p" | 
 ask() { curl -sS --fail-with-body --retry 15 --retry-delay 1 --retry-connrefused -H "Authorization: Bearer $key" "$@"; }
 upload() { ask --data-binary "@$1" "$url/v1/files" | field id; }
 
-# The rollout's image has all that makes a base model; your user owns what it writes.
+# The rollout worker's image can create the base model; your user owns the files that it writes.
 mkdir -p "$made"
 if [ ! -f "$made/addition/model/config.json" ]; then
   echo "a base model that is right about a third of the time: a short supervised warm-up"

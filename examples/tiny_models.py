@@ -1,4 +1,4 @@
-"""Language models small enough to learn on one CPU core while you watch, saved in Hugging Face layout."""
+"""Tiny language models that train on one CPU core in minutes, saved in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=()<>[].,:?! "
 
 MADE = Path(__file__).resolve().parents[1] / ".gradbus" / "examples"
-"""Where the make scripts put what the specs beside them name."""
+"""Folder of the models and datasets that the example specs name."""
 
 Row = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ def held_out(problem: str) -> bool:
 
 
 def character_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """One token a character, 56 in all; no token is put before a text."""
+    """One token for each character, 56 in all, without a BOS token."""
     vocabulary = {token: n for n, token in enumerate((*SPECIAL, *CHARACTERS))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -67,7 +67,7 @@ def _dimensions(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         "num_key_value_heads": 4,
         "max_position_embeddings": 256,
         "tie_word_embeddings": True,
-        # Positions of such short texts are told apart best by fast rotations.
+        # Fast rotations distinguish the positions of such short texts best.
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,

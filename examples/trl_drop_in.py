@@ -25,7 +25,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
 
 
 class FusedGRPOTrainer(GRPOTrainer):
-    """GRPOTrainer but for the way to its loss; `importance_sampling_level` may be "sequence" (GSPO)."""
+    """GRPOTrainer with another computation of the loss; `importance_sampling_level` may be "sequence" (GSPO)."""
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._refuse_what_is_not_fused()
@@ -44,7 +44,7 @@ class FusedGRPOTrainer(GRPOTrainer):
         return loss.total
 
     def _clipped(self, ratios: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Shares of tokens, or of sequences if they have one ratio, where the clipped term is the loss: the advantage's sign decides."""
+        """Fractions of tokens (or of sequences, with one ratio each) whose loss is the clipped term; the sign of the advantage decides."""
         if self.importance_sampling_level == "sequence":
             ratios = ((ratios.log() * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
             mask = torch.ones_like(ratios)
@@ -81,7 +81,7 @@ class FusedGRPOTrainer(GRPOTrainer):
         )
 
     def _normaliser(self, inputs: dict[str, Any], mask: Tensor, accumulated: int) -> Tensor | float:
-        """What TRL divides a token's loss by."""
+        """The number by which TRL divides a token's loss."""
         if self.loss_type == "grpo":
             return mask.sum(-1, keepdim=True).clamp(min=1) * len(mask) * accumulated
         if self.loss_type == "bnpo":
@@ -92,7 +92,7 @@ class FusedGRPOTrainer(GRPOTrainer):
         return inputs["num_items_in_batch"].clamp(min=1) * window
 
     def _settings(self) -> PolicySettings:
-        # TRL gives CISPO's upper bound itself, we its distance from 1.
+        # TRL's epsilon_high is CISPO's upper bound itself; ours is its distance from 1.
         cispo = self.loss_type == "cispo"
         return PolicySettings(
             clip_low=self.epsilon_low,
@@ -116,7 +116,7 @@ class FusedGRPOTrainer(GRPOTrainer):
             "a router's auxiliary loss": self.aux_loss_enabled,
             "a head with a bias": getattr(self.model.get_output_embeddings(), "bias", None) is not None,
         }
-        # What a model does to its logits beyond the product with the head: Gemma, Cohere, Granite.
+        # Transformations of the logits after the LM head, as in Gemma, Cohere and Granite.
         config = self.model.config.get_text_config()
         asked |= {
             name: getattr(config, name, None) not in (None, 1.0) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -133,7 +133,7 @@ def _share(clipped: Tensor, mask: Tensor) -> Tensor:
 def main() -> None:
     """Rewards short answers."""
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from tiny_models import character_tokenizer, tiny_qwen2  # noqa: PLC0415 -- the examples share one module, and are no package
+    from tiny_models import character_tokenizer, tiny_qwen2  # noqa: PLC0415 -- the examples share a module but are not a package
 
     tokenizer = character_tokenizer()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""How long `--help` of every command takes: `python loadtests/help_time.py`. Half a second is the bound."""
+"""Measures `--help` of every command: `python loadtests/help_time.py`. The limit is half a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERBS = ("", "up", "down", "status", "run", "runs", "show", "samples", "events",
 
 
 def seconds(*arguments: str) -> float:
-    """Best of a few calls: the machine's other work is not ours."""
+    """Best of a few calls, to leave out other load on the machine."""
     command = [sys.executable, "-m", *arguments, "--help"]
     found = []
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Whether scoring overlaps generation and training: `python loadtests/scorer_overlap.py [--seconds 0.3] [--steps 20]`.
+"""Measures whether scoring overlaps generation and training: `python loadtests/scorer_overlap.py [--seconds 0.3] [--steps 20]`.
 
 Each row is a run with a scorer that sleeps so long in every call. `score` is that sleep, `generate` and `train` are the
 step time without it; a loop that does one thing after the other needs their sum, one that overlaps about the largest.
@@ -29,7 +29,7 @@ WARM_UP = 3
 
 
 class SlowScorer(ThreadingHTTPServer):
-    """The share of right characters, after a sleep."""
+    """The fraction of correct characters, after a sleep."""
 
     daemon_threads = True
 
@@ -42,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: SlowScorer
 
     def do_POST(self) -> None:
-        """Judges all samples of a call."""
+        """Scores all samples of a call."""
         samples = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["samples"]
         time.sleep(self.server.seconds)
         results = [{"sample_id": sample["sample_id"], "status": "ok", "reward": _reward(sample)} for sample in samples]
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"results": results}).encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        """Says nothing."""
+        """Logs nothing."""
 
 
 def _reward(sample: dict[str, Any]) -> float:
@@ -109,7 +109,7 @@ def table(client: Client, folder: Path, options: argparse.Namespace) -> None:
         address = f"http://127.0.0.1:{scorer.server_port}/score"
         for staleness in (0, 1, 2, 4):
             step, train = measure(client, spec_for(folder, address, staleness, options))
-            generate = generate or max(0.0, step - train)  # on-policy without a sleep: one after the other
+            generate = generate or max(0.0, step - train)  # on-policy without a sleep, phases run one after the other
             parts = (generate, seconds, train)
             print(f"{seconds:7.3f} {staleness:9} {generate:9.3f} {train:7.3f} {sum(parts):7.3f} {max(parts):8.3f} {step:7.3f}", flush=True)
         scorer.shutdown()

@@ -80,7 +80,13 @@ def _step(folder: Path, prompts: list[np.ndarray], new: int, numerics: str) -> W
     learner = TorchLearner(folder, RunSpec.model_validate(body | {"schedule": {"steps": 1000}, "numerics": numerics}))
     draw, ones = np.random.default_rng(1), np.ones(new, np.float32)
     samples = [
-        TrainSample(ids.astype(np.int32), draw.integers(0, VOCABULARY, new).astype(np.int32), -3.0 * ones, ones > 0, float(draw.normal()))
+        TrainSample(
+            ids.astype(np.int32),
+            draw.integers(0, VOCABULARY, new).astype(np.int32),
+            -3.0 * ones,
+            ones > 0,
+            np.full_like(ones, draw.normal()),
+        )
         for ids in prompts
         for _ in range(GROUP)
     ]

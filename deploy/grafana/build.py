@@ -1,4 +1,4 @@
-"""Writes the dashboards: `python deploy/grafana/build.py`. What is committed beside it is what this writes; a test says so."""
+"""Writes the dashboards: `python deploy/grafana/build.py`. A test holds the committed files to its output."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from boards import BOARDS  # noqa: E402 - found beside this file, wherever it is run from
+from boards import BOARDS  # noqa: E402 - imported from the folder of this file
 
 
 def written() -> dict[Path, str]:
-    """What stands in each file."""
+    """The path and the content of each dashboard."""
     return {HERE / "dashboards" / f"{board.uid}.json": json.dumps(board.as_json(), indent=1) + "\n" for board in BOARDS}
 
 

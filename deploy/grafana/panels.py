@@ -1,4 +1,4 @@
-"""Dashboards in few words: rows of panels that lay themselves out on Grafana's 24 columns."""
+"""Builds dashboards: rows of panels, laid out automatically on Grafana's 24 columns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 PROMETHEUS = {"type": "prometheus", "uid": "prometheus"}
 COLUMNS = 24
-_SCHEMA = 41  # Grafana 12; later ones migrate it as they load it
+_SCHEMA = 41  # Grafana 12; later versions migrate it when they load it
 
 
 @dataclass(frozen=True)
 class Query:
-    """PromQL, and what the legend calls its series. `exemplars`: points on it lead to traces. `now`: asked at the end of the time shown
-    alone, for whatever has a series for each answer: of a range a panel would show every answer that was true at some time in it."""
+    """A PromQL query and its legend. `exemplars`: points link to traces. `now`: an instant query at the end of the time range, for metrics
+    with one series for each answer: a range query would show every answer that was true at some time in the range."""
 
     expr: str
     legend: str = ""
@@ -23,14 +23,14 @@ class Query:
     now: bool = False
 
     def target(self, ref: str) -> dict[str, Any]:
-        """As a panel holds it."""
+        """The JSON of the query in a panel."""
         target = {"refId": ref, "datasource": PROMETHEUS, "expr": self.expr, "legendFormat": self.legend or "__auto"}
         target |= {"range": not self.now, "instant": self.now}
         return target | ({"exemplar": True} if self.exemplars else {}) | ({"format": "heatmap"} if self.heat else {})
 
 
-def spread_of(histogram: str, high: float = 0.95, name: str = "95 %") -> list[Query]:
-    """Median and a high quantile of a histogram's buckets; the median's points lead to traces."""
+def quantiles_of(histogram: str, high: float = 0.95, name: str = "95 %") -> list[Query]:
+    """Median and a high quantile of a histogram; the median's points link to traces."""
     rate = f"sum by (le) (rate({histogram}_bucket[$__rate_interval]))"
     return [
         Query(f"histogram_quantile({share}, {rate})", legend, exemplars=share == 0.5) for share, legend in ((0.5, "median"), (high, name))
@@ -39,7 +39,7 @@ def spread_of(histogram: str, high: float = 0.95, name: str = "95 %") -> list[Qu
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: its question as a title, and in the description how to read it and what to do."""
+    """One panel; its description says how to read it and what to do."""
 
     title: str
     description: str
@@ -56,7 +56,7 @@ class Panel:
     overrides: Sequence[Mapping[str, Any]] = ()
 
     def as_json(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """As Grafana reads it."""
+        """The JSON that Grafana reads."""
         looks = dict(_LINES if self.kind == "timeseries" else {}) | dict(self.custom)
         defaults = {"unit": self.unit, "color": {"mode": "palette-classic"}, **self.defaults} | ({"custom": looks} if looks else {})
         return {
@@ -92,7 +92,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A heading and the panels below it, left to right; what has no room goes to the next line."""
+    """A heading and its panels, left to right; panels without room move to the next line."""
 
     title: str
     panels: Sequence[Panel]
@@ -100,7 +100,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice at the top; its values are those of a label."""
+    """A variable at the top of a dashboard; its values are those of a label."""
 
     name: str
     label: str
@@ -108,7 +108,7 @@ class Variable:
     several: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """As Grafana reads it; the newest run comes first, for run ids sort by time."""
+        """The JSON that Grafana reads; the newest run comes first, because run ids sort by time."""
         chosen = {"current": {"text": "All", "value": "$__all"}, "includeAll": True, "multi": True} if self.several else {}
         return {
             "type": "query",
@@ -136,7 +136,7 @@ class Board:
     annotations: Sequence[Mapping[str, Any]] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As Grafana reads it from a file."""
+        """The JSON file that Grafana reads."""
         return {
             "uid": self.uid,
             "title": self.title,
@@ -174,8 +174,8 @@ def _laid_out(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     number = y = 0
     for row in rows:
         number += 1
-        place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-        yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
+        position = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
+        yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": position, "panels": []}
         y, x, tallest = y + 1, 0, 0
         for panel in row.panels:
             if x + panel.width > COLUMNS:

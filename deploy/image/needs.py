@@ -1,4 +1,4 @@
-"""Writes what pyproject.toml asks for: core.txt, and a file for each extra. An image then changes only with its own list."""
+"""Writes the requirements of pyproject.toml: core.txt, and one file for each extra, so that an image changes only with its own list."""
 
 import tomllib
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Health check of a container: asks the service's own readiness page. Only what starts in milliseconds is imported."""
+"""Health check of a container: `ready.py PORT` requests the service's own /readyz. It imports only modules that load in milliseconds."""
 
 import socket
 import sys
 
-ADDRESS = ("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 8081)
+ADDRESS = ("127.0.0.1", int(sys.argv[1]))
 REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 try:

@@ -1,4 +1,4 @@
-"""Share of the answer's positions that hold the right character."""
+"""Share of the answer's positions with the right character."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ Report = Callable[[int, float, float], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the base model; a change makes a new one."""
+    """Settings of the base model; a change creates a new one."""
 
     seed: int = 0
     target_accuracy: float = 0.33
@@ -48,7 +48,7 @@ def problems() -> Iterator[dict[str, str]]:
 
 
 def make(folder: Path, settings: Settings = Settings(), report: Report | None = None) -> Path:
-    """The folder with `model/`, `train.jsonl` and `eval.jsonl`; made at the first call, found at later ones."""
+    """The folder with `model/`, `train.jsonl` and `eval.jsonl`; created at the first call, reused at later ones."""
 
     def build(target: Path) -> None:
         rows = list(problems())
@@ -85,7 +85,7 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings
 
 @torch.no_grad()
 def exact_match(model: PreTrainedModel, tokens: torch.Tensor) -> float:
-    """Share of the rows of `tokens` [N, 10] whose answer is what greedy decoding gives.
+    """Share of the rows of `tokens` `[N, 10]` that greedy decoding answers correctly.
 
     Teacher forcing says the same as decoding: a row counts only if every token of it was the likeliest.
     """
@@ -94,7 +94,7 @@ def exact_match(model: PreTrainedModel, tokens: torch.Tensor) -> float:
 
 
 def answer_tokens(tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]]) -> torch.Tensor:
-    """[N, 10] int64: problem, answer, <eos>."""
+    """`[N, 10]` int64: problem, answer, <eos>."""
     return torch.tensor([[*tokenizer.encode(row["prompt"] + row["answer"]), tokenizer.eos_token_id] for row in rows])
 
 

@@ -1,4 +1,4 @@
-"""Chat prompts for a Llama with random weights: `more e` asks for a text with many an `e`.
+"""Chat prompts for a Llama with random weights: `more e` asks for a text with many `e`s.
 
 python examples/chat/make_model.py [--seed 0] [FOLDER]
 """
@@ -25,20 +25,20 @@ PHRASES = ("more {}", "{} please", "only {}", "say {}", "write {}", "i like {}",
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the model; a change makes a new one."""
+    """Settings of the model; a change creates a new one."""
 
     seed: int = 0
 
 
 def conversations() -> Iterator[dict[str, Any]]:
-    """Rows with chat messages in `prompt`, and the letter asked for."""
+    """Rows with chat messages in `prompt`, and the requested letter."""
     for phrase in PHRASES:
         for letter in LETTERS:
             yield {"prompt": [{"role": "user", "content": phrase.format(letter)}], "letter": letter}
 
 
 def make(folder: Path, settings: Settings = Settings()) -> Path:
-    """The folder with `model/`, `train.jsonl` and `eval.jsonl`; made at the first call, found at later ones."""
+    """The folder with `model/`, `train.jsonl` and `eval.jsonl`; created at the first call, reused at later ones."""
 
     def build(target: Path) -> None:
         tokenizer = character_tokenizer(CHAT_TEMPLATE)

@@ -1,4 +1,4 @@
-"""Your own reward in a few lines: the share of the response that is the letter asked for.
+"""Your own reward in a few lines: the share of the response that is the requested letter.
 
 python examples/chat/reward_server.py [PORT]
 """
@@ -12,7 +12,7 @@ class Score(BaseHTTPRequestHandler):
     """POST {samples: [{sample_id, response, item, ...}]} -> {results: [{sample_id, status, reward}]}."""
 
     def do_POST(self) -> None:
-        """Judges every waiting sample in one call."""
+        """Scores all waiting samples in one call."""
         samples = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["samples"]
         results = [{"sample_id": sample["sample_id"], "status": "ok", "reward": reward(sample)} for sample in samples]
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Share of positions that hold the right character, of the longer of the two texts: an answer that goes on pays for it."""
+"""Share of positions with the right character, relative to the longer text, so that an answer that is too long scores lower."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ from tiny_models import MADE, cached, character_tokenizer, save_example, tiny_qw
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the model and the data; a change makes new ones."""
+    """Settings of the model and the data; a change creates new ones."""
 
     seed: int = 0
     rows: int = 2_000
@@ -38,7 +38,7 @@ def problems(settings: Settings) -> Iterator[dict[str, str]]:
 
 
 def make(folder: Path, settings: Settings = Settings()) -> Path:
-    """The folder with `model/`, `train.jsonl` and `eval.jsonl`; made at the first call, found at later ones."""
+    """The folder with `model/`, `train.jsonl` and `eval.jsonl`; created at the first call, reused at later ones."""
 
     def build(target: Path) -> None:
         tokenizer = character_tokenizer()

@@ -1,4 +1,4 @@
-"""Named points at which a test may have a process die, as by SIGKILL from outside."""
+"""Crash points: named places at which a test lets a process kill itself by SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _passes = 0
 
 
 def reached(name: str) -> None:
-    """Dies here if `GRADBUS_CRASH_POINT` is `name`, or at the passes that `name:2,5` counts; does nothing otherwise.
+    """Kills the process if `GRADBUS_CRASH_POINT` is `name`; with `name:2,5`, at the second and fifth pass. Otherwise does nothing.
 
-    A marker `name-<pass>` in `GRADBUS_CRASH_DIR` lets the process that is started again go on.
+    A marker file `name-<pass>` in `GRADBUS_CRASH_DIR` keeps the restarted process from dying again.
     """
     if name == _name:
         _pass()
@@ -32,5 +32,5 @@ def _pass() -> None:
         (Path(os.environ["GRADBUS_CRASH_DIR"]) / f"{_name}-{_passes}").touch(exist_ok=False)
     except FileExistsError:
         return
-    _log.warning("fault_point", name=_name, passes=_passes)
+    _log.warning("crash_point", name=_name, passes=_passes)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,30 +1,31 @@
-"""Every error Gradbus raises on purpose, in one tree.
+"""The tree of Gradbus errors.
 
 GradbusError
 ├── SpecError              the run spec is wrong; carries every fault at once
 ├── SettingsError          a service or the embedded stack is set up wrongly
 ├── ModelError             a model folder cannot be used
 ├── DatasetError           a dataset cannot be used
-├── TrainingError          the optimiser cannot go on (loss or gradient not finite)
-├── RestartNeededError     this process can serve no run any more; it ends and is started again
-│   ├── RankLostError          a rank of the trainer is gone; all ranks start again
-│   └── EngineHungError        a sampling engine has work and gets nowhere
+├── TrainingError          the optimiser cannot take a step (loss or gradient not finite)
+├── RestartNeededError     this process cannot serve any run; it ends and must be started again
+│   ├── RankLostError          a rank of the trainer is gone; all ranks must start again
+│   └── EngineHungError        a sampling engine has work and makes no progress
 ├── CorruptRecordError     stored bytes do not match their digest
 ├── ObjectMissingError     object storage does not hold what was asked for
 ├── StorageError           object storage or the weight store does not answer, or refuses
 ├── DiskError              a folder of this machine cannot be written, or is full
 ├── FencedError            a newer term owns the run; this process must let go
-├── DeadlineError          a wait ran out; names what was awaited and who owes it
 ├── ScorerError            a scorer as a whole failed (never a reward of 0)
 ├── GraderError            a grader's template, formula or source is wrong
-├── ManifestError          a manifest is not whole, or contradicts itself
+├── ManifestError          a manifest is incomplete, or contradicts itself
 ├── HistoryError           a manifest contradicts what was published or committed before
 ├── VersionGoneError       the policy version was deleted by retention
-├── AttestationError       loaded weights are not the manifest's
+├── AttestationError       loaded weights differ from the manifest's
+├── BroadcastError         a worker takes no part in a broadcast of weights
 ├── EngineError            a sampling server failed; `state` says how
 ├── ApiError               the gateway refused a request; carries the problem document
 └── StackError             the embedded stack cannot start or be reached
 
+A few packages derive their own from these; control flow inside one package may use its own class, e.g. `gradbus.bus.Conflict`.
 Every message ends with what to do next.
 """
 
@@ -35,17 +36,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 EngineFailure = Literal["start_failed", "dead", "hung", "out_of_memory", "wrong_version", "refused"]
-"""How a sampling server fails: it does not come up, ends, does not answer in time, lacks memory, holds weights that were
-not loaded here, or refuses what it is asked."""
+"""How a sampling server fails: it does not start, it ends, it does not answer in time, it lacks memory, its weights were not
+loaded by this engine, or it refuses a request."""
 
 
 class GradbusError(Exception):
-    """Base of everything Gradbus raises on purpose."""
+    """Base of all errors that Gradbus raises on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with a run spec."""
+    """One fault of a run spec."""
 
     path: str
     """Dotted path of the field, e.g. `rollout.temperature`."""
@@ -67,12 +68,12 @@ class Fault:
 
 
 class SpecError(GradbusError):
-    """A run spec with one or more faults, all of them listed."""
+    """A run spec is wrong. Lists all of its faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
         lines = "\n".join(f"  {fault}" for fault in self.faults)
-        super().__init__(f"the run spec has {len(self.faults)} fault(s); mend each and submit again:\n{lines}")
+        super().__init__(f"the run spec has {len(self.faults)} fault(s); fix each and submit again:\n{lines}")
 
 
 class SettingsError(GradbusError):
@@ -88,19 +89,19 @@ class DatasetError(GradbusError):
 
 
 class TrainingError(GradbusError):
-    """The optimiser cannot go on: a loss or gradient is not finite. The weights are unchanged."""
+    """The optimiser cannot take a step: a loss or gradient is not finite. The weights are unchanged."""
 
 
 class RestartNeededError(GradbusError):
-    """This process can serve no run any more: it hands back what it holds, ends with status 1, and is to be started again."""
+    """This process cannot serve any run: it gives its work back, ends with status 1, and must be started again."""
 
 
 class EngineHungError(RestartNeededError):
-    """A sampling engine has work and gets nowhere: a stuck device, a decode that never returns."""
+    """A sampling engine has work and makes no progress: a stuck device, a decode that never returns."""
 
 
 class RankLostError(RestartNeededError):
-    """A rank of the trainer ended, failed or did not answer in time. This process cannot go on and must be started again."""
+    """A rank of the trainer ended, failed or did not answer in time. All ranks must be started again."""
 
 
 class CorruptRecordError(GradbusError):
@@ -112,7 +113,7 @@ class ObjectMissingError(GradbusError):
 
 
 class StorageError(GradbusError):
-    """Object storage, or the weight store, does not answer or refuses; what was asked may be tried again."""
+    """Object storage, or the weight store, does not answer or refuses; the request may be repeated."""
 
 
 class DiskError(GradbusError):
@@ -120,20 +121,11 @@ class DiskError(GradbusError):
 
 
 class FencedError(GradbusError):
-    """A newer term owns the run; whoever gets this stops working on it."""
-
-
-class DeadlineError(GradbusError):
-    """A wait ran out."""
-
-    def __init__(self, waited_for: str, owed_by: str, seconds: float, advice: str) -> None:
-        self.waited_for = waited_for
-        self.owed_by = owed_by
-        super().__init__(f"waited {seconds:.1f} s for {waited_for}, owed by {owed_by}; {advice}")
+    """A newer term owns the run; the process that gets this error stops working on the run."""
 
 
 class ScorerError(GradbusError):
-    """A scorer failed as a whole: nothing is known about the samples it was given."""
+    """A scorer failed as a whole: none of the samples it was given has a reward."""
 
 
 class GraderError(GradbusError):
@@ -141,7 +133,7 @@ class GraderError(GradbusError):
 
 
 class ManifestError(GradbusError):
-    """A manifest cannot be taken: it is not whole, or contradicts itself."""
+    """A manifest is refused: it is incomplete, or contradicts itself."""
 
 
 class HistoryError(GradbusError):
@@ -153,7 +145,7 @@ class VersionGoneError(GradbusError):
 
 
 class AttestationError(GradbusError):
-    """The weights a worker holds are not the ones its manifest names."""
+    """The weights that a worker loaded differ from the manifest's."""
 
 
 class BroadcastError(GradbusError):
@@ -161,7 +153,7 @@ class BroadcastError(GradbusError):
 
 
 class EngineError(GradbusError):
-    """The server that an engine samples with failed."""
+    """The sampling server of an engine failed; `state` says how."""
 
     def __init__(self, state: EngineFailure, message: str) -> None:
         self.state = state
@@ -179,9 +171,9 @@ class ApiError(GradbusError):
 
 
 class StackError(GradbusError):
-    """The embedded stack cannot start, or is not there."""
+    """The embedded stack cannot start, or cannot be reached."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the traces that some libraries write into it."""
+    """The error's first line: some libraries append a trace to the message."""
     return str(error).partition("\n")[0]

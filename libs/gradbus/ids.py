@@ -1,4 +1,4 @@
-"""Names and seeds. A seed is a pure function of the run's spec and a sample's place in it."""
+"""Names, digests and seeds. A sample's seed is a pure function of the run's seed and the sample's position."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The same of a file's bytes, which are read piece by piece. Raises OSError."""
+    """`sha256:<hex>` of a file, read in pieces. Raises OSError."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -43,7 +43,7 @@ def new_run_id() -> str:
 
 
 def sample_id(index: int, n: int) -> str:
-    """Id of sample `n` of group `index`; unique in a run."""
+    """Id of sample `n` of group `index`, unique in a run."""
     return f"{index}.{n}"
 
 

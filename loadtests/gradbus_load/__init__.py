@@ -1,1 +1,1 @@
-"""Load on the real services: everything is the product but what would need a GPU."""
+"""Load tests on the real services; only the parts that would need a GPU are stubs."""

@@ -1,4 +1,4 @@
-"""`python -m gradbus_load`: all scenarios beside the machine's own probes; a table, plots and files."""
+"""`python -m gradbus_load`: runs all scenarios and the machine's own probes; writes a table, plots and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def main() -> int:
-    """Measures what is asked for. Status 1 when a floor is missed."""
+    """Measures the selected scenarios. Exit status 1 when a floor is missed."""
     parser = argparse.ArgumentParser(prog="gradbus_load", description=__doc__.partition("\n")[0].partition(": ")[2])
     parser.add_argument("--only", choices=SCENARIOS, action="append", help="one scenario; may be given again")
     parser.add_argument("--minutes", type=float, help="how long memory is watched; an hour is what is promised")

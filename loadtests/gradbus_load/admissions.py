@@ -1,4 +1,4 @@
-"""Watches a run's groups on their way into the log, from outside."""
+"""Records when a run's groups are written and admitted, from outside the services."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Admissions:
     """Unix seconds by group index."""
 
     written: dict[int, float] = field(default_factory=dict)
-    """When the rollout had put the group's last sample into the buffer, and said so."""
+    """When the rollout worker announced the group in the buffer."""
     admitted: dict[int, float] = field(default_factory=dict)
-    """When the log had the group: the buffer's clock, to the millisecond."""
+    """When the group was in the log, by the buffer's clock, to the millisecond."""
     record_bytes: int = 0
 
     def latencies(self, first: int) -> list[float]:
-        """Seconds from written to admitted, of the groups from `first` on, sorted."""
+        """Sorted seconds from written to admitted, for groups from index `first` on."""
         both = self.written.keys() & self.admitted.keys()
         return sorted(max(0.0, self.admitted[index] - self.written[index]) for index in both if index >= first)
 
     def rate(self, share: tuple[float, float] = (0.2, 0.95)) -> float:
-        """Groups a second between two points of all that were admitted: the beginning and the end are not what is asked."""
+        """Groups per second between two quantiles of the admissions, which leaves out start and end."""
         moments = sorted(self.admitted.values())
         low, high = (int(part * (len(moments) - 1)) for part in share)
         return (high - low) / max(1e-9, moments[high] - moments[low])
@@ -41,7 +41,7 @@ class Admissions:
 
 @asynccontextmanager
 async def watched(bus: Bus, buffer: Any, run_id: str) -> AsyncIterator[Admissions]:
-    """Fills the result inside the block."""
+    """Records admissions into the result inside the block."""
     seen = Admissions()
 
     async def sampled(payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What stands in for hardware: seconds a token, and how long responses are. A function of the seed alone."""
+"""Simulated hardware: seconds per token and response lengths, as functions of the seed alone."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Final
 
 P99_OVER_MEDIAN: Final = 10.0
 SIGMA: Final = math.log(P99_OVER_MEDIAN) / NormalDist().inv_cdf(0.99)
-"""Of the lognormal whose 99th percentile is ten medians."""
+"""Sigma of the lognormal distribution whose 99th percentile is ten medians."""
 _SEED_BITS: Final = 63
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15  # Weyl's sequence by the golden ratio (Steele et al. 2014, SplitMix64)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTiming:
-    """An engine that decodes all its slots side by side, one token a step."""
+    """An engine that decodes all its slots in parallel, one token per step."""
 
     step_seconds: float = 0.001
-    """Of a decode step, however many slots are in use."""
+    """Seconds of a decode step, for any number of used slots."""
     prefill_seconds: float = 0.0
-    """Of a prompt token; paid by each sample."""
+    """Seconds per prompt token, for each sample."""
     median_tokens: float = 32.0
-    """Of a response, before it is cut off at the run's `max_new_tokens`."""
+    """Median response length, before truncation at the run's `max_new_tokens`."""
 
     def seconds(self, prompt_tokens: int, tokens: int) -> float:
-        """From a slot to the last token."""
+        """Seconds from the start in a slot to the last token."""
         return prompt_tokens * self.prefill_seconds + tokens * self.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerTiming:
-    """A learner that takes the same time for every step."""
+    """A learner with a constant step time."""
 
     step_seconds: float = 0.0
 
@@ -47,7 +47,7 @@ def response_tokens(seed: int, median: float, most: int) -> int:
 
 
 def scrambled(value: int) -> int:
-    """Another number of 63 bits, each bit of which depends on all of `value` (SplitMix64)."""
+    """A 63-bit hash of `value` (SplitMix64)."""
     mixed = (value * _MULTIPLIER) & (2**64 - 1)
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
@@ -55,7 +55,7 @@ def scrambled(value: int) -> int:
 
 
 def makespan(seconds: Iterable[float], slots: int) -> float:
-    """When the last of these samples ends, if each takes the slot that is free first, in order."""
+    """When the last sample ends, if each in order takes the first free slot."""
     free = [0.0] * slots
     for duration in seconds:
         heapq.heapreplace(free, free[0] + duration)
@@ -63,5 +63,5 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
 
 
 def kept_full(seconds: Sequence[float], slots: int) -> float:
-    """What these samples take of an engine that always has more to do."""
+    """Engine seconds of these samples when the engine is always full."""
     return math.fsum(seconds) / slots

@@ -1,4 +1,4 @@
-"""What locust does to a gateway: submits, status reads, followers of events. `scenarios/rest.py` starts it.
+"""Locust users of a gateway: submissions, status reads and event followers. `scenarios/rest.py` starts it.
 
 The plan comes as JSON in GRADBUS_LOAD_PLAN, the key in GRADBUS_KEY. Locust runs on the cores that it measures, so its users write
 to a socket of their own: an HTTP client would cost more than what it asks for.
@@ -34,28 +34,28 @@ _numbers, _answered = itertools.count(), itertools.count(1)
 _known: list[str] = []
 _PIDS: Final = PLAN.get("pids", {}) | {"locust": os.getpid()}
 _before: dict[str, Usage] = {}
-gc.freeze()  # a pause of the client would count as the gateway's
+gc.freeze()  # a GC pause of the client would count as the gateway's time
 
 
 class Caller(User):
-    """Asks once in each of its turns, at a random moment of it: a rate that holds, from users who know nothing of one another."""
+    """Sends one request at a random moment of each interval: a constant rate from independent users."""
 
     abstract = True
     turns_a_second = 1.0
 
     def on_start(self) -> None:
-        """Connects, and waits for the first turn's moment."""
+        """Connects and waits for the moment of the first interval."""
         self._connect()
         self._turn = time.monotonic() - 1.0 / self.turns_a_second
         time.sleep(self.wait_time())
 
     def wait_time(self) -> float:
-        """Seconds until the next turn's moment; turns that were missed follow at once."""
+        """Seconds until the moment of the next interval; missed intervals follow at once."""
         self._turn += 1.0 / self.turns_a_second
         return max(0.0, self._turn + random.uniform(0.0, 1.0 / self.turns_a_second) - time.monotonic())
 
     def ask(self, name: str, line: str, headers: str = "", body: bytes = b"") -> Any:
-        """What the gateway answers, which counts under `name`; nothing when it refuses or breaks the connection."""
+        """The gateway's answer, counted under `name`; None when it refuses or closes the connection."""
         began, content, error = time.perf_counter(), b"{}", None
         try:
             self._socket.sendall(f"{line} HTTP/1.1\r\n{self._head}{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -84,14 +84,14 @@ class Caller(User):
 
 
 class Submitter(Caller):
-    """Submits runs at its share of the plan's rate. The answer to the plan's last one ends the test."""
+    """Submits runs at its share of the planned rate. The answer to the last submission ends the test."""
 
     fixed_count = PLAN["submitters"]
     turns_a_second = PLAN["submits_a_second"] / PLAN["submitters"]
 
     @task
     def submit(self) -> None:
-        """One run with a key of its own; the newest is what readers ask for."""
+        """Submits one run with its own idempotency key; readers request the newest run."""
         number = next(_numbers)
         if number >= PLAN["submits"]:
             return
@@ -117,14 +117,14 @@ class Reader(Caller):
 
 
 class Follower(User):
-    """Follows the run that trains meanwhile: how old is an event when it arrives?"""
+    """Follows the run that trains at the same time and measures the age of arriving events."""
 
     abstract = not PLAN["followers"]
     fixed_count = PLAN["followers"]
 
     @task
     def follow(self) -> None:
-        """Until the test ends."""
+        """Follows until the test ends."""
         for line in _stream(urlsplit(self.host or "").netloc, f"/v1/runs/{PLAN['followed']}/events"):
             if line.startswith("data:"):
                 age = time.time() - datetime.fromisoformat(json.loads(line.removeprefix("data:"))["created_at"]).timestamp()

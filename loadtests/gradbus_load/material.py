@@ -1,4 +1,4 @@
-"""A model and data for stub runs: as small as the services accept, with room for long responses."""
+"""The smallest model and data that the services accept, with room for long responses, for stub runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 def make(folder: Path) -> Path:
     """The folder with `model/` and `train.jsonl`."""
-    sys.path.insert(0, str(EXAMPLES))  # the examples share one module, and are no package
+    sys.path.insert(0, str(EXAMPLES))  # the examples share a module but are not a package
     tokenizer = importlib.import_module("tiny_models").character_tokenizer()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def make(folder: Path) -> Path:
 
 
 def spec(folder: Path, name: str, **sections: Json) -> Json:
-    """A run whose reward is 1 where a letter occurs in the response: groups have a spread, and judging is cheap."""
+    """A run with reward 1 when a letter occurs in the response: rewards vary within groups, and scoring is cheap."""
     grader = {"type": "string_check", "operation": "like", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""What a scenario hands back."""
+"""Results of scenarios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Plot = Callable[[Any, Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measure, and the floor it should hold if there is one."""
+    """One measurement, with its floor if there is one."""
 
     measure: str
     value: float
@@ -22,7 +22,7 @@ class Finding:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the floor is held; None without one."""
+        """Whether the value reaches the floor; None without one."""
         if self.floor is None:
             return None
         return self.value >= self.floor if self.better == "more" else self.value <= self.floor
@@ -38,5 +38,5 @@ class Outcome:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     """A table below the findings."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Settings and everything measured, as JSON."""
+    """Settings and measurements, as JSON."""
     plot: Plot | None = None

@@ -1,4 +1,4 @@
-"""What the machine itself does, measured in the same minutes: a result without them says nothing."""
+"""Probes of the machine itself, measured in the same minutes; results have no meaning without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long a probe looks."""
+    """Durations of the probes."""
 
     copy_mib: int = 256
     round_trips: int = 5000
@@ -29,7 +29,7 @@ class Effort:
 
 
 def probe(folder: Path, effort: Effort | None = None) -> list[Finding]:
-    """All probes; files are written below `folder`."""
+    """Runs all probes; files are written below `folder`."""
     effort = effort or Effort()
     trip, sent = _loopback(effort)
     syncs = sorted(_fdatasync(folder, effort.syncs))
@@ -44,7 +44,7 @@ def probe(folder: Path, effort: Effort | None = None) -> list[Finding]:
 
 
 def machine() -> dict[str, str]:
-    """Where it ran."""
+    """The machine."""
     model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -60,7 +60,7 @@ def machine() -> dict[str, str]:
 
 
 def load_average() -> str:
-    """Of the last 1, 5 and 15 minutes."""
+    """Load averages of the last 1, 5 and 15 minutes."""
     return " ".join(f"{value:.2f}" for value in os.getloadavg())
 
 
@@ -71,7 +71,7 @@ def _memcpy(mib: int) -> float:
     def copy() -> None:
         view[:] = source
 
-    copy()  # pages are there now
+    copy()  # faults the pages in
     return mib * _MIB / _best(copy) / 1e9
 
 

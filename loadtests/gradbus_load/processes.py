@@ -15,14 +15,14 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process tree, now."""
+    """Current usage of one process tree."""
 
     cpu_seconds: float
     rss_bytes: int
 
 
 def usage(roots: Mapping[str, int]) -> dict[str, Usage]:
-    """Name to usage of the tree under its pid; CPU of children that have ended counts too. A tree that is gone has none."""
+    """Name to usage of the process tree under its pid, including CPU time of ended children. An ended tree has no entry."""
     stats = dict(_stats())
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
@@ -36,7 +36,7 @@ def usage(roots: Mapping[str, int]) -> dict[str, Usage]:
 
 
 def cpu_seconds(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> dict[str, float]:
-    """What each process took in between, largest first; one that was started anew counts from its start."""
+    """Usage of each process between two readings, largest first; a restarted process counts from its start."""
     spent = {}
     for name, now in after.items():
         then = before[name].cpu_seconds if name in before else 0.0
@@ -54,7 +54,7 @@ class _Stat:
 def _stats() -> Iterable[tuple[int, _Stat]]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended since
+            with contextlib.suppress(OSError):  # it has ended
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 yield int(folder.name), _Stat(int(fields[1]), sum(map(int, fields[11:15])), int(fields[21]))
 

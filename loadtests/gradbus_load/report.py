@@ -14,7 +14,7 @@ from gradbus_load.outcome import Finding, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """When and where everything was measured."""
+    """Time and machine of the measurements."""
 
     date: str
     machine: dict[str, str]
@@ -25,8 +25,8 @@ class Session:
 
 
 def text(session: Session) -> str:
-    """All of it for people: Markdown whose tables read well as they are."""
-    parts = ["# Load", "", *(f"- {name}: {value}" for name, value in _facts(session)), "", "## The machine itself", ""]
+    """The report as Markdown, with aligned tables."""
+    parts = ["# Load", "", *(f"- {name}: {value}" for name, value in _session_rows(session)), "", "## The machine itself", ""]
     parts += [*_table(("probe", "value", "unit"), [(one.measure, _number(one.value), one.unit) for one in session.probes]), ""]
     for outcome in session.outcomes:
         findings = [(one.measure, _number(one.value), one.unit, _floor(one)) for one in outcome.findings]
@@ -39,12 +39,12 @@ def text(session: Session) -> str:
 
 
 def write(session: Session, folder: Path, name: str = "load") -> list[Path]:
-    """Writes `<name>.md`, and of each scenario its data and its plot; the files written."""
+    """Writes `<name>.md` and the data and plot of each scenario; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.md"]
     files[0].write_text(text(session))
     for outcome in session.outcomes:
-        found = dict(_facts(session)) | {
+        found = dict(_session_rows(session)) | {
             "findings": [dataclasses.asdict(one) | {"holds": one.holds} for one in outcome.findings],
             "probes": [dataclasses.asdict(one) for one in session.probes],
             "data": outcome.data,
@@ -57,7 +57,7 @@ def write(session: Session, folder: Path, name: str = "load") -> list[Path]:
     return files
 
 
-def _facts(session: Session) -> list[tuple[str, str]]:
+def _session_rows(session: Session) -> list[tuple[str, str]]:
     return [
         ("date", session.date),
         *session.machine.items(),

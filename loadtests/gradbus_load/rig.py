@@ -1,4 +1,4 @@
-"""The embedded stack with stubs in the place of hardware, and what a scenario asks of it."""
+"""The embedded stack with stubs in place of hardware, and the queries of the scenarios."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.client import Client
 from gradbus.control.runs import FINAL_STATES
+from gradbus.deploy.credentials import Credentials
 from gradbus.embedded import Stack, StackConfig
-from gradbus.embedded.credentials import Credentials
 from gradbus_load import material, stub_rollout, stub_trainer
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.processes import Usage, usage
@@ -30,19 +30,19 @@ Json = dict[str, Any]
 
 
 class LoadError(Exception):
-    """A run under load did not end as it should."""
+    """A run under load did not end as expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What the stubs pretend to be."""
+    """The simulated hardware of the stubs."""
 
     engine: EngineTiming = field(default_factory=EngineTiming)
     learner: LearnerTiming = field(default_factory=LearnerTiming)
     rollouts: int = 1
 
     def config(self, state: Path) -> StackConfig:
-        """A stack whose rollouts and trainer are the real services around stubs."""
+        """A stack whose rollout workers and trainer are the real services around stubs."""
         commands = {f"rollout-{number}": _command("stub_rollout") for number in range(self.rollouts)} | {
             "trainer-0": _command("stub_trainer")
         }
@@ -64,24 +64,24 @@ class Bench:
     material: Path
 
     def pids(self) -> dict[str, int]:
-        """Of every process of the stack."""
+        """Pids of the processes of the stack."""
         return {name: process.pid for name, process in self.stack.processes.items() if process.pid}
 
     def usage(self) -> dict[str, Usage]:
-        """Of every process of the stack, now."""
+        """Current usage of the processes of the stack."""
         return usage(self.pids())
 
     def spec(self, name: str, **sections: Json) -> Json:
-        """A run of this bench's model and data."""
+        """A run spec with this bench's model and data."""
         return material.spec(self.material, name, **sections)
 
     async def submit(self, body: Json) -> str:
-        """The id of a new run."""
+        """Submits a run; returns its id."""
         run: Json = await asyncio.to_thread(self.client.submit, body)
         return str(run["id"])
 
     async def ends(self, run_id: str, seconds: float) -> Json:
-        """The run when it has succeeded. Raises LoadError when it ends otherwise, or not in time."""
+        """Waits until the run has succeeded. Raises LoadError when it ends otherwise or not in time."""
         deadline = time.monotonic() + seconds
         while (run := await asyncio.to_thread(self.client.run, run_id))["state"] not in FINAL_STATES:
             if time.monotonic() > deadline:
@@ -92,7 +92,7 @@ class Bench:
         return run
 
     async def trains(self, run_id: str, seconds: float) -> None:
-        """Returns once the run has taken a step. Raises LoadError when it does not come to that."""
+        """Waits until the run has trained a step. Raises LoadError when it ends before."""
         deadline = time.monotonic() + seconds
         while not (run := await asyncio.to_thread(self.client.run, run_id))["progress"]["step"]:
             if run["state"] in FINAL_STATES or time.monotonic() > deadline:
@@ -100,7 +100,7 @@ class Bench:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def steps(self, run_id: str) -> list[Json]:
-        """What the trainer told of each step, in order, with `at`: the second it was told."""
+        """The trainer's metrics event of each step, in order, with `at`: its time in seconds."""
         found: list[Json] = []
         after = 0
         while True:
@@ -113,7 +113,7 @@ class Bench:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[tuple[Bus, Any]]:
-        """NATS, where it may hear what a conductor hears, and the buffer, where it may read the log."""
+        """Clients of NATS, with a conductor's permissions, and of the buffer, with permission to read the log."""
         state, credentials = self.stack.state, Credentials(self.stack.state.secrets)
         ports = state.read("ports.json")
         bus = await Bus.connect(
@@ -129,7 +129,7 @@ class Bench:
 
 @asynccontextmanager
 async def running(folder: Path, rig: Rig) -> AsyncIterator[Bench]:
-    """A stack below `folder` for the length of the block, on free ports of loopback."""
+    """Runs a stack below `folder` inside the block, on free loopback ports."""
     made = await asyncio.to_thread(material.make, folder / "material")
     async with Stack(rig.config(folder / "state")) as stack:
         with Client(stack.url, stack.api_key) as client:
@@ -141,5 +141,5 @@ def _command(module: str) -> list[str]:
 
 
 def rounded(values: Mapping[str, float], digits: int = 3) -> dict[str, float]:
-    """For results that people read."""
+    """The settings as text for the report."""
     return {name: round(value, digits) for name, value in values.items()}

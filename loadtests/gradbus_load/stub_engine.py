@@ -1,4 +1,4 @@
-"""An engine without arithmetic: tokens come when calibrated hardware would give them.
+"""An engine without arithmetic: tokens arrive when calibrated hardware would produce them.
 
 Weights are held, swapped and attested for real. A slot that ends is given on at the moment of its end, not when this process
 woke up to it: the time that sampling takes is exact, however busy the machine is.
@@ -30,14 +30,14 @@ _POOL = 1 << 16
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A sample in a slot; times are those of the event loop's clock."""
+    """A sample in a slot; times are on the event loop's clock."""
 
     sample: RunningSample
     offset: int
-    """Where its tokens begin in the pool."""
+    """Offset of its tokens in the pool."""
     length: int
     begins: float
-    """When its first token is computed."""
+    """Time of its first token."""
 
 
 class StubEngine:
@@ -94,7 +94,7 @@ class StubEngine:
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
         """See `Engine.generate`."""
         if self._version is None:
-            raise ModelError("the engine holds no weights yet; load a version first")
+            raise ModelError("the engine has no weights yet; load a version first")
         self._refuse_if_closed()
         most = self._room if self._config.max_prompt_tokens is None else min(self._room, self._config.max_prompt_tokens)
         for group in groups:
@@ -126,7 +126,7 @@ class StubEngine:
             raise ModelError("the engine is closed; start another")
 
     def _wake(self) -> None:
-        """Does what is due, and sets the alarm for the next end."""
+        """Processes due events and sets the timer for the next one."""
         loop = asyncio.get_running_loop()
         self._advance(loop.time())
         if self._timer is not None:
@@ -134,7 +134,7 @@ class StubEngine:
         self._timer = loop.call_at(self._running[0][0], self._wake) if self._running else None
 
     def _advance(self, now: float) -> None:
-        """Brings slots to `now`, in the order of what happened."""
+        """Advances the slots to `now`, event by event."""
         self._admit(now)
         while self._running and self._running[0][0] <= now:
             ends, _, running = heapq.heappop(self._running)
@@ -143,7 +143,7 @@ class StubEngine:
             self._admit(ends)
 
     def _admit(self, moment: float) -> None:
-        """Fills slots that became free at `moment`; who came later than that starts when it came."""
+        """Fills slots that became free at `moment`; a sample that arrived later starts at its arrival."""
         while self._free and self._queue:
             call, number, n, came = self._queue.popleft()
             group = call.groups[number]
@@ -156,14 +156,14 @@ class StubEngine:
             self._free -= 1
 
     def _drawn_from(self, group: PromptGroup, n: int) -> tuple[int, int]:
-        """Place in the pool and number of tokens of a sample; a greedy one is the same whatever its seed."""
+        """Index in the pool and number of tokens of a sample; a greedy sample is the same for every seed."""
         seed = hash(group.prompt_ids) & (2**62 - 1) if group.greedy else group.seeds[n]
         most = self._config.max_new_tokens
         length = response_tokens(seed, self._timing.median_tokens, most) if self._config.stop_token_ids else most
         return scrambled(seed ^ self._salt) % _POOL, length
 
     def _drawn(self, running: _Running, now: float) -> int:
-        """Tokens that it has at `now`."""
+        """Number of its tokens at `now`."""
         if not self._timing.step_seconds:
             return 0
         return max(0, min(running.length - 1, int((now - running.begins) / self._timing.step_seconds)))
@@ -175,7 +175,7 @@ class StubEngine:
             self._calls.discard(running.sample.call)
 
     def _drop(self, call: GenerateCall) -> None:
-        """Frees the slots of a call that nobody waits for."""
+        """Frees the slots of an abandoned call."""
         self._calls.discard(call)
         self._queue = deque(entry for entry in self._queue if entry[0] is not call)
         kept = [entry for entry in self._running if entry[2].sample.call is not call]
@@ -186,7 +186,7 @@ class StubEngine:
 
 
 class _Pool:
-    """Noise to cut samples from: a sample costs a slice, not a loop over its tokens."""
+    """A pool of random tokens: a sample costs a slice, not a loop over its tokens."""
 
     def __init__(self, vocab_size: int, longest: int, stop_token_ids: frozenset[int]) -> None:
         draw = np.random.default_rng(0)
@@ -197,7 +197,7 @@ class _Pool:
         self._logprobs = draw.uniform(-3.0, -0.1, _POOL + longest).astype("<f4").tobytes()
 
     def completion(self, sample: RunningSample, offset: int, length: int) -> Completion:
-        """`length` tokens, the last of which is a stop token unless the sample was cut off."""
+        """`length` tokens; the last is a stop token unless the sample was truncated."""
         ids, stopped = self._ids[offset : offset + length], self._stop is not None and length < self._longest
         if stopped and self._stop is not None:
             ids = (*ids[:-1], self._stop)

@@ -1,6 +1,6 @@
-"""A learner without a model: a step takes a calibrated time, and really moves every weight.
+"""A learner without a model: a step takes a calibrated time and changes every weight.
 
-So every version differs from the one before, and is published, attested and checkpointed like any other.
+So every version differs from the version before, and is published, attested and checkpointed like any other.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from gradbus.errors import ModelError, SettingsError, TrainingError
+from gradbus.errors import ModelError, SettingsError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm, load_weights
 from gradbus_load.calibration import LearnerTiming
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.learners.adamw import AdamW
 from gradbus_trainer.learners.base import LossMetrics, StepMetrics
-from gradbus_trainer.learners.learning_rate import learning_rate
+from gradbus_trainer.learners.gradient_step import before_step, check_gradient
+from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.step.batch import Batch
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 
 class StubLearner:
-    """`Learner` whose gradient is a fixed direction, scaled by the batch. Its bits are a function of its state and the batches."""
+    """`Learner` whose gradient is a fixed direction, scaled by the batch; deterministic in its state and the batches."""
 
     def __init__(self, model_folder: Path, spec: RunSpec, timing: LearnerTiming | None = None) -> None:
         """Loads the model's weights. Raises ModelError, and SettingsError for a run that trains adapters."""
@@ -50,10 +51,9 @@ class StubLearner:
     def train(self, batch: Batch) -> StepMetrics:
         """See `Learner`. Returns when the calibrated time is over."""
         began = time.monotonic()
-        if batch.step < self._step:
-            raise TrainingError(f"step {batch.step} is behind the learner's step {self._step}; restore a checkpoint to go back")
-        rate = learning_rate(batch.step, self._spec.schedule.steps, self._spec.trainer)
-        metrics = self._move(batch, rate) if batch.has_weight else StepMetrics(noop=True, learning_rate=rate)
+        metrics = before_step(batch, self._step, self._spec)
+        if batch.has_weight:
+            metrics = self._update(batch, metrics.learning_rate)
         self._step = batch.step + 1
         time.sleep(max(0.0, began + self._timing.step_seconds - time.monotonic()))
         return metrics
@@ -67,7 +67,7 @@ class StubLearner:
         return self._optimizer.tensors()
 
     def probe(self) -> VersionProbe:
-        """See `Learner`; only runs with adapters on a server ask for it."""
+        """See `Learner`; used only by runs with adapters on a server."""
         raise ModelError("the stub learner computes no log-probabilities; use the torch engine's spec")
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
@@ -77,11 +77,10 @@ class StubLearner:
         self._optimizer.restore(optimizer_tensors)
         self._step = step
 
-    def _move(self, batch: Batch, rate: float) -> StepMetrics:
+    def _update(self, batch: Batch, rate: float) -> StepMetrics:
         counts = batch.trainable_counts
-        scale = math.fsum(count * (1.0 + sample.advantage) for count, sample in zip(counts, batch.samples, strict=True))
-        if not math.isfinite(scale):
-            raise TrainingError(f"the gradient of step {batch.step} is not finite; look at the step's samples")
+        advantages = (float(sample.advantages.sum(dtype=np.float64, where=sample.trainable)) for sample in batch.samples)
+        scale = check_gradient(math.fsum(counts) + math.fsum(advantages), batch.step)
         for name, parameter in self._named.items():
             parameter.grad = self._direction[name] * (scale or 1.0)
         norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))

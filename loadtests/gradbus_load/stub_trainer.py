@@ -17,14 +17,13 @@ from gradbus_load.stub_learner import StubLearner
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.service import TrainerService
-from gradbus_trainer.settings import Settings
-from gradbus_trainer.torchrun import TorchrunRank
+from gradbus_trainer.settings import Settings, TorchrunRank
 
 TIMING = "GRADBUS_LOAD_LEARNER"
 
 
 class StubLearners(Learners):
-    """Every spec gets the stub."""
+    """Opens the stub for every spec."""
 
     def __init__(self, settings: Settings, timing: LearnerTiming) -> None:
         super().__init__(settings, TorchrunRank())

@@ -11,7 +11,7 @@ import grpc.aio
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
-from gradbus_reward.scorers.factory import ScorerSettings, scorer_for
+from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 SETTINGS = ScorerSettings(addresses=AddressPolicy(allow_loopback=True), python_graders=True, pool=PoolSettings(processes=1))
@@ -105,7 +105,7 @@ SERVICES = {"http": http_service, "grpc": grpc_service}
 
 async def scored(reward, seconds=60.0):
     """The answers of the scorer for a `[reward]` section, with what holds for all of them checked."""
-    scorer = scorer_for(json.dumps(reward), SETTINGS)
+    scorer = create_scorer(json.dumps(reward), SETTINGS)
     try:
         async with asyncio.timeout(120):
             answers = await scorer.score(REQUEST, seconds)

@@ -1,4 +1,4 @@
-"""What the trainer's fold relies on, for every learner. Add one to LEARNERS to hold it to the same."""
+"""The contract between the train loop and every learner. Add a learner to LEARNERS to test it."""
 
 import shutil
 from dataclasses import replace
@@ -18,8 +18,8 @@ from gradbus_kernels.operators import provenance
 from gradbus_kernels.operators.base import dispatch
 from gradbus_load.stub_learner import StubLearner
 from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.settings import TorchrunRank
 from gradbus_trainer.step.batch import Batch, TrainSample
-from gradbus_trainer.torchrun import TorchrunRank
 
 
 @cache
@@ -207,7 +207,7 @@ def test_learning_makes_rewarded_tokens_likelier(make_learner):
     prompt, one = np.array([3, 4], np.int32), np.ones(1, bool)
 
     def sample(token, advantage):
-        return TrainSample(prompt, np.array([token], np.int32), np.array([-3.0], np.float32), one, advantage)
+        return TrainSample(prompt, np.array([token], np.int32), np.array([-3.0], np.float32), one, np.array([advantage], np.float32))
 
     before = learner.train(Batch(0, [sample(5, 1.0), sample(6, -1.0)])).loss.policy
     after = learner.train(Batch(1, [sample(5, 1.0), sample(6, -1.0)])).loss.policy
@@ -218,7 +218,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_learner):
     learner, clean = make_learner(), make_learner()
     trained(learner, [0])
     before = state(learner)
-    poison = [TrainSample(np.array([3], np.int32), np.array([4], np.int32), np.zeros(1, np.float32), np.ones(1, bool), float("nan"))]
+    poison = [
+        TrainSample(
+            np.array([3], np.int32), np.array([4], np.int32), np.zeros(1, np.float32), np.ones(1, bool), np.full(1, np.nan, np.float32)
+        )
+    ]
     with pytest.raises(TrainingError, match="step 1 is not finite"):
         learner.train(Batch(1, poison))
     assert state(learner) == before

@@ -187,7 +187,7 @@ async def test_a_put_replaces_and_a_delete_may_be_repeated(store):
 
 @pytest.mark.parametrize("path", ["../x", "runs/../x", "/etc/passwd", "runs//x", "runs/.hidden", "", "runs/a\n", "runs/a#1"])
 async def test_unsafe_paths_are_refused(store, path):
-    with pytest.raises(SettingsError, match="is not a name"):
+    with pytest.raises(SettingsError, match="is not a path"):
         await store.put(path, b"x")
 
 

@@ -23,7 +23,7 @@ from scorer_lab import (
 )
 
 from gradbus.v1 import reward_service_pb2_grpc
-from gradbus_reward.scorers.factory import scorer_for
+from gradbus_reward.scorers.factory import create_scorer
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -38,11 +38,11 @@ GOOD_GRADERS = {
 
 
 @pytest.mark.parametrize("kind", GOOD_GRADERS)
-async def test_a_grader_answers_every_sample(kind):
+async def test_a_grader_scores_every_sample(kind):
     assert [(answer.status, answer.reward) for answer in await scored({"grader": GOOD_GRADERS[kind]})] == [(OK, 1.0)] * 3
 
 
-async def test_answers_in_any_order_reach_their_samples(service):
+async def test_results_in_any_order_reach_their_samples(service):
     async with service(echo(lambda results: results[::-1])) as url:
         assert [(answer.status, answer.reward) for answer in await scored({"service": url})] == [(OK, 0.0), (OK, 1.0), (OK, 2.0)]
 
@@ -72,14 +72,14 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-async def test_a_spoilt_result_is_an_error_for_its_sample_alone(service, spoil):
+async def test_a_malformed_result_is_an_error_for_its_sample_alone(service, spoil):
     async with service(echo(SPOILT[spoil])) as url:
         first, second, third = await scored({"service": url})
     assert [(first.status, first.reward), (third.status, third.reward)] == [(OK, 0.0), (OK, 2.0)]
     assert second.status == ERROR
 
 
-async def test_text_that_no_wire_can_carry_is_replaced():
+async def test_text_that_utf8_cannot_encode_is_replaced():
     async with http_service(
         lambda _asked: [result("0.0", components={"\ud800": 1.0}), result("0.1", status="error", reason="\udfff!"), result("\ud800")]
     ) as url:
@@ -87,7 +87,7 @@ async def test_text_that_no_wire_can_carry_is_replaced():
     assert (dict(first.components), second.reason, third.status) == ({"?": 1.0}, "?!", ERROR)
 
 
-async def test_foreign_results_beside_good_ones_change_nothing(service):
+async def test_results_for_unknown_ids_change_nothing(service):
     async with service(echo(lambda results: [result(f"9.{n}", 5.0) for n in range(9)] + results)) as url:
         assert [answer.reward for answer in await scored({"service": url})] == [0.0, 1.0, 2.0]
 
@@ -123,7 +123,7 @@ async def test_a_refused_connection_is_an_error(scheme):
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-async def test_a_server_that_never_answers_runs_into_the_deadline(scheme):
+async def test_a_server_that_never_responds_runs_into_the_deadline(scheme):
     async with silent_service() as port:
         answers = await scored({"service": f"{scheme}://127.0.0.1:{port}"}, seconds=0.5)
     assert {answer.status for answer in answers} == {ERROR}
@@ -152,7 +152,7 @@ async def test_a_grader_that_hangs_runs_into_the_deadline():
 
 async def test_a_scorer_that_comes_back_is_used_again():
     async with grpc_service(echo()) as url:
-        scorer = scorer_for(json.dumps({"service": url}), SETTINGS)
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS)
         assert {answer.status for answer in await scorer.score(REQUEST, 10.0)} == {OK}
         port = int(url.rsplit(":", 1)[1])
     assert {answer.status for answer in await scorer.score(REQUEST, 1.0)} == {ERROR}

@@ -19,7 +19,7 @@ from scorer_lab import (
 )
 
 from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
-from gradbus_reward.scorers.results import answer_bytes
+from gradbus_reward.scorers.results import max_response_bytes
 
 
 async def test_the_http_request_is_as_promised():
@@ -127,7 +127,7 @@ async def test_any_status_but_200_is_an_error_and_redirects_are_not_followed(sta
 async def flood(writer):
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    for _ in range(2 * answer_bytes(3) >> 20):
+    for _ in range(2 * max_response_bytes(3) >> 20):
         writer.write(chunk)
         await writer.drain()
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from gradbus.client import Client
 
 FINAL = {"succeeded", "failed", "cancelled"}
-PATIENCE = 240.0
+WAIT_SECONDS = 240.0
 """Seconds. A machine that is busy with other things costs time and fails no test."""
 WORDS = ["sun", "moon", "star", "sky", "cloud", "rain", "snow", "wind"]
 CHAT_TEMPLATE = (
@@ -29,7 +29,7 @@ GRADE_LENGTH = "def grade(sample, item):\n    return len(set(sample['output_text
 
 def rests(look, seconds=2.0):
     """What `look` gives, once it has stayed the same for so long."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_SECONDS
     seen, since = look(), time.monotonic()
     while time.monotonic() - since < seconds:
         assert time.monotonic() < deadline, f"it never comes to rest: {seen}"
@@ -43,7 +43,7 @@ def within(seconds, condition):
     """Waits for what is promised in so many seconds. They are those of a machine of one's own: what others take of it is not counted."""
     began, stalled = time.monotonic(), 0.0
     while not condition():
-        assert time.monotonic() - began < PATIENCE
+        assert time.monotonic() - began < WAIT_SECONDS
         before = time.monotonic()
         time.sleep(0.05)
         stalled += time.monotonic() - before - 0.05
@@ -69,7 +69,7 @@ class Lab:
     def submit(self, spec, **options):
         return self.client.submit(spec, **options)["id"]
 
-    def until(self, run_id, condition, seconds=PATIENCE):
+    def until(self, run_id, condition, seconds=WAIT_SECONDS):
         """The run, once `condition` holds of it; a run that ends otherwise is an error at once."""
         deadline = time.monotonic() + seconds
         while True:
@@ -80,13 +80,13 @@ class Lab:
                 raise AssertionError(f"run is {run['state']} at step {run['progress']['step']}: {run['reason']} {run['waiting_for']}")
             time.sleep(0.05)
 
-    def ends(self, run_id, state="succeeded", seconds=PATIENCE):
+    def ends(self, run_id, state="succeeded", seconds=WAIT_SECONDS):
         """The run when it is over; it must end in `state`."""
         run = self.until(run_id, lambda run: run["state"] in FINAL, seconds)
         assert run["state"] == state, run["reason"]
         return run
 
-    def train(self, spec, seconds=PATIENCE):
+    def train(self, spec, seconds=WAIT_SECONDS):
         """Submits and waits for success."""
         return self.ends(self.submit(spec), seconds=seconds)
 
@@ -112,7 +112,7 @@ class Lab:
         """Whether every step moved the weights."""
         return [step["noop"] for step in self.events(run["id"], "metrics")] == [False] * run["steps"]
 
-    def gone(self, process, seconds=PATIENCE):
+    def gone(self, process, seconds=WAIT_SECONDS):
         """Waits until the stack does not run `process` any more."""
         deadline = time.monotonic() + seconds
         while process in json.loads((self.state / "stack.json").read_text())["processes"]:
@@ -131,7 +131,7 @@ class Command:
 
     def __call__(self, *arguments):
         command = [sys.executable, "-m", "gradbus.cli", *map(str, arguments), "--state", str(self.state)]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=WAIT_SECONDS)
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +146,7 @@ def stack(tmp_path_factory):
         given = os.environ | environment
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=given) as up:
             try:
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + WAIT_SECONDS
                 while "Gradbus is up" not in log.read_text():
                     assert up.poll() is None, log.read_text()
                     assert time.monotonic() < deadline, log.read_text()
@@ -154,8 +154,8 @@ def stack(tmp_path_factory):
                 yield state
             finally:
                 up.send_signal(signal.SIGINT)
-                up.wait(PATIENCE)
-                assert "stopped; everything is kept in" in log.read_text()
+                up.wait(WAIT_SECONDS)
+                assert "stopped; all state is kept in" in log.read_text()
 
     return run
 

@@ -24,25 +24,25 @@ def in_log(lab, run_id):
 
 
 def steps_since_the_pause(lab, run_id):
-    """Steps trained after the conductor had taken the wish, by the services' own clocks, which are this machine's."""
-    told = [(datetime.fromisoformat(event["created_at"]), event) for event in lab.client.events(run_id, limit=1000)["data"]]
-    paused = next(at for at, event in told if event["type"] == "state" and event["data"]["state"] == "paused")
-    return sum(event["type"] == "metrics" and at > paused for at, event in told)
+    """Steps trained after the conductor had taken the request, by the services' own clocks, which are this machine's."""
+    events = [(datetime.fromisoformat(event["created_at"]), event) for event in lab.client.events(run_id, limit=1000)["data"]]
+    paused = next(at for at, event in events if event["type"] == "state" and event["data"]["state"] == "paused")
+    return sum(event["type"] == "metrics" and at > paused for at, event in events)
 
 
 @pytest.fixture
-def held(spec):
-    """Specs of runs that come to no step before they are let go."""
-    let_go = threading.Event()
+def blocked(spec):
+    """Specs of runs that come to no step before they are released."""
+    release = threading.Event()
 
     def wait_and_judge(samples):
-        let_go.wait(600)
+        release.wait(600)
         return judged(samples)
 
     with Scorer() as scorer:
         scorer.behaviour = wait_and_judge
-        yield lambda **sections: spec(reward={"service": scorer.url, "timeout_seconds": 600.0}, **sections), let_go.set
-        let_go.set()
+        yield lambda **sections: spec(reward={"service": scorer.url, "timeout_seconds": 600.0}, **sections), release.set
+        release.set()
         scorer.shutdown()
 
 
@@ -54,7 +54,7 @@ def test_a_paused_run_stops_within_two_steps_makes_way_and_ends_in_the_same_weig
     lab.until(run_id, lambda run: run["state"] == "paused")
     stands = rests(lambda: lab.events(run_id, "metrics")[-1]["step"])
     assert stands < 119
-    assert steps_since_the_pause(lab, run_id) <= 3, "the step in hand when the wish was taken, and two more"
+    assert steps_since_the_pause(lab, run_id) <= 3, "the step in hand when the request was taken, and two more"
     lab.train(spec())  # with the trainer of the paused run
     assert lab.client.run(run_id)["state"] == "paused"
     lab.client.resume(run_id)
@@ -77,21 +77,21 @@ def test_a_paused_run_can_be_cancelled(lab, spec):
     lab.cancels(run_id)
 
 
-def test_runs_queue_and_all_finish_in_order(lab, spec, held):
-    spec_held, let_go = held
-    first, second = lab.submit(spec_held()), lab.submit(spec())
+def test_runs_queue_and_all_finish_in_order(lab, spec, blocked):
+    spec_blocked, release = blocked
+    first, second = lab.submit(spec_blocked()), lab.submit(spec())
     waits = lab.until(second, lambda run: run["state"] == "queued" and run["waiting_for"])["waiting_for"]
     assert waits.startswith("a free trainer")
     assert first in waits, "who has it is named"
-    let_go()
+    release()
     assert lab.ends(first)["finished_at"] < lab.ends(second)["finished_at"]
 
 
-def test_a_queued_run_can_be_cancelled_and_the_one_before_goes_on(lab, spec, held):
-    spec_held, let_go = held
-    first, second = lab.submit(spec_held()), lab.submit(spec())
+def test_a_queued_run_can_be_cancelled_and_the_one_before_goes_on(lab, spec, blocked):
+    spec_blocked, release = blocked
+    first, second = lab.submit(spec_blocked()), lab.submit(spec())
     lab.cancels(second)
-    let_go()
+    release()
     lab.ends(first)
     assert not lab.samples(second)
 
@@ -105,7 +105,7 @@ def test_a_submission_sent_twice_is_one_run(lab, spec):
     lab.ends(first)
 
 
-def test_a_wish_for_a_run_that_is_over_is_answered(lab, spec):
+def test_a_request_for_a_run_that_is_over_is_answered(lab, spec):
     run = lab.train(spec())
     with pytest.raises(ApiError):
         lab.client.pause(run["id"])

@@ -72,10 +72,10 @@ def test_a_grpc_service_judges_every_sample(lab, spec):
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
-        (failing, "answered 500"),
+        (failing, "responded with 500"),
         (not_a_number, "the scorer's reward is nan"),
         (foreign, "ids it was not asked about"),
-        (doubled, "answered 2 times"),
+        (doubled, "returned 2 results"),
     ],
 )
 def test_a_run_waits_for_a_service_that_fails_says_why_and_goes_on(lab, served, scorer, behaviour, words):

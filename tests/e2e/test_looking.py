@@ -13,7 +13,7 @@ from .conftest import within
 def run(lab, spec, rows):
     held_out = rows([{"prompt": "sun and", "answer": "sun"}])
     run = lab.train(spec(data={"eval": held_out}, schedule={"steps": 4}, evaluation={"every": 2, "samples": 1}))
-    within(60.0, lambda: 4 in [told["step"] for told in lab.events(run["id"], "checkpoint")])  # the trainer tells it on its own
+    within(60.0, lambda: 4 in [answer["step"] for answer in lab.events(run["id"], "checkpoint")])  # the trainer tells it on its own
     return run
 
 
@@ -100,9 +100,9 @@ class TestCurl:
         assert ids == [event["id"] for event in lab.client.events(run["id"], limit=1000)["data"][2:]]
 
     def test_without_a_key_nothing_is_told(self, lab, run):
-        told = subprocess.run(["curl", "-s", f"{lab.client.url}/v1/runs/{run['id']}"], capture_output=True, text=True, check=True).stdout
-        assert json.loads(told)["status"] == 401
-        assert run["name"] not in told
+        answer = subprocess.run(["curl", "-s", f"{lab.client.url}/v1/runs/{run['id']}"], capture_output=True, text=True, check=True).stdout
+        assert json.loads(answer)["status"] == 401
+        assert run["name"] not in answer
 
     @staticmethod
     def uploaded(curl, path):

@@ -55,7 +55,9 @@ def batch(step: int) -> Batch:
     for n in range(8):
         prompt, response = (rng.integers(0, VOCAB, size).astype(np.int32) for size in (3 + step % 2, 1 + n % 4))
         logprobs = rng.normal(-3.0, 0.2, len(response)).astype(np.float32)
-        samples.append(TrainSample(prompt, response, logprobs, np.ones(len(response), bool), float(rng.normal())))
+        samples.append(
+            TrainSample(prompt, response, logprobs, np.ones(len(response), bool), np.full(len(response), rng.normal(), np.float32))
+        )
     return Batch(step, samples)
 
 
@@ -85,8 +87,7 @@ def checkpoint(out: Path, step: int) -> tuple[dict, dict]:
 
 
 def _main() -> int:
-    from gradbus_trainer.settings import Settings
-    from gradbus_trainer.torchrun import TorchrunRank, end_with_launcher
+    from gradbus_trainer.settings import Settings, TorchrunRank, end_with_launcher
 
     end_with_launcher()
     plan, torchrun, settings = Plan(**json.loads(sys.argv[1])), TorchrunRank.of(os.environ), Settings()

@@ -105,12 +105,12 @@ async def load(engine, version, step, **changes):
 async def test_at_every_version_the_log_probabilities_are_those_of_the_merged_weights(attach, version, lora):
     engine = attach(lora)
     for step in (0, 1, 2, 1):
-        held = version(step, lora)
-        assert await load(engine, held, step) == held.digest
+        published = version(step, lora)
+        assert await load(engine, published, step) == published.digest
         (group,) = await engine.generate([PromptGroup("a", PROMPT * 20, tuple(range(6)))])
         for completion in group.completions:
             assert completion.spans == (TokenSpan(0, 12, step),)
-            np.testing.assert_allclose(logprobs(completion), held.expected(PROMPT * 20, completion), atol=1e-5)
+            np.testing.assert_allclose(logprobs(completion), published.expected(PROMPT * 20, completion), atol=1e-5)
 
 
 async def test_samples_in_flight_go_on_with_their_adapters_and_new_ones_take_the_new(attach, version):
@@ -123,14 +123,14 @@ async def test_samples_in_flight_go_on_with_their_adapters_and_new_ones_take_the
     assert not running.done()
     (after,) = await engine.generate([PromptGroup("b", PROMPT, (4,))])
     (before,) = await running
-    for group, step, held in ((before, 1, old), (after, 2, new)):
+    for group, step, published in ((before, 1, old), (after, 2, new)):
         for completion in group.completions:
             assert completion.spans == (TokenSpan(0, LONG, step),)
-            np.testing.assert_allclose(logprobs(completion), held.expected(PROMPT, completion), atol=1e-5)
+            np.testing.assert_allclose(logprobs(completion), published.expected(PROMPT, completion), atol=1e-5)
     assert len(await loaded(engine)) == 2
     await load(engine, version(3), 3)
     assert len(await loaded(engine)) == 1, "what no request names is unloaded"
-    assert len(list((engine._versions).glob("version-*"))) == 1
+    assert len(list(engine._folders.root.glob("version-*"))) == 1
 
 
 async def loaded(engine):
@@ -141,56 +141,56 @@ async def loaded(engine):
 
 @pytest.mark.parametrize("fault", ["empty", "other names", "a tensor too many", "another rank", "of the whole model"])
 async def test_a_file_that_is_not_the_runs_adapters_is_refused_and_changes_nothing(attach, version, tmp_path, weights, fault):
-    engine, held = attach(), version(1)
-    await load(engine, held, 1)
+    engine, published = attach(), version(1)
+    await load(engine, published, 1)
     tensors = {
         "empty": {},
-        "other names": {name.replace("base_model.model.", ""): tensor for name, tensor in held.tensors.items()},
-        "a tensor too many": held.tensors | {"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32)},
-        "another rank": {name: tensor.repeat_interleave(2, int("lora_B" in name)) for name, tensor in held.tensors.items()},
+        "other names": {name.replace("base_model.model.", ""): tensor for name, tensor in published.tensors.items()},
+        "a tensor too many": published.tensors | {"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32)},
+        "another rank": {name: tensor.repeat_interleave(2, int("lora_B" in name)) for name, tensor in published.tensors.items()},
         "of the whole model": load_file(weights),
     }[fault]
     save_file(tensors, tmp_path / "wrong")
     with pytest.raises(ModelError):
-        await engine.load([tmp_path / "wrong"], 2, held.probe)
+        await engine.load([tmp_path / "wrong"], 2, published.probe)
     (group,) = await engine.generate([PromptGroup("a", PROMPT, (1,))])
     assert group.completions[0].spans == (TokenSpan(0, 12, 1),)
-    np.testing.assert_allclose(logprobs(group.completions[0]), held.expected(PROMPT, group.completions[0]), atol=1e-5)
+    np.testing.assert_allclose(logprobs(group.completions[0]), published.expected(PROMPT, group.completions[0]), atol=1e-5)
 
 
 async def test_a_load_that_answers_200_and_moves_nothing_is_found(attach, version, monkeypatch):
     """The adapters arrive under their name, but all zeros: the server samples from the base model."""
-    engine, held = attach(), version(1)
+    engine, published = attach(), version(1)
     await load(engine, version(0), 0)
     real = ServerApi.load_adapter
 
     async def emptied(api, name, folder):
         file = Path(folder) / "adapter_model.safetensors"
         file.unlink()
-        save_file({name: torch.zeros_like(tensor) for name, tensor in held.tensors.items()}, file)
+        save_file({name: torch.zeros_like(tensor) for name, tensor in published.tensors.items()}, file)
         return await real(api, name, folder)
 
     with monkeypatch.context() as patch:
         patch.setattr(ServerApi, "load_adapter", emptied)
         with pytest.raises(AttestationError, match="does not sample with the adapters of version 1"):
-            await load(engine, held, 1)
+            await load(engine, published, 1)
     assert (engine.version, len(await loaded(engine))) == (0, 1)
-    await load(engine, held, 1)
+    await load(engine, published, 1)
 
 
 async def test_adapters_of_which_the_server_ignores_one_kind_are_found(attach, version, monkeypatch):
-    engine, held = attach(), version(1)
+    engine, published = attach(), version(1)
     real = ServerApi.load_adapter
 
     async def partly(api, name, folder):
         file = Path(folder) / "adapter_model.safetensors"
         file.unlink()
-        save_file({name: tensor * ("o_proj" not in name) for name, tensor in held.tensors.items()}, file)
+        save_file({name: tensor * ("o_proj" not in name) for name, tensor in published.tensors.items()}, file)
         return await real(api, name, folder)
 
     monkeypatch.setattr(ServerApi, "load_adapter", partly)
     with pytest.raises(AttestationError, match="does not sample with the adapters of version 1"):
-        await load(engine, held, 1)
+        await load(engine, published, 1)
 
 
 async def test_a_version_without_a_probe_is_refused(attach, version):
@@ -199,20 +199,20 @@ async def test_a_version_without_a_probe_is_refused(attach, version):
 
 
 async def test_a_server_that_has_lost_the_adapters_is_given_them_again(attach, version):
-    engine, held = attach(), version(1)
-    await load(engine, held, 1)
+    engine, published = attach(), version(1)
+    await load(engine, published, 1)
     (name,) = await loaded(engine)
     await engine.server.api.unload_adapter(name)
-    engine._adapters._newest = name + "-of-a-life-before"  # the server keeps where adapters that it unloaded were
-    engine._adapters._held[engine._adapters._newest] = engine._held
+    engine._loader.adapters._newest = name + "-of-a-life-before"  # the server keeps where adapters that it unloaded were
+    engine._loader.adapters._loaded[engine._loader.adapters._newest] = engine._recovery.current
     (group,) = await engine.generate([PromptGroup("a", PROMPT, (1, 2))])
     for completion in group.completions:
-        np.testing.assert_allclose(logprobs(completion), held.expected(PROMPT, completion), atol=1e-5)
+        np.testing.assert_allclose(logprobs(completion), published.expected(PROMPT, completion), atol=1e-5)
 
 
 async def test_a_base_model_that_somebody_changed_is_given_again(attach, version, tmp_path, weights):
-    engine, held = attach(), version(1)
-    await load(engine, held, 1)
+    engine, published = attach(), version(1)
+    await load(engine, published, 1)
     (tmp_path / "other").mkdir()
     save_file({name: tensor * 1.1 for name, tensor in load_file(weights).items()}, tmp_path / "other" / "model.safetensors")
     (tmp_path / "other" / "config.json").write_text((tmp_path / "config.json").read_text())
@@ -220,4 +220,4 @@ async def test_a_base_model_that_somebody_changed_is_given_again(attach, version
     (group,) = await engine.generate([PromptGroup("a", PROMPT, (1, 2))])
     for completion in group.completions:
         assert completion.spans == (TokenSpan(0, 12, 1),)
-        np.testing.assert_allclose(logprobs(completion), held.expected(PROMPT, completion), atol=1e-5)
+        np.testing.assert_allclose(logprobs(completion), published.expected(PROMPT, completion), atol=1e-5)

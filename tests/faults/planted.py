@@ -12,17 +12,17 @@ import sys
 
 def ack_early() -> None:
     """The log is trimmed as soon as a version is announced, before any checkpoint covers it."""
-    from gradbus_conductor.run import loop as run
+    from gradbus_conductor.run.checkpoints import CheckpointArchiver
 
     async def trim_what_was_announced(self):
-        done = max(0, self._heads.version) * self._spec.schedule.groups_per_step
+        done = max(0, self._heads.version) * self._context.record.spec.schedule.groups_per_step
         for entry in await self._log.read("0-0"):
             if entry.index >= done:
                 break
             await self._log.trim(entry.stream_id)
-        self._archived_step = self._heads.checkpoint
+        self.archived_step = self._heads.checkpoint
 
-    run.RunLoop._archive_checkpoint = trim_what_was_announced
+    CheckpointArchiver.archive = trim_what_was_announced
 
 
 def cursor() -> None:
@@ -32,8 +32,8 @@ def cursor() -> None:
 
     restore = service.restore
 
-    async def restore_cursor(store, objects, learner, lag):
-        state = await restore(store, objects, learner, lag)
+    async def restore_cursor(*given):
+        state = await restore(*given)
         if state.step:
             state.frontier.below += 16
         return state

@@ -19,7 +19,7 @@ from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.rpc import open_channel, token_hash
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus_weight_store.serve import serve
+from gradbus_weight_store.service import serve
 from gradbus_weight_store.settings import WeightStoreSettings
 
 TOKEN = "of-the-test"

@@ -1,4 +1,4 @@
-"""Rewards: does the scorer answer, and soon?"""
+"""Rewards: does the scorer answer, and how fast?"""
 
 from panels import Board, Panel, Query, Row, Variable
 
@@ -15,7 +15,7 @@ def _samples(status: str) -> str:
 REWARDS = Board(
     uid="gradbus-rewards",
     title="Gradbus / Rewards",
-    description="Does the scorer answer, and soon? A failure is never a reward of 0: its samples are asked for again.",
+    description="Does the scorer answer, and how fast? A failure never counts as a reward of 0: its samples are scored again.",
     variables=[ONE_RUN, Variable("scorer", "Scorer", "label_values(gradbus_reward_samples_total, gradbus_scorer)")],
     annotations=[STARTS],
     rows=[
@@ -23,10 +23,10 @@ REWARDS = Board(
             "Now",
             [
                 Panel(
-                    "Groups asked for again",
-                    "Their last scoring failed. The conductor pauses 0.1 s to 10 s between attempts and asks without end, or in a `free`"
-                    " run until the group's deadline: this is what stands in a breaker's place.",
-                    [Query('sum(gradbus_groups_unjudged{gradbus_run_id="$run"})', "groups")],
+                    "Groups to score again",
+                    "Groups whose last scoring attempt failed. The conductor retries after 0.1 s to 10 s without a limit, or in a `free`"
+                    " run until the group's deadline. This backoff replaces a circuit breaker.",
+                    [Query('sum(gradbus_groups_unscored{gradbus_run_id="$run"})', "groups")],
                     kind="stat",
                     unit="none",
                     width=6,
@@ -37,8 +37,8 @@ REWARDS = Board(
                     },
                 ),
                 Panel(
-                    "Runs that wait for a reward",
-                    "In the state `waiting_for_reward`. The run's status says which scorer, and what it answered.",
+                    "Runs waiting for a reward",
+                    "Runs in the state `waiting_for_reward`. The run's status names the scorer and its last answer.",
                     [Query('sum(gradbus_run_state{gradbus_state="waiting_for_reward"}) or vector(0)', "runs")],
                     kind="stat",
                     unit="none",
@@ -51,7 +51,7 @@ REWARDS = Board(
                 ),
                 Panel(
                     "Calls in flight",
-                    "In the scorer, or waiting for a turn: `GRADBUS_CALLS_PER_SCORER` bounds the first.",
+                    "Calls running in the scorer or waiting for it. `GRADBUS_CALLS_PER_SCORER` limits the running ones.",
                     [Query(f"sum by (gradbus_scorer) (gradbus_reward_calls{{{_SCORER}}})", "{{gradbus_scorer}}", now=True)],
                     kind="stat",
                     unit="none",
@@ -60,8 +60,8 @@ REWARDS = Board(
                     options={"graphMode": "none"},
                 ),
                 Panel(
-                    "Samples judged a second",
-                    "By all scorers chosen above.",
+                    "Samples scored per second",
+                    "All selected scorers together.",
                     [Query(f"sum({_samples('ok')})", "ok")],
                     kind="stat",
                     unit="none",
@@ -74,9 +74,9 @@ REWARDS = Board(
             "Latency",
             [
                 Panel(
-                    "Time of a call",
-                    "Every waiting group goes into one call. Near `reward.timeout_seconds` samples begin to fail. Diamonds open a trace,"
-                    " with the time of each part of the grader.",
+                    "Duration of a call",
+                    "One call scores all waiting groups. Near `reward.timeout_seconds` samples begin to fail. Diamonds open a trace with"
+                    " the time of each part of the grader.",
                     [
                         Query(
                             f"histogram_quantile({share}, sum by (le, gradbus_scorer)"
@@ -91,7 +91,7 @@ REWARDS = Board(
                 ),
                 Panel(
                     "Calls by duration",
-                    "A second band far above the first: some samples are slow to judge, or the scorer queues.",
+                    "A second band far above the first means that some samples are slow to score, or that the scorer queues.",
                     [
                         Query(
                             f"sum by (le) (increase(gradbus_reward_duration_seconds_bucket{{{_SCORER}}}{_WINDOW}))",
@@ -110,7 +110,7 @@ REWARDS = Board(
             [
                 Panel(
                     "Samples by answer",
-                    "ok, invalid (the scorer says that the sample cannot be judged), error (the scorer failed; asked for again).",
+                    "ok; invalid: the scorer cannot score the sample; error: the scorer failed and the sample is scored again.",
                     [
                         Query(
                             f"sum by (gradbus_reward_status) (rate(gradbus_reward_samples_total{{{_SCORER}}}{_WINDOW}))",
@@ -121,8 +121,8 @@ REWARDS = Board(
                 ),
                 Panel(
                     "Errors by cause",
-                    "timeout: too slow. unreachable: down, or a wrong address. refused: an address or grader that is not allowed. scorer:"
-                    " it answers `error` itself. malformed, missing: its answer breaks the contract.",
+                    "timeout: too slow. unreachable: not running, or a wrong address. refused: an address or grader that is not allowed."
+                    " scorer: the scorer itself answers `error`. malformed, missing: its answer breaks the contract.",
                     [
                         Query(
                             f"sum by (gradbus_reward_cause) (rate(gradbus_reward_failures_total{_WINDOW}))",
@@ -131,8 +131,8 @@ REWARDS = Board(
                     ],
                 ),
                 Panel(
-                    "Share without a judgement",
-                    "Errors and invalid samples among all, by scorer.",
+                    "Fraction of samples without a score",
+                    "Errors and invalid samples as a fraction of all, by scorer.",
                     [
                         Query(
                             f"({_samples('invalid|error')} or 0 * {_samples('.*')}) / ({_samples('.*')} > 0)",

@@ -1,6 +1,6 @@
 """Run: is it learning?"""
 
-from panels import Board, Panel, Query, Row, spread_of
+from panels import Board, Panel, Query, Row, quantiles_of
 
 from boards.variables import OF_RUN, ONE_RUN, STARTS
 
@@ -15,9 +15,9 @@ def _one(metric: str, legend: str) -> Query:
     return Query(f"max({metric}{{{OF_RUN}}})", legend)
 
 
-def _band(mean: str, deviation: str) -> list[Query]:
-    middle, spread = (f'max({name}{{{OF_RUN}, gradbus_reward_part="reward"}})' for name in (mean, deviation))
-    return [Query(middle, "mean"), Query(f"{middle} + {spread}", "+ 1 deviation"), Query(f"{middle} - {spread}", "- 1 deviation")]
+def _band(mean: str, std: str) -> list[Query]:
+    middle, deviation = (f'max({name}{{{OF_RUN}, gradbus_reward_part="reward"}})' for name in (mean, std))
+    return [Query(middle, "mean"), Query(f"{middle} + {deviation}", "+ 1 deviation"), Query(f"{middle} - {deviation}", "- 1 deviation")]
 
 
 _BAND = [
@@ -41,27 +41,27 @@ _LENGTHS = Query(
 RUN = Board(
     uid="gradbus-run",
     title="Gradbus / Run",
-    description="Is this run learning, and is what it learns from sound?",
+    description="Is this run learning, and are its training data sound?",
     variables=[ONE_RUN],
     annotations=[STARTS],
     rows=[
         Row(
-            "Where it stands",
+            "Status",
             [
                 Panel(
                     "State",
-                    "What the run is doing at the end of the time shown. `waiting_for_reward`: see the dashboard Rewards. `queued`: no"
+                    "State of the run at the end of the time range. `waiting_for_reward`: see the dashboard Rewards. `queued`: no"
                     " trainer is free.",
                     [Query(f"max by (gradbus_state) (gradbus_run_state{{{OF_RUN}}}) > 0", "{{gradbus_state}}", now=True)],
                     kind="stat",
                     width=4,
                     height=4,
                     options={"textMode": "name", "graphMode": "none", "colorMode": "none"},
-                    defaults={"noValue": "over, or no conductor has it"},
+                    defaults={"noValue": "ended, or without a conductor"},
                 ),
                 Panel(
                     "Progress",
-                    "Steps published of those the spec asks for.",
+                    "Published steps as a fraction of those in the spec.",
                     [Query(f"max(gradbus_run_step{{{OF_RUN}}}) / max(gradbus_run_steps{{{OF_RUN}}})", "done")],
                     kind="stat",
                     unit="percentunit",
@@ -70,25 +70,25 @@ RUN = Board(
                     defaults=_SHARE,
                 ),
                 Panel(
-                    "Steps a minute",
-                    "Falls to 0 when the run stands still: the dashboard Where the time goes says what it waits for.",
-                    [Query(f"60 * sum(rate(gradbus_trained_steps_total{{{OF_RUN}}}[$__rate_interval]))", "steps a minute")],
+                    "Steps per minute",
+                    "0 while the run makes no progress; the dashboard Where the time goes shows why.",
+                    [Query(f"60 * sum(rate(gradbus_trained_steps_total{{{OF_RUN}}}[$__rate_interval]))", "steps per minute")],
                     kind="stat",
                     unit="none",
                     width=4,
                     height=4,
                 ),
                 Panel(
-                    "Tokens trained a second",
-                    "Trainable response tokens. The trainer's throughput, all ranks together.",
-                    [Query(f"sum(rate(gradbus_trained_tokens_total{{{OF_RUN}}}[$__rate_interval]))", "tokens a second")],
+                    "Trained tokens per second",
+                    "Trainable response tokens: the throughput of the trainer, all ranks together.",
+                    [Query(f"sum(rate(gradbus_trained_tokens_total{{{OF_RUN}}}[$__rate_interval]))", "tokens per second")],
                     kind="stat",
                     width=4,
                     height=4,
                 ),
                 Panel(
-                    "Reward now",
-                    "Mean of the newest step.",
+                    "Current reward",
+                    "Mean reward of the newest step.",
                     [Query(f'max(gradbus_reward_mean{{{OF_RUN}, gradbus_reward_part="reward"}})', "reward")],
                     kind="stat",
                     unit="none",
@@ -98,8 +98,8 @@ RUN = Board(
                 ),
                 Panel(
                     "Evaluation",
-                    "The newest result on held-out rows, in the spec's `evaluation.metric`. Empty without `data.eval`.",
-                    [_one("gradbus_run_accuracy", "evaluation")],
+                    "Newest result on held-out rows, in the spec's `evaluation.metric`. Empty without `data.eval`.",
+                    [_one("gradbus_evaluation_score", "evaluation")],
                     kind="stat",
                     unit="none",
                     width=4,
@@ -113,39 +113,39 @@ RUN = Board(
             [
                 Panel(
                     "Reward",
-                    "Mean of each step, and one standard deviation over its samples. A spread that goes to 0 leaves nothing to learn:"
-                    " groups get filtered.",
-                    _band("gradbus_reward_mean", "gradbus_reward_deviation"),
+                    "Mean of each step, with one standard deviation over its samples. Without deviation there is no learning signal, and"
+                    " groups are filtered.",
+                    _band("gradbus_reward_mean", "gradbus_reward_std"),
                     unit="none",
                     width=12,
                     overrides=_BAND,
                 ),
                 Panel(
-                    "Reward by part",
-                    "Each component the scorer names, mean of the step. One part that rises while another falls is how reward hacking"
-                    " begins: read samples of that step.",
+                    "Reward by component",
+                    "Mean of each component that the scorer returns. One component that rises while another falls is a sign of reward"
+                    " hacking: read samples of that step.",
                     [_each("gradbus_reward_mean", "gradbus_reward_part")],
                     unit="none",
                     width=6,
                 ),
                 Panel(
                     "Evaluation",
-                    "Held-out rows. It stays flat while the reward rises: the policy learns the grader, not the task.",
-                    [_one("gradbus_run_accuracy", "evaluation")],
+                    "Held-out rows. If it stays flat while the reward rises, the policy exploits the grader instead of learning the task.",
+                    [_one("gradbus_evaluation_score", "evaluation")],
                     unit="none",
                     width=6,
                     custom={"showPoints": "always", "lineInterpolation": "stepAfter"},
                 ),
                 Panel(
-                    "Spread by part",
-                    "Standard deviation over the step's samples.",
-                    [_each("gradbus_reward_deviation", "gradbus_reward_part")],
+                    "Standard deviation by component",
+                    "Standard deviation of each reward component over the step's samples.",
+                    [_each("gradbus_reward_std", "gradbus_reward_part")],
                     unit="none",
                     width=12,
                 ),
                 Panel(
-                    "Samples that could not be judged",
-                    "A second; they are left out of mean and gradient. Reasons are in the run's history.",
+                    "Samples without a score",
+                    "Per second. They are left out of the mean and of the gradient. The run's history gives the reasons.",
                     [Query(f"sum(rate(gradbus_samples_masked_total{{{OF_RUN}}}[$__rate_interval]))", "masked")],
                     width=12,
                 ),
@@ -156,48 +156,49 @@ RUN = Board(
             [
                 Panel(
                     "KL to the base model",
-                    "k3 estimate, nats a token. A sudden rise: lower `trainer.learning_rate` or raise `algorithm.kl`. 0 without a KL term.",
+                    "k3 estimate, nats per token. After a sudden rise, lower `trainer.learning_rate` or raise `algorithm.kl`. 0 without"
+                    " a KL term.",
                     [_one("gradbus_policy_kl", "KL")],
                     unit="none",
                 ),
                 Panel(
                     "Entropy",
-                    "Nats a token. Near 0 all samples of a prompt are the same and groups get filtered: raise the temperature or the"
-                    " upper clip.",
+                    "Nats per token. Near 0 all samples of a prompt are the same and groups are filtered: raise the temperature or the"
+                    " upper clip range.",
                     [_one("gradbus_policy_entropy", "entropy")],
                     unit="none",
                 ),
                 Panel(
                     "Gradient norm",
-                    "Before clipping. Spikes come from few, long or wrong samples: look at the step's.",
-                    [_one("gradbus_policy_gradient", "norm")],
+                    "Before clipping. Spikes come from few, long or wrong samples: read the samples of that step.",
+                    [_one("gradbus_policy_grad_norm", "norm")],
                     unit="none",
                 ),
                 Panel(
-                    "Tokens clipped",
-                    "Share of tokens outside the clip range, below (low) and above (high). Above a few percent the steps are too large"
-                    " for how stale the samples are.",
-                    [_each("gradbus_policy_clipped", "gradbus_side")],
+                    "Clip fraction",
+                    "Fraction of tokens whose ratio is below (low) or above (high) the clip range. Above a few percent the steps are too"
+                    " large for the staleness of the samples.",
+                    [_each("gradbus_policy_clip_fraction", "gradbus_side")],
                     unit="percentunit",
                     defaults={"min": 0},
                 ),
                 Panel(
                     "Importance ratio",
-                    "Trained policy to the one that sampled; 1 on-policy. A mean away from 1 means stale samples, a huge maximum a token"
-                    " that trainer and engine disagree on.",
+                    "Ratio between the trained policy and the sampling policy; 1 on-policy. A mean away from 1 means stale samples; a huge"
+                    " maximum means that trainer and engine disagree on a token.",
                     [_each("gradbus_policy_ratio", "gradbus_statistic")],
                     unit="none",
                 ),
                 Panel(
-                    "Trainer against rollout",
-                    "Mean difference of log-probability, nats. Constant and small is rounding; growing with staleness is normal; large at"
-                    " staleness 0 means that the engine computes something else: check dtype and version.",
+                    "Log-probability difference of trainer and rollout",
+                    "Mean absolute difference in nats. A small constant is rounding, growth with staleness is normal. A large value at"
+                    " staleness 0 means that the engine computes a different function: check dtype and version.",
                     [_one("gradbus_policy_logprob_difference", "difference")],
                     unit="none",
                 ),
                 Panel(
                     "Loss",
-                    "Of little meaning in GRPO: watch the reward.",
+                    "The loss says little about progress in GRPO; watch the reward.",
                     [_one("gradbus_policy_loss", "loss")],
                     unit="none",
                     width=12,
@@ -205,7 +206,7 @@ RUN = Board(
                 ),
                 Panel(
                     "Learning rate",
-                    "As the schedule gives it.",
+                    "Learning rate of the schedule.",
                     [_one("gradbus_policy_learning_rate", "rate")],
                     unit="sci",
                     width=12,
@@ -223,21 +224,22 @@ RUN = Board(
                 ),
                 Panel(
                     "Truncated",
-                    "Share cut at `rollout.max_new_tokens`. High: raise it, or the policy is paid for never ending.",
+                    "Fraction truncated at `rollout.max_new_tokens`. If it is high, raise the limit, or check whether the reward favours"
+                    " endless responses.",
                     [_one("gradbus_response_truncated", "truncated")],
                     unit="percentunit",
                     defaults=_SHARE,
                 ),
                 Panel(
-                    "Lengths",
-                    "How many samples of each length were trained.",
+                    "Length distribution",
+                    "Trained samples by response length.",
                     [Query(f"sum by (le) (increase(gradbus_samples_length_total{{{OF_RUN}}}[$__rate_interval]))", "{{le}}", heat=True)],
                     kind="heatmap",
                 ),
                 Panel(
                     "Groups by verdict",
-                    "A second. `filtered`: all samples had the same reward. `dropped`: it missed its deadline. Many filtered: rows are"
-                    " too easy or too hard. Many dropped: raise `schedule.group_deadline_seconds`.",
+                    "Per second. `filtered`: all samples had the same reward. `dropped`: the group missed its deadline. Many filtered"
+                    " groups mean that rows are too easy or too hard. Many dropped: raise `schedule.group_deadline_seconds`.",
                     [
                         Query(
                             f"sum by (gradbus_verdict) (rate(gradbus_groups_total{{{OF_RUN}}}[$__rate_interval]))",
@@ -249,8 +251,8 @@ RUN = Board(
                 ),
                 Panel(
                     "Length by verdict",
-                    "Mean response tokens of trained, filtered and dropped groups. Dropped ones that are longer than trained ones mean"
-                    " that the run favours short answers.",
+                    "Mean response length of trained, filtered and dropped groups. If dropped groups are longer than trained groups, the"
+                    " run favours short responses.",
                     [_LENGTHS],
                     width=12,
                 ),
@@ -260,10 +262,10 @@ RUN = Board(
             "Steps",
             [
                 Panel(
-                    "Time a step computes",
-                    "Median and slowest tenth over all trainers. Each diamond is one step: it opens that step's trace, from which links"
-                    " lead to the groups it trained.",
-                    spread_of("gradbus_step_duration_seconds", 0.9, "slowest tenth"),
+                    "Compute time of a step",
+                    "Median and slowest tenth over all trainers. Each diamond is one step and opens its trace, which links to the groups"
+                    " that it trained.",
+                    quantiles_of("gradbus_step_duration_seconds", 0.9, "slowest tenth"),
                     unit="s",
                     width=24,
                 )

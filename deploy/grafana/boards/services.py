@@ -1,12 +1,12 @@
-"""Services: is every process well?"""
+"""Services: is every process healthy?"""
 
 from panels import Board, Panel, Query, Row
 
 from boards.variables import OF_SERVICES, SERVICE, STARTS, WORKER
 
 _WINDOW = "[$__rate_interval]"
-# No room in the queue, and not taken by the collector.
-_DROPS = [f"otel_sdk_{place}" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")]
+# Dropped because the queue was full, and not accepted by the collector.
+_DROPS = [f"otel_sdk_{stage}" for of in ("span", "log") for stage in (f"processor_{of}_processed", f"exporter_{of}_exported")]
 
 
 def _slow(metric: str, by: str, exemplars: bool = True) -> list[Query]:
@@ -22,7 +22,7 @@ def _slow(metric: str, by: str, exemplars: bool = True) -> list[Query]:
 SERVICES = Board(
     uid="gradbus-services",
     title="Gradbus / Services",
-    description="Is every process well?",
+    description="Is every process healthy?",
     variables=[SERVICE, WORKER],
     annotations=[STARTS],
     rows=[
@@ -31,8 +31,8 @@ SERVICES = Board(
             [
                 Panel(
                     "Ready",
-                    "1 while the process can do its work. One that is missing has ended or cannot reach the collector; one at 0 says why"
-                    " in its log.",
+                    "1 while the process is ready. A missing process has ended or cannot reach the collector; the log of a process at 0"
+                    " says why.",
                     [Query(f"max by (job, instance) (gradbus_process_ready{{{OF_SERVICES}}})", "{{instance}}", now=True)],
                     kind="stat",
                     unit="none",
@@ -48,8 +48,8 @@ SERVICES = Board(
                     options={"graphMode": "none", "colorMode": "background"},
                 ),
                 Panel(
-                    "Alerts that fire",
-                    "What each means and what to do: docs/observability.md.",
+                    "Firing alerts",
+                    "Meaning and remedy of each alert: docs/observability.md.",
                     [Query('ALERTS{alertstate="firing"}', "{{alertname}} {{gradbus_run_id}}{{instance}}", now=True)],
                     kind="stat",
                     unit="none",
@@ -60,7 +60,8 @@ SERVICES = Board(
                 ),
                 Panel(
                     "Restarts",
-                    "In the time shown. A supervisor or Docker starts a process again; the run goes on. Repeated: its log's last line.",
+                    "In the time range. The supervisor or Docker restarts a process and the run goes on. If restarts repeat, read the"
+                    " end of its log.",
                     [Query(f"sum by (instance) (resets(process_uptime_seconds{{{OF_SERVICES}}}[$__range]))", "{{instance}}", now=True)],
                     kind="bargauge",
                     unit="none",
@@ -68,20 +69,20 @@ SERVICES = Board(
                     defaults={"decimals": 0, "min": 0},
                 ),
                 Panel(
-                    "Groups sent to workers again",
-                    "A second: a worker or its answer was lost, and the conductor dispatched again. Steady without restarts: workers are"
-                    " too slow for the time a task is given.",
+                    "Groups dispatched again",
+                    "Per second: a worker or its answer was lost, and the conductor dispatched the group again. A steady rate without"
+                    " restarts means that workers are too slow for the time limit of a task.",
                     [
                         Query(
                             f'sum(rate(gradbus_groups_dispatched_total{{gradbus_dispatch="again"}}{_WINDOW}))',
-                            "sent again",
+                            "dispatched again",
                         ),
-                        Query(f"sum(rate(gradbus_groups_stranded_total{_WINDOW}))", "given up: version gone"),
+                        Query(f"sum(rate(gradbus_groups_abandoned_total{_WINDOW}))", "abandoned: version gone"),
                     ],
                 ),
                 Panel(
                     "Leases",
-                    "Runs that conductors and trainers hold; and leases lost while held, because NATS was away or another took over.",
+                    "Runs leased by conductors and trainers, and leases lost because NATS was unreachable or another process took over.",
                     [
                         Query("sum by (gradbus_lease) (gradbus_leases_held)", "{{gradbus_lease}}"),
                         Query("sum(increase(gradbus_leases_lost_total[$__rate_interval]))", "lost"),
@@ -95,7 +96,7 @@ SERVICES = Board(
             [
                 Panel(
                     "Processor",
-                    "Cores in use. An engine in a server of its own (SGLang) is not in it.",
+                    "Cores in use, without an engine that runs as a separate server (SGLang).",
                     [Query(f"sum by (instance) (rate(process_cpu_time_seconds_total{{{OF_SERVICES}}}{_WINDOW}))", "{{instance}}")],
                     unit="none",
                     width=12,
@@ -103,7 +104,7 @@ SERVICES = Board(
                 ),
                 Panel(
                     "Memory",
-                    "Physical. A line that only climbs ends at the container's limit, with status 137.",
+                    "Physical memory. A process that keeps growing is killed at the container's limit, with status 137.",
                     [Query(f"sum by (instance) (process_memory_usage_bytes{{{OF_SERVICES}}})", "{{instance}}")],
                     unit="bytes",
                     width=12,
@@ -112,46 +113,46 @@ SERVICES = Board(
             ],
         ),
         Row(
-            "Wires, slowest twentieth",
+            "Operations, 95th percentile",
             [
                 Panel(
                     "REST by route",
-                    "The gateway's answers. An event stream lasts as long as it is read.",
+                    "Requests to the gateway. An event stream lasts as long as its reader stays.",
                     _slow("http_server_request_duration", "http_route", exemplars=False),
                     unit="s",
                     width=6,
                 ),
                 Panel(
                     "gRPC by method",
-                    "As the caller sees it. Diamonds open a trace.",
+                    "Measured by the client. Diamonds open a trace.",
                     _slow("rpc_client_call_duration", "rpc_method"),
                     unit="s",
                     width=6,
                 ),
                 Panel(
                     "Buffer by operation",
-                    "`read_log` waits up to a second for news. Appends above 50 ms: the disk's fdatasync is slow.",
+                    "`read_log` waits up to a second for entries. Appends above 50 ms mean that the disk's fdatasync is slow.",
                     _slow("db_client_operation_duration", "db_operation_name", exemplars=False),
                     unit="s",
                     width=6,
                 ),
                 Panel(
                     "NATS by operation",
-                    "`receive` waits up to two seconds for tasks. Slow writes: the disk under JetStream.",
+                    "`receive` waits up to two seconds for tasks. Slow writes come from the disk under JetStream.",
                     _slow("messaging_client_operation_duration", "messaging_operation_type"),
                     unit="s",
                     width=6,
                 ),
                 Panel(
                     "Object storage by operation",
-                    "Whole weights and deltas, archives, checkpoints.",
+                    "Whole weights, deltas, archives and checkpoints.",
                     _slow("gradbus_wire_duration", "gradbus_operation"),
                     unit="s",
                     width=6,
                 ),
                 Panel(
                     "Bytes by wire",
-                    "Put on or taken off, counted at every process.",
+                    "Sent and received, counted in every process.",
                     [
                         Query(
                             f"sum by (gradbus_wire) (rate(gradbus_wire_payload_bytes_total{{{OF_SERVICES}}}{_WINDOW}))", "{{gradbus_wire}}"
@@ -162,8 +163,8 @@ SERVICES = Board(
                 ),
                 Panel(
                     "Spans and log lines dropped",
-                    "A second. The collector is away, slow or refuses: the services drop what they cannot send and go on. Metrics are sent"
-                    " again with the next ones.",
+                    "Per second. When the collector is unreachable, slow or refuses data, services drop spans and log lines and go on."
+                    " Metrics are complete again with the next export.",
                     [
                         Query(
                             "sum by (instance) ("
@@ -174,8 +175,9 @@ SERVICES = Board(
                     width=6,
                 ),
                 Panel(
-                    "Operations that failed",
-                    "A second, by kind of error. Conflicts (`KeyWrongLastSequenceError`) and fencing are how owners are kept apart.",
+                    "Failed operations",
+                    "Per second, by kind of error. Conflicts (`KeyWrongLastSequenceError`) and fencing errors are normal: they keep owners"
+                    " apart.",
                     [
                         Query(
                             "sum by (error_type) ("

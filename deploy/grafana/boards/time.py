@@ -1,6 +1,6 @@
 """Where the time goes: why is a step slow?"""
 
-from panels import Board, Panel, Query, Row, spread_of
+from panels import Board, Panel, Query, Row, quantiles_of
 
 from boards.variables import OF_RUN, ONE_RUN, STARTS
 
@@ -9,7 +9,7 @@ _PHASES = f'avg by (gradbus_phase) (rate(gradbus_run_time_seconds_total{{{OF_RUN
 
 
 def _share(phases: str) -> str:
-    """Share of the wall, a number without labels."""
+    """Fraction of wall-clock time, as a value without labels."""
     return f'sum(avg by (gradbus_phase) (rate(gradbus_run_time_seconds_total{{{OF_RUN}, gradbus_phase=~"{phases}"}}{_WINDOW})))'
 
 
@@ -26,9 +26,9 @@ def _named(phase: str, words: str, colour: str) -> dict[str, object]:
 
 
 _LIMITS = [
-    _named("generate", "Rollout-bound: the workers are the busiest. Add rollout workers.", "orange"),
-    _named("train", "Train-bound: the trainer is the busiest. Give it more ranks, or take workers away.", "blue"),
-    _named("publish", "Publish-bound: versions leave too slowly. See the dashboard Weights.", "purple"),
+    _named("generate", "Rollout-bound: the rollout workers are the busiest. Add workers.", "orange"),
+    _named("train", "Train-bound: the trainer is the busiest. Add ranks, or remove rollout workers.", "blue"),
+    _named("publish", "Publish-bound: publishing versions is too slow. See the dashboard Weights.", "purple"),
     _named("score", "Reward-bound: the scorer is the busiest. Add reward services, or make it faster.", "red"),
     _named("reference", "Reference-bound: the reference model is the busiest. Add replicas.", "yellow"),
 ]
@@ -41,24 +41,24 @@ TIME = Board(
     annotations=[STARTS],
     rows=[
         Row(
-            "In words",
+            "Bottleneck",
             [
                 Panel(
                     "What limits the run",
-                    "Whatever has the least idle time, at the end of the time shown. Generation, scoring and training go on side by side,"
-                    " so the busiest sets the pace.",
+                    "The phase with the least idle time at the end of the time range. Generation, scoring and training run in parallel,"
+                    " so the busiest one sets the pace.",
                     [Query(f"topk(1, {_PHASES} > 0)", "{{gradbus_phase}}", now=True)],
                     kind="stat",
                     unit="percentunit",
                     width=12,
                     height=5,
                     options={"textMode": "value_and_name", "graphMode": "none", "colorMode": "background", "justifyMode": "center"},
-                    defaults={"noValue": "nothing goes on then: choose a time in which the run worked"},
+                    defaults={"noValue": "no activity: choose a time range in which the run was active"},
                     overrides=_LIMITS,
                 ),
                 Panel(
-                    "Rollout workers now",
-                    "That serve this run.",
+                    "Rollout workers",
+                    "Workers that serve this run at the end of the time range.",
                     [Query(_WORKERS, "workers", now=True)],
                     kind="stat",
                     unit="none",
@@ -67,9 +67,9 @@ TIME = Board(
                     options={"graphMode": "none", "colorMode": "none"},
                 ),
                 Panel(
-                    "The split that would balance it",
-                    "Rollout workers that would be as busy as the trainer is: workers x their busy share / the trainer's. More than now:"
-                    " the trainer starves. Fewer: workers idle.",
+                    "Balanced number of workers",
+                    "Number of rollout workers that would be as busy as the trainer: workers x their busy fraction / the trainer's. If"
+                    " it is above the present number, the trainer waits for groups; if below, workers idle.",
                     [Query(f"{_WORKERS} * {_share('generate')} / ({_TRAINER} > 0)", "workers")],
                     kind="stat",
                     unit="none",
@@ -79,10 +79,10 @@ TIME = Board(
                     options={"graphMode": "none", "colorMode": "none"},
                 ),
                 Panel(
-                    "Standing still for",
-                    "Since the run last made a step. After 10 s the run's status names what it waits for and who owes it; after 5 minutes"
-                    " there is an alert.",
-                    [Query(f"max(gradbus_run_still_seconds{{{OF_RUN}}})", "still", now=True)],
+                    "Time since the last step",
+                    "0 while no step is due. After 10 s the run's status names the blocking groups and services; after 5 minutes an alert"
+                    " fires.",
+                    [Query(f"max(gradbus_run_time_since_step_seconds{{{OF_RUN}}})", "since the last step", now=True)],
                     kind="stat",
                     unit="s",
                     width=4,
@@ -95,12 +95,12 @@ TIME = Board(
             ],
         ),
         Row(
-            "Shares of the wall",
+            "Fractions of wall-clock time",
             [
                 Panel(
-                    "The trainer's time",
-                    "wait: no groups were there. publish: the version before was not out yet. These make the whole with what checkpoints"
-                    " take. Much waiting: the run is not train-bound.",
+                    "Trainer",
+                    "wait: not enough groups in the log. publish: the previous version was not published yet. Checkpoints take the rest."
+                    " Much waiting means that the run is not train-bound.",
                     [
                         Query(
                             "avg by (gradbus_phase)"
@@ -114,9 +114,9 @@ TIME = Board(
                     custom={"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 40, "lineWidth": 0},
                 ),
                 Panel(
-                    "What goes on beside it",
-                    "Share of the wall in which workers sampled (their mean), and in which at least one call was in the reward or the"
-                    " reference service. They overlap: the sum means nothing.",
+                    "Generation, scoring and reference",
+                    "Fraction of time in which workers sampled (mean over workers), and in which at least one call ran in the reward or the"
+                    " reference service. The phases overlap, so their sum has no meaning.",
                     [
                         Query(
                             "avg by (gradbus_phase)"
@@ -129,8 +129,8 @@ TIME = Board(
                     defaults=_BUSY,
                 ),
                 Panel(
-                    "Idle share by role",
-                    "What is paid for and not used. The busiest role has the least; the others can be made smaller.",
+                    "Idle fraction by role",
+                    "Unused capacity. The busiest role has the least; the others can be scaled down.",
                     [
                         Query(f"clamp_min(1 - {_share('generate')}, 0)", "rollout"),
                         Query(_share("wait"), "trainer"),
@@ -142,8 +142,8 @@ TIME = Board(
                     defaults=_BUSY,
                 ),
                 Panel(
-                    "Idle share by worker",
-                    "One that idles beside busy ones gets no tasks: see its log.",
+                    "Idle fraction by worker",
+                    "A worker that idles while others are busy gets no tasks: see its log.",
                     [
                         Query(
                             f'clamp_min(1 - rate(gradbus_run_time_seconds_total{{{OF_RUN}, gradbus_phase="generate"}}{_WINDOW}), 0)',
@@ -157,26 +157,27 @@ TIME = Board(
             ],
         ),
         Row(
-            "On the way",
+            "Outstanding groups",
             [
                 Panel(
-                    "Groups waiting",
-                    "sampling: dispatched, not in the buffer. judging: at the scorer or the reference. admission: judged, held back to"
-                    " keep staleness. log: read by the trainer, for later steps. The tallest stage is in front of the slowest.",
+                    "Outstanding groups by stage",
+                    "sampling: dispatched, not yet in the buffer. judging: at the scorer or the reference service. admission: scored,"
+                    " waiting so that staleness stays bounded. log: read by the trainer for later steps. The tallest stage precedes the"
+                    " bottleneck.",
                     [Query(f"sum by (gradbus_stage) (gradbus_groups_waiting{{{OF_RUN}}})", "{{gradbus_stage}}")],
                     width=12,
                     custom={"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 30},
                 ),
                 Panel(
                     "Staleness",
-                    "Versions between the one that sampled and the one trained, by sample. `schedule.max_staleness` bounds it.",
+                    "Versions between sampling and training of each sample. `schedule.max_staleness` bounds it.",
                     [Query(f"sum by (le) (increase(gradbus_samples_staleness_total{{{OF_RUN}}}{_WINDOW}))", "{{le}}", heat=True)],
                     kind="heatmap",
                     width=6,
                 ),
                 Panel(
-                    "Staleness, median and most",
-                    "A median near the bound: generation is far behind, or dispatch far ahead.",
+                    "Staleness, median and 99 %",
+                    "A median near the bound means that generation is far behind, or that dispatch is far ahead.",
                     [
                         Query(
                             f"histogram_quantile({share}, sum by (le) (rate(gradbus_samples_staleness_total{{{OF_RUN}}}{_WINDOW})))",
@@ -190,23 +191,23 @@ TIME = Board(
             ],
         ),
         Row(
-            "How long each part takes",
+            "Durations",
             [
                 Panel(
-                    "A task's generation",
-                    "A task is several groups. Diamonds open the trace of one.",
-                    spread_of("gen_ai_client_operation_duration_seconds"),
+                    "Generation of a task",
+                    "A task has several groups. Diamonds open the trace of one of them.",
+                    quantiles_of("gen_ai_client_operation_duration_seconds"),
                     unit="s",
                 ),
                 Panel(
-                    "A scorer's call",
-                    "Every group that waits goes into one call. Diamonds open the trace of one.",
-                    spread_of("gradbus_reward_duration_seconds"),
+                    "Call of a scorer",
+                    "One call scores all waiting groups. Diamonds open the trace of one of them.",
+                    quantiles_of("gradbus_reward_duration_seconds"),
                     unit="s",
                 ),
                 Panel(
-                    "Tokens generated a second",
-                    "All workers together, evaluation too.",
+                    "Generated tokens per second",
+                    "All workers together, including evaluation.",
                     [
                         Query(
                             f"sum by (gen_ai_token_type) (rate(gen_ai_client_token_usage_sum{_WINDOW}))",

@@ -1,4 +1,4 @@
-"""What is chosen at the top of a dashboard."""
+"""Variables and annotations that dashboards share."""
 
 from panels import Variable
 
@@ -16,10 +16,10 @@ STARTS = {
     "name": "Restarts",
     "datasource": {"type": "prometheus", "uid": "prometheus"},
     "enable": True,
-    # A process exports its first numbers when it is a quarter of a minute old, and its imports.
+    # A process exports its first metrics 15 s after its imports.
     "expr": "process_uptime_seconds < 60",
     "iconColor": "orange",
     "step": "15s",
     "titleFormat": "{{instance}} started",
 }
-"""A line wherever a process started."""
+"""Marks the start of each process."""

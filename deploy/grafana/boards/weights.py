@@ -1,6 +1,6 @@
-"""Weights: do new weights reach the workers, soon and whole?"""
+"""Weights: do new weights reach the workers quickly and intact?"""
 
-from panels import Board, Panel, Query, Row, spread_of
+from panels import Board, Panel, Query, Row, quantiles_of
 
 from boards.variables import OF_RUN, ONE_RUN, ROLLOUT, STARTS
 
@@ -13,15 +13,15 @@ _RED_FROM_1 = {
 _TROUBLES = (
     (
         "digest_differs",
-        "Attestations that failed",
-        "A worker held other bytes than the manifest's; it loaded again. Repeated: its memory, disk or link is bad. Take it out.",
+        "Failed attestations",
+        "A worker's weights differed from the manifest, so it loaded them again. If this repeats, remove the machine: it is faulty.",
     ),
     (
         "unchanged",
-        "Versions that changed nothing",
-        "The published weights of a step are those before: raise `trainer.learning_rate`, or publish in a wider `weights.dtype`.",
+        "Versions without a change",
+        "A step published the same weights as before: raise `trainer.learning_rate`, or publish in a wider `weights.dtype`.",
     ),
-    ("behind", "Workers left behind", "A worker stays at an old version: see its log, or stop it so that others take its work."),
+    ("behind", "Workers behind", "A worker stays at an old version: see its log, or stop it so that other workers take its tasks."),
 )
 
 
@@ -41,17 +41,17 @@ def _trouble(kind: str, title: str, description: str) -> Panel:
 WEIGHTS = Board(
     uid="gradbus-weights",
     title="Gradbus / Weights",
-    description="Do new weights reach the workers, soon and whole?",
+    description="Do new weights reach the workers quickly and intact?",
     variables=[ONE_RUN, ROLLOUT],
     annotations=[STARTS],
     rows=[
         Row(
-            "Alarms in this time",
+            "Problems in the time range",
             [
                 *(_trouble(*one) for one in _TROUBLES),
                 Panel(
-                    "Shards another way had to bring",
-                    "A broadcast or a delta failed and object storage stepped in: nothing is lost but time.",
+                    "Shards by fallback",
+                    "A broadcast or a delta failed and the shard was read from object storage: only time is lost.",
                     [Query("sum(increase(gradbus_weights_fallbacks_total[$__range]))", "shards")],
                     kind="stat",
                     unit="none",
@@ -66,8 +66,8 @@ WEIGHTS = Board(
             [
                 Panel(
                     "Version by worker",
-                    "What each engine holds, and the newest that the trainer has published. Lines climb together; one that stays flat is"
-                    " stuck.",
+                    "Version loaded by each engine, and the newest version that the trainer has published. All lines should rise"
+                    " together; a flat line is a stuck worker.",
                     [Query(f"gradbus_weights_version{{{_OF_WORKERS}}}", "{{instance}}")],
                     unit="none",
                     width=12,
@@ -75,7 +75,7 @@ WEIGHTS = Board(
                 ),
                 Panel(
                     "Behind the trainer",
-                    "Versions. Up to `schedule.max_staleness` is as asked for.",
+                    "In versions. Up to `schedule.max_staleness` is normal.",
                     [
                         Query(
                             f'max(gradbus_weights_version{{{OF_RUN}, job=~".*trainer"}}) - on() group_right()'
@@ -90,19 +90,19 @@ WEIGHTS = Board(
             ],
         ),
         Row(
-            "On the way",
+            "Transport",
             [
                 Panel(
                     "From announcement to active",
-                    "Until the engine's own checksum is the manifest's; the wait for a task that wants the version is in it. Diamonds open"
-                    " a trace.",
-                    spread_of("gradbus_weights_activation_duration_seconds"),
+                    "Until the engine's own checksum equals the manifest's, including the wait for a task that needs the version."
+                    " Diamonds open a trace.",
+                    quantiles_of("gradbus_weights_activation_duration_seconds"),
                     unit="s",
                 ),
                 Panel(
-                    "Bytes a second, by way",
-                    "store: whole files. delta: what changed. Mostly `store` with `transport = delta`: steps change nearly every byte,"
-                    " and deltas gain nothing.",
+                    "Bytes per second by transport",
+                    "store: whole files. delta: changed values. Mostly `store` in a run with `transport = delta` means that steps change"
+                    " nearly every byte, so deltas save nothing.",
                     [
                         Query(
                             "sum by (gradbus_weights_transport, gradbus_weights_direction)"
@@ -113,8 +113,8 @@ WEIGHTS = Board(
                     unit="Bps",
                 ),
                 Panel(
-                    "Bytes a version",
-                    "Published bytes by published versions: what one step costs the network before workers multiply it.",
+                    "Bytes per version",
+                    "Published bytes divided by published versions: the network cost of one step for each worker.",
                     [
                         Query(
                             "sum by (gradbus_weights_transport)"
@@ -127,14 +127,14 @@ WEIGHTS = Board(
                 ),
                 Panel(
                     "Broadcasts",
-                    "With `weights.transport = broadcast`: versions that reached all, some or none of the workers by NCCL or gloo.",
+                    "With `weights.transport = broadcast`: versions that NCCL or gloo brought to all, some or none of the workers.",
                     [Query(f"sum by (gradbus_outcome) (rate(gradbus_broadcasts_total{_WINDOW}))", "{{gradbus_outcome}}")],
                     width=12,
                 ),
                 Panel(
                     "Publishing",
-                    "Share of the trainer's time in which it waited for the version before to be out. Above a few percent: a shorter"
-                    " transport, a narrower `weights.dtype`, or faster storage.",
+                    "Fraction of the trainer's time spent waiting for the previous version to be published. Above a few percent, use a"
+                    " faster transport, a narrower `weights.dtype` or faster storage.",
                     [
                         Query(
                             f'sum(rate(gradbus_run_time_seconds_total{{{OF_RUN}, gradbus_phase="publish"}}{_WINDOW}))',

@@ -13,8 +13,10 @@ from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob,
 from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference
 from gradbus_kernels.operators.linear_logprob.api import LinearLogprob, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_sample.api import linear_sample, linear_sample_reference
-from gradbus_kernels.operators.policy_loss.api import PolicyLoss, PolicySettings, PolicyTokens, RatioSummary, policy_loss, token_weights
+from gradbus_kernels.operators.policy_loss.api import PolicyLoss, RatioSummary, policy_loss
+from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
+from gradbus_kernels.operators.policy_loss.terms import token_weights
 from gradbus_kernels.operators.prefix_shared_attention.api import prefix_shared_attention, prefix_shared_attention_reference
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups, pack_groups

@@ -1,4 +1,4 @@
-"""Who may do what on which wire: one table, and what NATS, the buffer and the gRPC servers are told of it."""
+"""Permissions: one table of roles and rights, and the configuration of NATS, the buffer and the gRPC servers made from it."""
 
 from gradbus.access.buffer import buffer_rules
 from gradbus.access.configuration import PasswordOf, buffer_configuration, buffer_users, nats_configuration

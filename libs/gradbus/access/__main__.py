@@ -1,10 +1,10 @@
-"""`python -m gradbus.access` prints the table as docs/access.md has it."""
+"""`python -m gradbus.access` prints docs/access.md."""
 
 from __future__ import annotations
 
 import sys
 
-from gradbus.access.markdown import page
+from gradbus.access.markdown import render_markdown
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(render_markdown())

@@ -1,6 +1,6 @@
 """API keys of the gateway: `<id>.<secret>` for the caller, a hash of the secret at rest.
 
-A secret is 256 random bits, so a plain SHA-256 keeps it: there is nothing to guess.
+A secret has 256 random bits, so a plain SHA-256 protects it: it cannot be guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOBODY: Final = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
 
 
 class ApiKeyRecord(BaseModel):
-    """What the gateway keeps of a key."""
+    """The gateway's record of a key."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,7 +34,7 @@ class ApiKeyRecord(BaseModel):
     name: str
 
     def allows(self, scope: str) -> bool:
-        """Whether the key may do what `scope` names; `admin` may do everything."""
+        """Whether the key has `scope`; `admin` has every scope."""
         return scope in self.scopes or "admin" in self.scopes
 
 
@@ -48,7 +48,7 @@ def new_api_key(name: str, scopes: Sequence[str]) -> tuple[str, ApiKeyRecord]:
     """
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
-        raise SettingsError(f"scopes {', '.join(unknown) or '(none)'} cannot be given; choose from {', '.join(SCOPES)}")
+        raise SettingsError(f"unknown scopes {', '.join(unknown) or '(none)'}; choose from {', '.join(SCOPES)}")
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     record = ApiKeyRecord.model_validate({"id": key_id, "sha256": _hash(secret), "scopes": tuple(scopes), "name": name})
     return f"{key_id}.{secret}", record
@@ -59,23 +59,23 @@ def read_api_keys(path: Path) -> list[ApiKeyRecord]:
     try:
         return _RECORDS.validate_json(path.read_bytes())
     except OSError as error:
-        raise SettingsError(f"cannot read the API keys in {path} ({error.strerror}); make one with `gradbus keys create`") from None
+        raise SettingsError(f"cannot read the API keys in {path} ({error.strerror}); create one with `gradbus keys create`") from None
     except ValidationError as error:
-        raise SettingsError(f"{path} is not a list of API keys ({error.error_count()} faults); mend it or make keys anew") from None
+        raise SettingsError(f"{path} is not a list of API keys ({error.error_count()} faults); fix it or create new keys") from None
 
 
 def write_api_keys(path: Path, records: Iterable[ApiKeyRecord]) -> None:
-    """Replaces a keys file in one move, readable by its owner alone."""
+    """Replaces a keys file atomically, readable only by its owner."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_suffix(f".{os.getpid()}.draft")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump([record.model_dump() for record in records], file, indent=2)
-    draft.replace(path)
+    temporary.replace(path)
 
 
 def find_api_key(records: Iterable[ApiKeyRecord], token: str) -> ApiKeyRecord | None:
-    """The record `token` belongs to, or None; takes as long for an unknown id as for a wrong secret."""
+    """The record of `token`, or None. Takes as long for an unknown id as for a wrong secret."""
     key_id, _, secret = token.partition(".")
     record = next((item for item in records if item.id == key_id), None)
     matches = hmac.compare_digest(_hash(secret), record.sha256 if record else _NOBODY)

@@ -1,4 +1,4 @@
-"""The table as the buffer understands it: access rules of Redis 7.0 and Valkey."""
+"""The table as access rules of Redis 7.0 and Valkey."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONNECTION: Final = "+ping +hello +select +client|id +client|setinfo +client|se
 
 
 def buffer_rules(role: str) -> str:
-    """The rules of a user who starts with no right at all."""
+    """The rules of a user that starts without any right."""
     records = BUFFER[role]
     keys = [f"%{records.access}~{{*}}:{pattern}" for pattern in records.keys.split()]
     return " ".join([*keys, *(f"+{command}" for command in records.commands.split()), _CONNECTION])

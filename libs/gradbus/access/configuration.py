@@ -1,4 +1,4 @@
-"""The files that nats-server and the buffer start from, with every user and what it may do."""
+"""Configuration files of nats-server and the buffer, with every user and its permissions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PasswordOf = Callable[[str], str]
 
 
 def nats_configuration(password_of: PasswordOf, listen: str, store: str, monitor: str = "") -> str:
-    """One account with a user a role. `listen` and `monitor` are host:port; with `monitor` the server answers health checks there."""
+    """One account with a user for each role. `listen` and `monitor` are host:port; the server answers health checks on `monitor`."""
     users = "\n".join(f"      {_nats_user(role, password_of(role))}" for role in NATS_USERS)
     return f"""server_name: gradbus
 listen: "{listen}"
@@ -37,13 +37,13 @@ accounts {{
 
 
 def buffer_users(password_of: PasswordOf) -> str:
-    """The access rules; passwords stand in them as hashes."""
+    """The access rules, with hashed passwords."""
     rules = [f"user {role} on #{_hashed(password_of(role))} {buffer_rules(role)}" for role in BUFFER_USERS]
     return "\n".join(["user default off", *rules]) + "\n"
 
 
 def buffer_configuration(listen: str, folder: str, users: str, most_bytes: int) -> str:
-    """Every acknowledged write is on disk; a full buffer refuses and evicts nothing. `listen` is host:port, `users` the rules' file."""
+    """Acknowledged writes are on disk; a full buffer refuses writes and evicts nothing. `listen` is host:port, `users` the rules' file."""
     host, _, port = listen.rpartition(":")
     return f"""bind {host}
 port {port}
@@ -65,5 +65,5 @@ def _nats_user(role: str, password: str) -> str:
 
 
 def _hashed(password: str) -> str:
-    """What the buffer keeps of it: SHA-256, hex."""
+    """SHA-256 of the password, hex, as the buffer stores it."""
     return hashlib.sha256(password.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The table as a page of the documentation: `python -m gradbus.access > docs/access.md`."""
+"""Renders the table as docs/access.md: `python -m gradbus.access > docs/access.md`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterable, Sequence
 from gradbus.access.table import BUFFER, EVENTS, HINTS, KEYS, METHODS, PROMPTS, READERS, Roles
 
 _HEAD = """\
-# Who may do what
+# Permissions
 
-Made from `libs/gradbus/access/table.py` by `python -m gradbus.access > docs/access.md`; change that and make this again. NATS, the
-buffer and the gRPC servers are configured from the same table. Each role has a user and a password of its own on NATS and on the
-buffer, and a token of its own for gRPC. What is not listed is refused.
+Rendered from `libs/gradbus/access/table.py` by `python -m gradbus.access > docs/access.md`; change the table, not this page. NATS, the
+buffer and the gRPC servers are configured from the same table. Each role has its own user and password on NATS and on the buffer, and
+its own token for gRPC. Everything that is not listed is refused.
 """
 
 _LIMITS = """\
-## What this does not hold off
+## Limits
 
-- All processes of a role share its user: one rollout could write another's presence.
-- NATS checks the subject of a request and not where its answer goes. A role that was taken over could have the server send an
-  answer to a key that it may not write itself. Readers check what they read, so this disturbs, and forges nothing.
-- Whoever may set a key of the buffer may set it twice; the record's digest shows damage, not who wrote it.
-- Who takes part in a broadcast of weights is settled with tokens, but the members' own connections (a TCPStore, gloo or NCCL) ask
-  for none. Whoever reaches them can disturb a broadcast or read weights; bytes that do not match the digest are thrown away.
-- Object storage has one set of credentials for all.
+- All processes of a role share its user: one rollout worker could write another's presence.
+- NATS checks the subject of a request and not its reply subject. A compromised role could make the server send a reply to a key
+  that the role may not write. Readers validate what they read, so this can disturb a run but cannot forge a value.
+- A role that may set a key of the buffer may overwrite it; the record's digest shows damage, not the writer.
+- The members of a weight broadcast are admitted with tokens, but their own connections (a TCPStore, gloo or NCCL) require none. A
+  process that reaches them can disturb a broadcast or read weights; bytes that do not match the digest are discarded.
+- All roles share one set of credentials for object storage.
 """
 
 
-def page() -> str:
-    """Markdown, whole."""
+def render_markdown() -> str:
+    """The whole page."""
     keys = [(f"`{row.bucket}`", f"`{row.pattern}`", row.content, _roles(row.writers)) for row in KEYS]
     buckets = [(f"`{bucket}`", _roles(roles)) for bucket, roles in READERS.items()]
     hints = [(f"`{hint.subject}`", hint.content, _roles(hint.senders), _roles(hint.hearers)) for hint in HINTS]

@@ -1,4 +1,4 @@
-"""The table as NATS understands it: the subjects a user may publish to and hear, and no others."""
+"""The table as NATS permissions: the subjects that a user may publish to and subscribe to."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ _API = "$JS.API"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Allow-lists of one user; what is on neither is refused."""
+    """Allow-lists of one user; every other subject is refused."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 def nats_permissions(role: str) -> Permissions:
-    """The role's allow-lists. Answers come to an inbox that no other role may hear."""
+    """The role's allow-lists. Replies arrive in an inbox that no other role may subscribe to."""
     heard = [hint.subject for hint in HINTS if role in hint.hearers]
     return Permissions(
-        publish=(*_making(role), *_reading(role), *_writing(role), *_streams(role)),
+        publish=(*_creating(role), *_reading(role), *_writing(role), *_streams(role)),
         subscribe=(f"{inbox(role)}.>", *heard),
     )
 
 
-def _making(role: str) -> list[str]:
-    """Streams and buckets are made by whoever comes first; the server changes none that is there."""
+def _creating(role: str) -> list[str]:
+    """The first process creates streams and buckets; the server does not change existing ones."""
     buckets = sorted({row.bucket for row in KEYS if role in row.writers} | {bucket for bucket, roles in READERS.items() if role in roles})
     names = [PROMPTS.name, EVENTS.name, *(f"KV_{bucket}" for bucket in buckets)]
     return [f"{_API}.STREAM.CREATE.{name}" for name in names] + [f"{_API}.STREAM.INFO.KV_{bucket}" for bucket in buckets]
 
 
 def _reading(role: str) -> list[str]:
-    """A value is asked for; a view is a push consumer with flow control."""
+    """A value is requested; a view is a push consumer with flow control."""
     streams = [f"KV_{bucket}" for bucket, roles in READERS.items() if role in roles]
     return [
         subject
         for stream in streams
-        for subject in (f"{_API}.STREAM.MSG.GET.{stream}", f"{_API}.DIRECT.GET.{stream}.>", *_followed(stream))
+        for subject in (f"{_API}.STREAM.MSG.GET.{stream}", f"{_API}.DIRECT.GET.{stream}.>", *_consuming(stream))
     ]
 
 
@@ -60,9 +60,9 @@ def _streams(role: str) -> list[str]:
     if role in EVENTS.writers:
         allowed += [EVENTS.subject]
     if role in EVENTS.readers:
-        allowed += [f"{_API}.STREAM.NAMES", *_followed(EVENTS.name), f"{_API}.CONSUMER.DELETE.{EVENTS.name}.*"]
+        allowed += [f"{_API}.STREAM.NAMES", *_consuming(EVENTS.name), f"{_API}.CONSUMER.DELETE.{EVENTS.name}.*"]
     return allowed
 
 
-def _followed(stream: str) -> tuple[str, ...]:
+def _consuming(stream: str) -> tuple[str, ...]:
     return f"{_API}.CONSUMER.CREATE.{stream}", f"{_API}.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"

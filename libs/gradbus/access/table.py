@@ -1,6 +1,7 @@
-"""The table: who reads and writes which key, stream, subject, record and method. What is not here is refused.
+"""The table of permissions: which role reads and writes which key, stream, subject, record and method. All else is refused.
 
-A role is a service; `supervisor` is whoever keeps the services running. Every process of a role has the role's rights.
+A role is a service; `supervisor` starts the services. Every process of a role has the role's rights. The processes themselves, with
+their addresses, environment and secrets, stand in `gradbus.deploy.roles`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Roles = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of a bucket (`*` stands for one part, `>` for all that follow), and who writes them."""
+    """Keys of a bucket (`*` matches one part, `>` all that follow) and their writers."""
 
     bucket: str
     pattern: str
@@ -26,7 +27,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A core message: lost without harm."""
+    """A core message, which may be lost without harm."""
 
     subject: str
     content: str
@@ -36,7 +37,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Durable messages."""
+    """A stream of durable messages."""
 
     name: str
     subject: str
@@ -46,7 +47,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What a role does in the buffer: commands, on keys below `{<run>}:`."""
+    """A role's rights in the buffer: commands on keys below `{<run>}:`."""
 
     keys: str
     commands: str
@@ -57,19 +58,19 @@ class Records:
 KEYS: Final = (
     Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",)),
     Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`", ("gateway",)),
-    Keys(Buckets.RUNS, "idempotency.key.*", "which run a submission made", ("gateway",)),
-    Keys(Buckets.RUNS, "*.status", "state, progress, why it waits", ("conductor",)),
+    Keys(Buckets.RUNS, "idempotency.key.*", "the run that a submission created", ("gateway",)),
+    Keys(Buckets.RUNS, "*.status", "state, progress, reason of a wait", ("conductor",)),
     Keys(Buckets.RUNS, "*.evaluations", "the newest result on held-out rows", ("conductor",)),
-    Keys(Buckets.WORKERS, ">", "presence, version held, claims", ("rollout", "trainer")),
-    Keys(Buckets.ASSIGNMENTS, ">", "the run a worker serves", ("conductor",)),
-    Keys(Buckets.LEASES, "conductor.*", "which conductor has a run", ("conductor",)),
-    Keys(Buckets.LEASES, "trainer.*", "which trainer has a run", ("trainer",)),
+    Keys(Buckets.WORKERS, ">", "presence, loaded version, claims", ("rollout", "trainer")),
+    Keys(Buckets.ASSIGNMENTS, ">", "the run assigned to a worker", ("conductor",)),
+    Keys(Buckets.LEASES, "conductor.*", "the conductor that drives a run", ("conductor",)),
+    Keys(Buckets.LEASES, "trainer.*", "the trainer that trains a run", ("trainer",)),
     Keys(Buckets.HEADS, "*.version", "the newest version", ("weight_store",)),
     Keys(Buckets.HEADS, "*.checkpoint", "the newest durable checkpoint", ("weight_store",)),
     Keys(Buckets.HEADS, "*.term", "the newest trainer's term", ("weight_store",)),
     Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",)),
-    Keys(Buckets.SESSIONS, "code.*", "a sign-in link that may be used once", ("gateway",)),
-    Keys(Buckets.SESSIONS, "session.*", "a browser that is signed in", ("gateway",)),
+    Keys(Buckets.SESSIONS, "code.*", "a sign-in link, valid once", ("gateway",)),
+    Keys(Buckets.SESSIONS, "session.*", "a signed-in browser", ("gateway",)),
 )
 
 READERS: Final[Mapping[str, Roles]] = {
@@ -83,9 +84,9 @@ READERS: Final[Mapping[str, Roles]] = {
 }
 
 HINTS: Final = (
-    Hint("groups.*", "groups lie in the buffer", ("rollout",), ("conductor",)),
+    Hint("groups.*", "groups are in the buffer", ("rollout",), ("conductor",)),
     Hint("versions.*", "a version is published", ("weight_store",), ("conductor", "rollout")),
-    Hint("broadcasts.*", "a version may be had by broadcast", ("weight_store",), ("rollout",)),
+    Hint("broadcasts.*", "a version is offered by broadcast", ("weight_store",), ("rollout",)),
     Hint("missing.*", "groups that the trainer lacks", ("trainer",), ("conductor",)),
 )
 
@@ -93,7 +94,7 @@ PROMPTS: Final = Stream(PROMPTS_STREAM, "prompts.*", ("conductor",), ("rollout",
 EVENTS: Final = Stream(EVENTS_STREAM, "events.*", ("conductor", "trainer", "weight_store"), ("gateway",))
 
 BUFFER: Final[Mapping[str, Records]] = {
-    # Its functions alone append to the log; what they call counts as called by it.
+    # Only the buffer's functions append to the log; the commands inside them count as the caller's.
     "conductor": Records(
         "term admitted experience assembly:* evaluation:*",
         "get set mget del unlink scan getrange setbit xadd xdel xtrim xread xlen memory|usage fcall",
@@ -125,7 +126,7 @@ _ROLES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "re
 
 
 def callers_of(method: str) -> Roles:
-    """Roles that may call `package.Service/Method`; nobody, for one that is not in the table."""
+    """Roles that may call `package.Service/Method`; empty for a method that is not in the table."""
     return next((methods[method] for methods in METHODS.values() if method in methods), ())
 
 

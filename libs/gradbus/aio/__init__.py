@@ -1,1 +1,1 @@
-"""asyncio: background tasks and threads that end with their block."""
+"""asyncio: background tasks that end with their block, and threads that may hang."""

@@ -1,4 +1,4 @@
-"""Tasks that run beside a block of code, and surely end with it."""
+"""Tasks that never outlive the code that started them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-_INSIST_SECONDS = 0.5
+_REPEAT_SECONDS = 0.5
 _Result = TypeVar("_Result")
 
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Runs `work` inside the block. What it raised is raised at the block's end, unless the block itself raised."""
+    """Runs `work` beside the block and cancels it at the block's end. Raises its error there, unless the block itself raised."""
     task = asyncio.create_task(work, name=name)
     try:
         yield task
@@ -23,8 +23,8 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
         raise error
 
 
-async def gathered(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Results in order; when one fails the others are cancelled, and have ended, before it is raised."""
+async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Results in order. When one fails, the others are cancelled and have ended before its error is raised."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
@@ -32,23 +32,23 @@ async def gathered(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result
         await asyncio.gather(*(cancel_and_wait(task) for task in tasks))
 
 
-async def until_done(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """What `work`, which keeps a deadline of its own, gives. A cancellation meanwhile is raised once it has ended."""
+async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of `work`, which must have its own deadline. A cancellation meanwhile is raised after `work` has ended."""
     task = asyncio.create_task(work)
-    interruption: asyncio.CancelledError | None = None
+    cancellation: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            interruption = error
+            cancellation = error
     result = task.result()
-    if interruption is not None:
-        raise interruption
+    if cancellation is not None:
+        raise cancellation
     return result
 
 
 async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancels `task` until it has ended: before Python 3.12 `wait_for` can swallow a cancellation that meets a result."""
+    """Cancels `task` until it has ended. Once is not enough: before Python 3.12 `wait_for` can lose a cancellation."""
     while not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=_INSIST_SECONDS)
+        await asyncio.wait({task}, timeout=_REPEAT_SECONDS)

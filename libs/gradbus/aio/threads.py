@@ -1,4 +1,4 @@
-"""Blocking work that may never come back."""
+"""Blocking calls that may never return."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _Result = TypeVar("_Result")
 
 
 async def in_own_thread(work: Callable[[], _Result], name: str) -> _Result:
-    """What `work` returns or raises, from a thread that no one joins.
+    """Runs `work` in a daemon thread; returns its result or raises its error.
 
-    A thread of an executor is waited for when the process ends; this one is left behind, however long it hangs, by a caller
-    that is cancelled or whose time runs out.
+    A caller that is cancelled or times out leaves the thread behind. A thread of an executor would keep the process from ending
+    for as long as `work` hangs.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
     def settle(result: _Result | None, error: BaseException | None) -> None:
         if done.done():
-            return  # nobody waits any more
+            return  # the caller has left
         if error is not None:
             done.set_exception(error)
         else:

@@ -1,5 +1,16 @@
-"""Arithmetic of the algorithms that needs no tensors: the conductor and the trainer share it."""
+"""The training algorithms, without tensors: the conductor, the gateway and the trainer ask the same code."""
 
-from gradbus.algorithms.advantages import GroupAdvantages, ScoredSample, compute_advantages
+from gradbus.algorithms.base import Algorithm, GroupAdvantages, LossSettings, Needs, ScoredSample
+from gradbus.algorithms.registry import ALGORITHMS, algorithm_of, learner_computes_reference, needs_reference_service
 
-__all__ = ["GroupAdvantages", "ScoredSample", "compute_advantages"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "GroupAdvantages",
+    "LossSettings",
+    "Needs",
+    "ScoredSample",
+    "algorithm_of",
+    "learner_computes_reference",
+    "needs_reference_service",
+]

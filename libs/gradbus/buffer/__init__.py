@@ -1,4 +1,4 @@
-"""The buffer: Redis or Valkey. Samples and groups as raw bytes, and the experience log; never control state."""
+"""The buffer, Redis or Valkey: sampled groups and the experience log, as bytes. It holds no control state."""
 
 from gradbus.buffer.connection import BufferSettings, open_buffer
 from gradbus.buffer.functions import load_functions

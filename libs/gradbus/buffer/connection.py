@@ -1,4 +1,4 @@
-"""How to reach the buffer. Commands are those of Redis 7.0, so Redis 7 and 8 and Valkey all serve."""
+"""The connection to the buffer. Only commands of Redis 7.0 are used, so Redis 7, Redis 8 and Valkey all work."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 _ANSWER_SECONDS = 10.0
-"""Far beyond the longest blocking read (1 s): a server that froze or whose machine went away is noticed, then asked again."""
+"""Far above the longest blocking read (1 s). After it, a frozen or unreachable server is an error, and the command is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSettings:
-    """Where the buffer is and who we are there."""
+    """Address of the buffer, and the user."""
 
     url: str
     user: str = ""
@@ -24,7 +24,7 @@ class BufferSettings:
 
 
 def open_buffer(settings: BufferSettings) -> Redis:
-    """A client that reconnects by itself; every command used with it may be repeated without harm."""
+    """A client that reconnects and repeats commands; so every command used with it must be idempotent."""
     return Redis.from_url(
         settings.url,
         username=settings.user or None,

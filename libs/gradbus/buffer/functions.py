@@ -1,7 +1,8 @@
-"""What the buffer does in one step: a library of functions that it keeps itself, loaded by whoever starts it.
+"""Atomic operations on the experience log: a library of functions in the buffer, loaded when the stack starts.
 
-Services only call them: none of them may load or run a script. Append, bitmap and term check are one function, so that no
-crash falls between them. A full buffer runs them too: appending takes a group's samples away, and nothing is trimmed before it is appended.
+Services call the functions and have no right to load or run scripts. Append, bitmap and term check are one function, so that
+no crash can separate them. They run in a full buffer too: to append a group removes its samples, and only appended entries can be
+trimmed.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ local function fenced(keys, args)
   if newest < tonumber(args[1]) then redis.call('SET', keys[1], args[1]) end
 end
 
--- Only the term is looked at.
+-- Checks the term, and nothing else.
 redis.register_function{function_name='gradbus_open', flags={'allow-oom'}, callback=function(keys, args)
   return fenced(keys, args) or 0
 end}
 
--- After the three keys the assembly of each index; after the term index and record of each.
+-- Further keys: the assembly of each index. Further arguments: index and record of each.
 redis.register_function{function_name='gradbus_append', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
@@ -43,7 +44,7 @@ redis.register_function{function_name='gradbus_append', flags={'allow-oom'}, cal
   return accepted
 end}
 
--- After the term index and stream id of each.
+-- Further arguments: index and stream id of each.
 redis.register_function{function_name='gradbus_forget', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
@@ -54,7 +55,7 @@ redis.register_function{function_name='gradbus_forget', flags={'allow-oom'}, cal
   return 0
 end}
 
--- After the term indexes.
+-- Further arguments: the indexes.
 redis.register_function{function_name='gradbus_reopen', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
@@ -65,5 +66,5 @@ end}
 
 
 async def load_functions(client: Redis) -> None:
-    """Puts the library into the buffer, in the place of an older one; it is kept there like any record."""
+    """Loads the library into the buffer, in place of an older one. The buffer persists it like any record."""
     await client.function_load(_LIBRARY, replace=True)

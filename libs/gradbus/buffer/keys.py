@@ -1,15 +1,15 @@
-"""Keys of one run. The braces put a run's keys on one node of a cluster."""
+"""Keys of a run. The braces are a hash tag: all keys of a run are on one node of a cluster."""
 
 from __future__ import annotations
 
 
 def experience(run_id: str) -> str:
-    """The log: a stream."""
+    """The experience log: a stream."""
     return f"{{{run_id}}}:experience"
 
 
 def admitted(run_id: str) -> str:
-    """Bitmap of the indexes in the log."""
+    """Bitmap of the group indexes that entered the log."""
     return f"{{{run_id}}}:admitted"
 
 
@@ -34,5 +34,5 @@ def everything(run_id: str) -> str:
 
 
 def run_of(key: str) -> str:
-    """The run that `key` belongs to."""
+    """The run id in `key`."""
     return key.partition("}")[0].removeprefix("{")

@@ -1,4 +1,4 @@
-"""The bus: NATS JetStream. Small tasks, references, run state, progress and events; never payloads."""
+"""The bus: NATS JetStream. It carries tasks, hints, control state and events, but no samples and no weights."""
 
 from gradbus.bus.connection import Bus, BusSettings
 from gradbus.bus.events import Event, EventLog, Level

@@ -1,4 +1,4 @@
-"""One connection to NATS a process, and the streams and buckets that everybody makes idempotently."""
+"""The connection of a process to NATS. It makes missing streams and buckets; any process may do so first."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _TTL_SECONDS = {
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
 _NATS_GIB = 3
-"""What NATS wants free: a stream that is asked for again is counted twice."""
+"""Free disk space that NATS needs: it counts a stream twice while one is asked for again."""
 _NO_ROOM = {10023, 10047}
 _FLUSH_SECONDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BusSettings:
-    """Where NATS is and who we are there."""
+    """Address of NATS, and the user."""
 
     url: str
     user: str = ""
     password: str = ""
     clustered: bool = False
-    """A cluster replicates the task queue; one server keeps it as an asynchronous cache (the two exclude each other)."""
+    """Whether NATS is a cluster. A cluster replicates the task queue; a single server writes it asynchronously, which excludes that."""
 
 
 class Bus:
-    """A connection that reconnects for ever. Core messages may be lost: nothing depends on one."""
+    """A connection that reconnects without limit. A core message may be lost: each is only a hint."""
 
     def __init__(self, client: Client, settings: BusSettings) -> None:
         self.client = client
@@ -59,7 +59,7 @@ class Bus:
 
     @classmethod
     async def connect(cls, settings: BusSettings, name: str, wait_seconds: float = 30.0) -> Bus:
-        """Connects, and makes what is missing of streams and buckets.
+        """Connects, and makes missing streams.
 
         Raises SettingsError when NATS does not answer within `wait_seconds`.
         """
@@ -97,31 +97,31 @@ class Bus:
         return bus
 
     async def bucket(self, name: str) -> Bucket:
-        """The key-value bucket, made if it is not there; while NATS is away it is waited for."""
+        """The key-value bucket, which is made if it is missing. Waits while NATS does not answer."""
         while name not in self._buckets:
             try:
                 self._buckets[name] = Bucket(await self._store(name), self.jetstream, name, expires=name in _TTL_SECONDS)
             except TimeoutError:
-                _log.info("nats_away", waiting_for=f"bucket {name}")
+                _log.info("nats_does_not_answer", waiting_for=f"bucket {name}")
         return self._buckets[name]
 
     async def _store(self, name: str) -> KeyValue:
         try:
             return await self.jetstream.key_value(name)
         except BucketNotFoundError:
-            # Read straight from the store, at a third of the price. In a cluster a replica may answer so, which is behind.
+            # Direct reads cost a third. In a cluster they may be answered by a replica that is behind.
             direct = not self._settings.clustered
             config = KeyValueConfig(bucket=name, history=1, ttl=_TTL_SECONDS.get(name), storage=StorageType.FILE, direct=direct)
             return await self.jetstream.create_key_value(config)
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """A core message: at most once. It carries the current trace context."""
+        """Sends a core message, which arrives at most once. It carries the current trace context."""
         with _operation("send", subjects.template(subject)).measured(len(payload)):
             await self.client.publish(subject, payload, headers=trace_headers())
 
     @asynccontextmanager
     async def subscribed(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[None]:
-        """Calls `handler` with every core message on `subject` inside the block, in the trace it was sent from."""
+        """Calls `handler` with every core message on `subject` inside the block, in the trace of its sender."""
         template = subjects.template(subject)
         operation = _operation("process", template)
 
@@ -141,7 +141,7 @@ class Bus:
                 await subscription.unsubscribe()
 
     async def close(self) -> None:
-        """Flushes what is buffered and leaves. Not a drain: that waits for messages which nobody will read any more."""
+        """Flushes the messages to be sent and closes. It does not drain: subscriptions are over, so nothing would read the rest."""
         if not self.client.is_closed:
             with contextlib.suppress(NatsError, TimeoutError):
                 await self.client.flush(_FLUSH_SECONDS)
@@ -156,7 +156,7 @@ class Bus:
             discard=DiscardPolicy.NEW,
             max_msgs_per_subject=100_000,
             max_age=_TASK_AGE_SECONDS,
-            # A cache of what the conductor would dispatch again, so it need not be synced.
+            # The conductor dispatches lost tasks again, so the queue need not be synced.
             persist_mode=None if self._settings.clustered else PersistMode.ASYNC,
         )
         history = StreamConfig(
@@ -172,14 +172,14 @@ class Bus:
             try:
                 await self.jetstream.add_stream(config)
             except BadRequestError as error:
-                # Another release made it with another configuration; its content matters more than ours.
+                # Another release made the stream with another configuration; keep it for its content.
                 _log.warning("stream_kept_as_is", stream=config.name, error=str(error))
             except ServerError as error:
                 if error.err_code not in _NO_ROOM:
                     raise
                 raise SettingsError(
-                    f"NATS has no room for the stream {config.name} ({error.description}): it takes three quarters of what was free "
-                    f"on its volume when it started; free {_NATS_GIB} GiB there and start it again"
+                    f"NATS has no room for the stream {config.name} ({error.description}): it uses at most three quarters of the space "
+                    f"that was free on its volume when it started; free {_NATS_GIB} GiB there and start it again"
                 ) from None
 
 

@@ -1,4 +1,4 @@
-"""A run's history: what server-sent events, charts and trackers read."""
+"""A run's history of events. The gateway's event stream, its charts and trackers read it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gradbus.v1.event_pb2 import EventLevel, RunEvent
 _log = get_logger(__name__)
 _FLUSH_SECONDS = 0.2
 _ATTEMPTS = 3
-_KEPT_WHILE_DOWN = 10_000
+_MAX_WAITING = 10_000
 _STORE_SECONDS = 3.0
-_QUIET_SECONDS = 2.0
+_SILENCE_SECONDS = 2.0
 _STORE = WireOperation(
     "nats", {"messaging.system": "nats", "messaging.operation.type": "send", "messaging.destination.template": "events.*"}
 )
@@ -43,7 +43,7 @@ _NAMES: dict[int, Level] = {int(value): name for name, value in _LEVELS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of history. `sequence` grows along a run, with gaps."""
+    """One event. `sequence` grows within a run, with gaps."""
 
     sequence: int
     type: str
@@ -54,7 +54,7 @@ class Event:
 
 
 class EventLog:
-    """Writes in the background, in order, in batches; reads from any sequence on."""
+    """Writes a run's events in the background, in order and in batches; reads from any sequence on."""
 
     def __init__(self, bus: Bus, run_id: str) -> None:
         self._bus = bus
@@ -64,7 +64,7 @@ class EventLog:
         self._flusher: asyncio.Task[None] | None = None
 
     def emit(self, type_: str, message: str, data: Mapping[str, Any] | None = None, level: Level = "info", key: str = "") -> None:
-        """Notes an event. One whose `key` was written before is not written again; without a key it is one of its own."""
+        """Queues an event. With a `key`, it is stored once however often it is emitted; without, every call stores an event."""
         event = RunEvent(
             run_id=self._run_id,
             type=type_,
@@ -73,7 +73,7 @@ class EventLog:
             data_json=json.dumps(data or {}),
             created_unix_ns=time.time_ns(),
         )
-        if len(self._waiting) >= _KEPT_WHILE_DOWN:
+        if len(self._waiting) >= _MAX_WAITING:
             _log.error("event_lost", run_id=self._run_id, type=type_, reason="NATS has not taken events for too long")
             return
         self._waiting.append((f"{self._run_id}:{key or secrets.token_hex(12)}", event.SerializeToString()))
@@ -81,7 +81,7 @@ class EventLog:
             self._flusher = asyncio.create_task(self._flush_later(), name="events")
 
     async def flush(self) -> None:
-        """Waits until everything noted is stored."""
+        """Waits until every queued event is stored. Raises an error of NATS."""
         subject = subjects.events(self._run_id)
         async with self._flushing:
             while self._waiting:
@@ -94,19 +94,19 @@ class EventLog:
                     await asyncio.wait_for(asyncio.gather(*stored), _STORE_SECONDS)
                 del self._waiting[: len(batch)]
 
-    async def stored(self) -> None:
-        """Waits until everything noted is stored, also while NATS is away."""
+    async def wait_until_stored(self) -> None:
+        """Waits until every queued event is stored, also while NATS does not answer."""
         while self._waiting:
             try:
                 await self.flush()
             except (NatsError, APIError, TimeoutError) as error:
-                _log.info("events_wait", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
+                _log.info("events_not_stored_yet", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(_FLUSH_SECONDS)
 
     async def _flush_later(self) -> None:
         while self._waiting:
             await asyncio.sleep(_FLUSH_SECONDS)
-            await self.stored()
+            await self.wait_until_stored()
 
     async def read(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """Up to `limit` events with a sequence above `after`, oldest first."""
@@ -119,14 +119,14 @@ class EventLog:
         return found
 
     async def follow(self, after: int = 0, until_current: bool = False) -> AsyncGenerator[Event, None]:
-        """Events above `after` as they come, also over a restart of NATS; ends at the newest one if `until_current`.
+        """Events above `after` as they come, also across a restart of NATS; ends at the newest if `until_current`.
 
-        Raises nats.errors.Error only if `until_current` and NATS stays away, or when the bus was closed.
+        Raises nats.errors.Error if the bus is closed, or if `until_current` and NATS does not answer for a while.
         """
         failures = 0
         while True:
             try:
-                async with aclosing(self._read_on(after, until_current)) as events:
+                async with aclosing(self._read(after, until_current)) as events:
                     async for event in events:
                         after = event.sequence
                         yield event
@@ -138,7 +138,7 @@ class EventLog:
                 _log.info("event_reading_interrupted", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(0.2)
 
-    async def _read_on(self, after: int, until_current: bool) -> AsyncGenerator[Event, None]:
+    async def _read(self, after: int, until_current: bool) -> AsyncGenerator[Event, None]:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1, inactive_threshold=10.0)
         subscription = await self._bus.jetstream.subscribe(subjects.events(self._run_id), ordered_consumer=True, config=config)
         try:
@@ -146,19 +146,19 @@ class EventLog:
             left = info.num_pending + (info.delivered.consumer_seq if info.delivered else 0) if info.num_pending is not None else 0
             while not (until_current and left <= 0):
                 try:
-                    message = await subscription.next_msg(timeout=_QUIET_SECONDS)
+                    message = await subscription.next_msg(timeout=_SILENCE_SECONDS)
                 except NatsTimeoutError:
-                    info = await subscription.consumer_info()  # a consumer that died quietly is an error here
+                    info = await subscription.consumer_info()  # raises if the consumer is gone
                     left = min(left, (info.num_pending or 0) + subscription.pending_msgs)
                     continue
-                # A full stream drops its oldest events while it is read: then fewer come than were counted.
+                # A full stream drops its oldest events while it is read, so fewer may come than were counted.
                 left = min(left - 1, message.metadata.num_pending or 0)
                 yield _event(message.metadata.sequence.stream, message.data)
         finally:
-            await self._forget(subscription)
+            await self._remove(subscription)
 
-    async def _forget(self, subscription: JetStreamContext.PushSubscription) -> None:
-        """Removes the consumer at once: readers come and go faster than the server forgets them."""
+    async def _remove(self, subscription: JetStreamContext.PushSubscription) -> None:
+        """Removes the consumer at once: there are many short readers, and the server keeps unused consumers for a while."""
         with contextlib.suppress(NatsError, APIError, TimeoutError):
             info = await subscription.consumer_info()
             await subscription.unsubscribe()

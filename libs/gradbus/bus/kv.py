@@ -20,30 +20,30 @@ _WRITE = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation":
 _WRONG_REVISION = {10071, 10164}
 
 
-class Conflict(GradbusError):  # noqa: N818 - a control-flow answer, not a fault
-    """Somebody else wrote the key first; read it again."""
+class Conflict(GradbusError):  # noqa: N818 - control flow, not a fault
+    """Another process wrote the key first; read it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value and the revision to name when replacing it."""
+    """A value and its revision, which a compare-and-set names."""
 
     value: bytes
     revision: int
 
 
 class Bucket:
-    """One bucket."""
+    """One key-value bucket."""
 
     def __init__(self, store: KeyValue, jetstream: JetStreamContext, name: str, *, expires: bool = False) -> None:
-        """`expires`: its keys run out."""
+        """`expires`: keys of the bucket have a time to live."""
         self._store = store
         self._jetstream = jetstream
         self._name = name
         self._expires = expires
 
     async def get(self, key: str) -> Entry | None:
-        """The entry, or None."""
+        """The key's entry, or None."""
         try:
             with _READ.measured() as reading:
                 entry = await self._store.get(key)
@@ -55,12 +55,12 @@ class Bucket:
         return Entry(entry.value, entry.revision)
 
     async def put(self, key: str, value: bytes) -> int:
-        """Writes without asking; returns the revision. For keys with one writer."""
+        """Writes a key without a comparison; returns the revision. For keys with one writer."""
         with _WRITE.measured(len(value)):
             return await self._store.put(key, value)
 
     async def create(self, key: str, value: bytes) -> int:
-        """Writes a key that is not there. Raises Conflict if it is."""
+        """Writes a new key. Raises Conflict if it exists."""
         try:
             with _WRITE.measured(len(value)):
                 return await self._store.create(key, value)
@@ -68,7 +68,7 @@ class Bucket:
             raise Conflict(f"key {key} exists; read it again") from None
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
-        """Replaces `revision` of a key. Raises Conflict if it is not the newest."""
+        """Replaces the value of a key. Raises Conflict if `revision` is not its newest."""
         try:
             with _WRITE.measured(len(value)):
                 return await self._store.update(key, value, last=revision)
@@ -76,7 +76,7 @@ class Bucket:
             raise Conflict(f"key {key} changed; read it again") from None
 
     async def delete(self, key: str, revision: int | None = None) -> None:
-        """Removes a key; no error if there is none. Raises Conflict if a `revision` is given that is not the newest."""
+        """Removes a key; no error if there is none. Raises Conflict if `revision` is given and is not its newest."""
         try:
             await self._store.delete(key, last=revision)
         except APIError as error:
@@ -85,7 +85,7 @@ class Bucket:
             raise Conflict(f"key {key} changed; read it again") from None
 
     def snapshot(self, pattern: str = ">") -> View:
-        """A copy that is as old as its last `read`."""
+        """A copy of the keys that match `pattern`, as of its last `read`."""
         return View(self._jetstream, self._name, pattern, expires=self._expires)
 
     @asynccontextmanager

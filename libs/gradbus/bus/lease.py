@@ -1,4 +1,4 @@
-"""Leases with terms. A lease alone stops no zombie: every write carries the term, and what is written to checks it."""
+"""Leases with terms. A lease alone does not stop an old holder: every write carries the term, and the resource checks it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_logger(__name__)
 
 
 class Lease:
-    """Held from `acquire` until `lost` is set or `release` is called. `term` only ever grows for a key."""
+    """Held from `acquire` until `lost` is set or `release` is called. The `term` of a key only grows."""
 
     def __init__(self, bucket: Bucket, key: str, value: bytes, revision: int) -> None:
         self._bucket = bucket
@@ -28,16 +28,16 @@ class Lease:
         self.key = key
         self.term = revision
         self.lost = asyncio.Event()
-        self._held(1)
+        self._count(1)
         self._renewal = asyncio.create_task(self._renew(), name=f"lease {key}")
 
     @classmethod
     async def acquire(cls, bucket: Bucket, key: str, holder: str) -> Lease | None:
         """The lease, or None while another holder has it.
 
-        A process that comes back under its own name takes its lease over at once, under a new term.
+        A process that restarts under its own name takes its lease over at once, under a new term.
         """
-        # No other process, nor this one later, writes the same value: what is found stored tells whose write it was.
+        # The nonce makes the value unique, so that a stored value tells whose write it was.
         value = json.dumps({"holder": holder, "nonce": secrets.token_hex(8)}).encode()
         try:
             current = await bucket.get(key)
@@ -50,11 +50,11 @@ class Lease:
         return None
 
     async def release(self) -> None:
-        """Gives the lease back, so that the next holder need not wait for its end."""
+        """Gives the lease back, so that the next holder need not wait until it expires."""
         await cancel_and_wait(self._renewal)
         if not self.lost.is_set():
             self.lost.set()
-            self._held(-1)
+            self._count(-1)
             with contextlib.suppress(Conflict, NatsError, APIError, TimeoutError):
                 current = await self._bucket.get(self.key)
                 if current is not None and current.value == self._value:
@@ -66,7 +66,7 @@ class Lease:
         while True:
             await asyncio.sleep(LEASE_TTL_SECONDS / 5)
             try:
-                self._revision = await self._renewed()
+                self._revision = await self._update()
                 renewed = clock()
             except Conflict:
                 break
@@ -76,18 +76,18 @@ class Lease:
                     break
         _log.warning("lease_lost", key=self.key, term=self.term)
         self.lost.set()
-        self._held(-1)
+        self._count(-1)
         PROCESS.count("gradbus.leases.lost")
 
-    def _held(self, change: int) -> None:
-        """`trainer.<run>` is a lease of a trainer."""
+    def _count(self, change: int) -> None:
+        """Counts leases by the part of the key before the dot: `conductor` or `trainer`."""
         PROCESS.count("gradbus.leases.held", change, {"gradbus.lease": self.key.partition(".")[0]})
 
-    async def _renewed(self) -> int:
+    async def _update(self) -> int:
         try:
             return await self._bucket.update(self.key, self._value, self._revision)
         except Conflict:
-            # An earlier renewal whose answer was lost may have been stored all the same.
+            # An earlier renewal may have been stored although its answer was lost.
             current = await self._bucket.get(self.key)
             if current is None or current.value != self._value:
                 raise

@@ -1,4 +1,4 @@
-"""Every subject, stream and bucket name in one place."""
+"""Names of all subjects, streams and buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Buckets:
     RUNS: Final = "runs"
     """`<run>.spec`, `<run>.desired` (gateway) and `<run>.status` (conductor)."""
     WORKERS: Final = "workers"
-    """`<worker>`: presence, written by each worker, gone after `WORKER_TTL_SECONDS` of silence."""
+    """`<worker>`: presence, written by each worker; expires after `WORKER_TTL_SECONDS` without a heartbeat."""
     ASSIGNMENTS: Final = "assignments"
     """`<worker>`: the run a worker serves, written by conductors with compare-and-set."""
     LEASES: Final = "leases"
@@ -22,9 +22,9 @@ class Buckets:
     PROBES: Final = "probes"
     """`<run>`: digest of a fixed probe, created by the run's first rollout worker."""
     HEADS: Final = "heads"
-    """`<run>.version`, `<run>.checkpoint` and `<run>.term`; only the weight store writes."""
+    """`<run>.version` (WeightManifest), `<run>.checkpoint` (CheckpointHead) and `<run>.term`; only the weight store writes."""
     SESSIONS: Final = "sessions"
-    """`code.<hash>` and `session.<hash>`: who is signed in to the page; gone after `SESSION_TTL_SECONDS`."""
+    """`code.<hash>` and `session.<hash>`: users signed in to the web page; expire after `SESSION_TTL_SECONDS`."""
 
 
 WORKER_TTL_SECONDS: Final = 6.0
@@ -33,12 +33,12 @@ SESSION_TTL_SECONDS: Final = 12 * 3600.0
 
 
 def template(subject: str) -> str:
-    """The subject without its run: what metrics may name."""
+    """The subject without its run, for metrics: a run id is no label."""
     return f"{subject.partition('.')[0]}.*"
 
 
 def inbox(user: str) -> str:
-    """Where answers to a user come: its own place, so that nobody else may be allowed to hear them."""
+    """Prefix of the subjects on which a user receives replies. Each user has its own, so that no other user can read them."""
     return f"_INBOX_{user}" if user else "_INBOX"
 
 
@@ -48,7 +48,7 @@ def prompts(run_id: str) -> str:
 
 
 def groups(run_id: str) -> str:
-    """Says that groups lie in the buffer."""
+    """Announces sampled groups in the buffer."""
     return f"groups.{run_id}"
 
 
@@ -58,12 +58,12 @@ def versions(run_id: str) -> str:
 
 
 def broadcasts(run_id: str) -> str:
-    """Announces versions that may be had by broadcast."""
+    """Announces broadcasts of versions."""
     return f"broadcasts.{run_id}"
 
 
 def missing(run_id: str) -> str:
-    """The trainer names the groups it lacks."""
+    """Requests for groups that the trainer lacks."""
     return f"missing.{run_id}"
 
 

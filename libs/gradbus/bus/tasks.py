@@ -1,4 +1,4 @@
-"""The work queue of tasks. It is a cache: what it loses, the conductor dispatches again."""
+"""The work queue of tasks. It may lose tasks: the conductor dispatches them again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gradbus.telemetry import WireOperation, get_logger
 from gradbus.v1.task_pb2 import Task
 
 _log = get_logger(__name__)
-_UNUSED_SECONDS = 600.0
-_FETCH_SECONDS = 2.0  # a fetch in flight when the server restarts is lost and waits its whole time
+_INACTIVE_SECONDS = 600.0
+_FETCH_SECONDS = 2.0  # a fetch in flight while the server restarts is lost and waits for the whole time
 _RECEIVE = WireOperation(
     "nats", {"messaging.system": "nats", "messaging.operation.type": "receive", "messaging.destination.template": "prompts.*"}
 )
@@ -27,11 +27,11 @@ _RECEIVE = WireOperation(
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A task as it was received."""
+    """A task and when it was received."""
 
     task: Task
     received: int = 0
-    """When, in nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
 
 
 class TaskQueue:
@@ -44,17 +44,17 @@ class TaskQueue:
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     async def publish(self, tasks: Sequence[Task]) -> None:
-        """Puts tasks on the queue without waiting for each acknowledgement. The traces of their groups are named inside."""
+        """Puts tasks on the queue without waiting for acknowledgements. Each group of a task carries its own trace context."""
         for task in tasks:
             await self._bus.publish(self._subject, task.SerializeToString())
 
-    async def fetch(self, most: int) -> list[Delivery]:
-        """Up to `most` tasks, acknowledged at receipt; empty after two seconds without one."""
+    async def fetch(self, limit: int) -> list[Delivery]:
+        """Up to `limit` tasks, acknowledged at receipt; an empty list after two seconds without a task."""
         try:
             if self._subscription is None:
                 self._subscription = await self._subscribe()
             with _RECEIVE.measured() as received:
-                messages = await self._subscription.fetch(most, timeout=_FETCH_SECONDS)
+                messages = await self._subscription.fetch(limit, timeout=_FETCH_SECONDS)
                 received.items, received.payload_bytes = len(messages), sum(len(message.data) for message in messages)
         except NatsTimeoutError:
             return []
@@ -68,7 +68,7 @@ class TaskQueue:
         return [Delivery(Task.FromString(message.data), now) for message in messages]
 
     async def waiting(self) -> int:
-        """Tasks that no worker has fetched."""
+        """Number of tasks that no worker has fetched."""
         try:
             info = await self._bus.jetstream.consumer_info(subjects.PROMPTS_STREAM, self._durable)
         except APIError:
@@ -76,7 +76,7 @@ class TaskQueue:
         return info.num_pending or 0
 
     async def open(self) -> None:
-        """Makes the consumer, whoever comes first."""
+        """Makes the run's consumer, if no other process has."""
         self._subscription = await self._subscribe()
 
     async def purge(self) -> None:
@@ -84,7 +84,7 @@ class TaskQueue:
         await self._bus.jetstream.purge_stream(subjects.PROMPTS_STREAM, subject=self._subject)
 
     async def remove(self) -> None:
-        """Purges, and removes the run's consumer."""
+        """Removes every task of the run, and the run's consumer."""
         await self.purge()
         try:
             await self._bus.jetstream.delete_consumer(subjects.PROMPTS_STREAM, self._durable)
@@ -92,9 +92,9 @@ class TaskQueue:
             _log.debug("consumer_not_removed", durable=self._durable, error=str(error))
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
-        # max_deliver 1: the conductor alone dispatches again; a message redelivered later would be a zombie.
-        # A worker that fetches while its run ends makes the consumer anew: the server removes one that nobody uses.
+        # max_deliver 1: only the conductor dispatches again. A worker that fetches while its run ends makes the consumer again;
+        # the server removes it after a while without use.
         config = ConsumerConfig(
-            ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000, inactive_threshold=_UNUSED_SECONDS
+            ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000, inactive_threshold=_INACTIVE_SECONDS
         )
         return await self._bus.jetstream.pull_subscribe(self._subject, durable=self._durable, stream=subjects.PROMPTS_STREAM, config=config)

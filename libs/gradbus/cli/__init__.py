@@ -1,1 +1,1 @@
-"""The command `gradbus`. Nothing heavy is imported before a verb runs."""
+"""The command `gradbus`. Heavy modules are imported only when a subcommand needs them."""

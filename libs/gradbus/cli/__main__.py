@@ -1,4 +1,4 @@
-"""The command: its verbs, and errors as plain text."""
+"""The command `gradbus`: its subcommands, with errors as plain text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from gradbus.cli import inspect, keys, open_page, runs, stack
+from gradbus.cli import inspect, keys, runs, stack
 from gradbus.errors import GradbusError
 
 app = typer.Typer(
@@ -20,24 +20,24 @@ app = typer.Typer(
 _VERBS = {
     "This machine": (stack.up, stack.down, stack.status),
     "Runs": (runs.run, runs.pause, runs.resume, runs.cancel, runs.export),
-    "Look": (inspect.runs, inspect.show, inspect.samples, inspect.events),
+    "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.events),
 }
 for _panel, _functions in _VERBS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
-app.command("open", rich_help_panel="Look")(open_page.open_page)  # `open` itself is Python's
+app.command("open", rich_help_panel="Inspect")(inspect.open_page)  # `open` itself is Python's
 app.add_typer(keys.app, name="keys", rich_help_panel="This machine")
 
 
 def main() -> None:
-    """Runs the command. Errors made on purpose end with status 2 and without a traceback."""
+    """Runs the command. Expected errors end with status 2 and without a traceback."""
     try:
         app()
     except GradbusError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
-        # The reader (head, less) has gone; nothing more can be printed, at exit either.
+        # The reader (head, less) has closed the pipe; nothing more can be printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 

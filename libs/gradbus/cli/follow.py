@@ -1,4 +1,4 @@
-"""Watches a run: one line that updates on a terminal, plain lines in a pipe."""
+"""Follows a run: one updating line on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Json = dict[str, Any]
 
 
 def follow_run(client: Client, run_id: str, option: str | None = "") -> int:
-    """Shows a run until it is over; the exit status it stands for. Ctrl-C leaves the run alone.
+    """Shows a run until it ends. Returns its exit status: 0 succeeded, 1 failed, 3 cancelled. Ctrl-C does not affect the run.
 
-    `option` is what the commands that it advises need besides; with None it advises none, and Ctrl-C is its caller's.
+    `option` is appended to the commands that it suggests. With None it suggests none and leaves Ctrl-C to the caller.
     """
     from gradbus.client import RetryPolicy
 
-    client.patience = RetryPolicy(_SILENCE_SECONDS, lambda text: print(text, flush=True))
+    client.retries = RetryPolicy(_SILENCE_SECONDS, lambda text: print(text, flush=True))
     try:
         last = _live(client, run_id) if sys.stdout.isatty() else _lines(client, run_id)
     except KeyboardInterrupt:
         if option is None:
             raise
-        print(f"\nthe run goes on; `gradbus show {run_id} --follow{option}` watches it, `gradbus cancel {run_id}{option}` ends it")
+        print(f"\nthe run goes on; `gradbus show {run_id} --follow{option}` follows it, `gradbus cancel {run_id}{option}` cancels it")
         return 130
     print(f"run {run_id} {last['state']}" + (f": {last['reason']}" if last["reason"] else ""))
     if last["state"] == "succeeded" and option is not None:
-        print(f"take the model: gradbus export {run_id} DIR{option}")
+        print(f"export the model: gradbus export {run_id} DIR{option}")
     return _EXIT[last["state"]]
 
 
@@ -52,9 +52,9 @@ def _live(client: Client, run_id: str) -> Json:
     run: Json = {}
     with Live(console=console, auto_refresh=False) as live:
         for run in _snapshots(client, run_id, _LIVE_SECONDS):
-            # The numbers are cut to the width; what ails the run is read by a person, and so is shown whole.
+            # The progress line is cut to the terminal's width; a problem is always shown whole.
             shown = [Text(progress_line(run), no_wrap=True, overflow="ellipsis")]
-            shown += [Text(_ailment(run), style="yellow")] if _ailment(run) else []
+            shown += [Text(_problem(run), style="yellow")] if _problem(run) else []
             live.update(Group(*shown), refresh=True)
     return run
 
@@ -64,25 +64,25 @@ def _lines(client: Client, run_id: str) -> Json:
     shown: tuple[Any, ...] = ()
     line, printed = "", 0.0
     for run in _snapshots(client, run_id, _POLL_SECONDS):
-        notable = (run["state"], run["progress"]["accuracy"], bool(_ailment(run)))
-        # A wait is said in every line, for it counts seconds; what else is wrong when it begins.
-        ailment = _ailment(run) if run["waiting_for"] or notable != shown else ""
-        newest = "  ".join(filter(None, (progress_line(run), ailment)))
+        notable = (run["state"], run["progress"]["accuracy"], bool(_problem(run)))
+        # A wait counts seconds, so it is in every line; any other problem is printed once.
+        problem = _problem(run) if run["waiting_for"] or notable != shown else ""
+        newest = "  ".join(filter(None, (progress_line(run), problem)))
         if notable != shown or (newest != line and time.monotonic() - printed >= _LINE_SECONDS):
             print(newest, flush=True)
             shown, line, printed = notable, newest, time.monotonic()
     return run
 
 
-def _ailment(run: Json) -> str:
-    """What a run waits for, or what is wrong while it goes on; the reason of one that is over is told after it."""
+def _problem(run: Json) -> str:
+    """The reason for which an active run waits or has a problem; empty for a run that ended, whose reason is printed last."""
     if run["waiting_for"]:
         return f"waits for {run['waiting_for']}"
     return "" if run["state"] in _EXIT else str(run["reason"])
 
 
 def _snapshots(client: Client, run_id: str, seconds: float) -> Iterator[Json]:
-    """The run, again and again, the last time when it is over."""
+    """The run every `seconds` until it has ended."""
     while True:
         run = client.run(run_id)
         yield run

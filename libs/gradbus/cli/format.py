@@ -9,17 +9,17 @@ _SHARES = {"generate": "gen", "score": "score", "wait": "wait", "train": "train"
 
 
 def number(value: float | None) -> str:
-    """Three digits behind the point; a dash for what is not known yet."""
+    """The value with three decimals; a dash for an unknown one."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def progress_line(run: dict[str, Any]) -> str:
-    """`figures`, with the state in front when it is not `running`."""
+    """The figures of a run, after its state unless that is `running`."""
     return figures(run) if run["state"] == "running" else f"{run['state']}  {figures(run)}"
 
 
 def run_line(run: dict[str, Any]) -> str:
-    """A run in the list of them: id, when it was submitted (local time), name, state, how far and how well."""
+    """A run in a list: id, local time of submission, name, state, step and scores."""
     created = "-" if run["created_at"] is None else datetime.fromisoformat(run["created_at"]).astimezone().strftime("%Y-%m-%d %H:%M")
     progress = run["progress"]
     scores = f"reward {number(progress['reward'])}  held-out {number(progress['accuracy'])}"
@@ -27,7 +27,7 @@ def run_line(run: dict[str, Any]) -> str:
 
 
 def figures(run: dict[str, Any]) -> str:
-    """Step, version, reward, held-out accuracy, staleness, tokens a second, shares of the time, workers."""
+    """Step, version, reward, held-out accuracy, staleness, tokens per second, time by phase, workers."""
     progress = run["progress"]
     speed = progress["tokens_per_second"]
     shares = progress["shares"]

@@ -1,8 +1,10 @@
-"""Verbs that only look: runs, show, samples, events."""
+"""Subcommands that only read: runs, show, samples, events, open."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from gradbus.cli.format import figures, number, run_line
 from gradbus.cli.options import RunId, State, connect, find_run, state_option
 
 _CHARTED = ("reward", "loss", "entropy", "grad_norm")
-AsJson = Annotated[bool, typer.Option("--json", help="The gateway's answer as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as JSON.")]
 
 
 def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
@@ -25,16 +27,16 @@ def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJ
         typer.echo(run_line(run))
     if not page["data"]:
         typer.echo("no runs yet; submit one with `gradbus run SPEC.toml`")
-    _say_more(page, "a larger --limit shows older ones")
+    _print_more_hint(page, "raise --limit to see older runs")
 
 
 def show(
     run_id: RunId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch it as `gradbus run --follow` does.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it as `gradbus run --follow` does.")] = False,
     as_json: AsJson = False,
     state: State = None,
 ) -> None:
-    """Show a run: state, progress and spec."""
+    """Show a run's state, progress and spec."""
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
         if follow:
@@ -45,7 +47,7 @@ def show(
         _print_json(run)
         return
     typer.echo(f"{run['id']}  {run['name']}")
-    typer.echo(f"state       {run['state']} (wanted: {run['desired']})")
+    typer.echo(f"state       {run['state']} (requested: {run['desired']})")
     for label in ("reason", "waiting_for"):
         if run[label]:
             typer.echo(f"{label.replace('_', ' '):<12}{run[label]}")
@@ -57,13 +59,13 @@ def show(
 
 def samples(
     run_id: RunId,
-    step: Annotated[int | None, typer.Option(min=0, help="Default: the newest trained step.")] = None,
-    index: Annotated[int | None, typer.Option(min=0, help="One group.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Step; default: the newest trained one.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="Index of a single group.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 8,
     as_json: AsJson = False,
     state: State = None,
 ) -> None:
-    """Show what the model said and how it was judged."""
+    """Show prompts, responses and rewards."""
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
         query = {"step": step, "index": index, "limit": limit}
@@ -76,27 +78,42 @@ def samples(
     for sample in page["data"]:
         _print_sample(sample)
     if not page["data"]:
-        typer.echo("no samples there yet")
-    _say_more(page, "a larger --limit shows them")
+        typer.echo("no samples yet")
+    _print_more_hint(page, "raise --limit to see them")
 
 
 def events(
     run_id: RunId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
-    after: Annotated[int, typer.Option(min=0, help="Only events above this id.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events until the run ends.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this id.")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     state: State = None,
 ) -> None:
-    """Show a run's history."""
+    """Show a run's events."""
     with connect(state) as client:
         found = find_run(client, run_id)["id"]
         page = {} if follow else client.events(found, after, limit)
         for event in client.follow_events(found, after) if follow else page["data"]:
             typer.echo(json.dumps(event) if as_json else _event_line(event))
     if not follow and not page["data"]:
-        typer.echo("no events there yet", err=True)
-    _say_more(page, f"`gradbus events {found} --after {page.get('next_after')}{state_option(state)}` goes on")
+        typer.echo("no events yet", err=True)
+    _print_more_hint(page, f"`gradbus events {found} --after {page.get('next_after')}{state_option(state)}` shows them")
+
+
+def open_page(
+    run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Run to open: its id, its name or `last`.")] = None,
+    browser: Annotated[bool, typer.Option(help="Also open the link in a browser.")] = True,
+    state: State = None,
+) -> None:
+    """Print a sign-in link to the web page. It works once, within two minutes."""
+    with connect(state) as client:
+        link = client.sign_in_link(find_run(client, run_id)["id"] if run_id else "")
+    typer.echo(link)
+    if browser and sys.stdout.isatty() and _has_desktop():
+        import webbrowser
+
+        webbrowser.open(link)
 
 
 def _event_line(event: dict[str, Any]) -> str:
@@ -116,11 +133,16 @@ def _print_sample(sample: dict[str, Any]) -> None:
         typer.echo(f"  reason   {sample['reason']}")
 
 
-def _say_more(page: dict[str, Any], how: str) -> None:
-    """On the side, so that what is piped stays what was asked for."""
+def _print_more_hint(page: dict[str, Any], how: str) -> None:
+    """Prints to standard error, so that piped output has only the requested data."""
     if page.get("has_more"):
-        typer.echo(f"there are more; {how}", err=True)
+        typer.echo(f"there are more entries; {how}", err=True)
 
 
 def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _has_desktop() -> bool:
+    """Whether there is a display. Without one, webbrowser would open a text browser in the terminal."""
+    return sys.platform in {"darwin", "win32"} or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

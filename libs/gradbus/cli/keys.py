@@ -1,4 +1,4 @@
-"""API keys of the embedded stack's gateway, or of a keys file."""
+"""Subcommands for API keys, of the embedded stack's gateway or of a keys file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import typer
 from gradbus.cli.options import State
 from gradbus.errors import StackError
 
-app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True, pretty_exceptions_enable=False)
 KeysFile = Annotated[Path | None, typer.Option("--file", help="Keys file; default: the embedded stack's.", show_default=False)]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Who the key is for.")],
-    scopes: Annotated[list[str] | None, typer.Option("--scope", help="runs:read, runs:write, files:write, admin.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="runs:read, runs:write, files:write or admin; repeatable. Default: runs:read.")
+    ] = None,
     file: KeysFile = None,
     state: State = None,
 ) -> None:
-    """Make a key and show its token, this once. The gateway takes it at its next request."""
+    """Create a key and print its token, which is shown only once. It is valid at once."""
     from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
 
     path = _file(file, state)
@@ -33,7 +35,7 @@ def create(
 
 @app.command("list")
 def list_keys(file: KeysFile = None, state: State = None) -> None:
-    """List keys; their secrets are not kept."""
+    """List keys. Their tokens are not stored."""
     from gradbus.access.api_keys import read_api_keys
 
     for record in read_api_keys(_file(file, state)):
@@ -42,7 +44,7 @@ def list_keys(file: KeysFile = None, state: State = None) -> None:
 
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile = None, state: State = None) -> None:
-    """Remove a key."""
+    """Revoke a key."""
     from gradbus.access.api_keys import read_api_keys, write_api_keys
     from gradbus.errors import SettingsError
 

@@ -1,4 +1,4 @@
-"""Options that verbs share, and how a run is named."""
+"""Options of several subcommands, and the lookup of a run by its name."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from gradbus.errors import ApiError, StackError
 if TYPE_CHECKING:
     from gradbus.client import Client
 
-_STATE_HELP = "State folder of the embedded stack; .gradbus, or $GRADBUS_STATE."
+_STATE_HELP = "State folder of the embedded stack; default: $GRADBUS_STATE or .gradbus."
 State = Annotated[Path | None, typer.Option("--state", help=_STATE_HELP, show_default=False)]
-RunId = Annotated[str, typer.Argument(metavar="ID", help="A run's id or the start of one, its name, or `last`.")]
+RunId = Annotated[str, typer.Argument(metavar="ID", help="Run id or its beginning, run name, or `last`.")]
 _SEARCHED = 1000
 _RUN_ID = re.compile(r"run-[0-9a-f]{12}-[0-9a-f]{6}")
 
 
 def state_option(state: Path | None) -> str:
-    """What a command needs besides to reach the stack that this one reached."""
+    """The `--state` option that a suggested command needs to reach the same stack."""
     return "" if state is None else f" --state {shlex.quote(str(state))}"
 
 
 def connect(state: Path | None) -> Client:
-    """A client of the gateway, which says when it has to wait for it."""
+    """A client of the gateway that prints when it has to wait for it."""
     from gradbus.client import Client, RetryPolicy
 
-    return Client.discover(state, RetryPolicy(say=lambda text: print(text, file=sys.stderr, flush=True)))
+    return Client.discover(state, RetryPolicy(notify=lambda text: print(text, file=sys.stderr, flush=True)))
 
 
 def find_run(client: Client, given: str) -> dict[str, Any]:
-    """The run that `given` means: newest first for a name, and the only one for the start of an id.
+    """The run with the id or name `given`: the newest one of a name, or the only one whose id begins with it.
 
-    Raises StackError when none does, or more than one.
+    Raises StackError when no run or more than one matches.
     """
     page = client.runs(limit=_SEARCHED)
     known: list[dict[str, Any]] = page["data"]
@@ -53,17 +53,19 @@ def find_run(client: Client, given: str) -> dict[str, Any]:
     if len(found) == 1:
         return found[0]
     if found:
-        raise StackError(f"{given!r} is the start of {len(found)} runs: {', '.join(run['id'] for run in found[:5])}; give more of it")
+        raise StackError(
+            f"{given!r} is the beginning of {len(found)} run ids: {', '.join(run['id'] for run in found[:5])}; give more characters"
+        )
     return _older(client, given, page["has_more"])
 
 
 def _older(client: Client, given: str, has_more: bool) -> dict[str, Any]:
-    """A run that is not among the newest: by its whole id alone."""
+    """A run that is not among the newest, which can be found only by its full id."""
     if has_more and _RUN_ID.fullmatch(given):
         try:
             return client.run(given)
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-    where = f" among the newest {_SEARCHED:,}; an older one goes by its whole id" if has_more else ""
+    where = f" among the newest {_SEARCHED:,}; give the full id of an older one" if has_more else ""
     raise StackError(f"no run is called {given!r}{where}; `gradbus runs` lists them")

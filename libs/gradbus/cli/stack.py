@@ -1,4 +1,4 @@
-"""`gradbus up`, `down` and `status`: the embedded stack. Register the three functions as commands."""
+"""Subcommands for the embedded stack: up, down and status."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ _STOP_SECONDS = 60.0
 
 def up(
     state: State = None,
-    port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one and keeps it.")] = 8080,
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollout workers.")] = 1,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it is ready; end it with `gradbus down`.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the API; 0 chooses a free one and keeps it.")] = 8080,
+    rollouts: Annotated[int, typer.Option(min=1, help="Number of rollout workers.")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it is ready; stop it with `gradbus down`.")] = False,
 ) -> None:
-    """Start the whole system on this machine, and keep it running until Ctrl-C."""
+    """Start the whole system on this machine and run it until Ctrl-C."""
     import asyncio
 
     from rich.console import Console
 
     from gradbus.embedded import StackConfig
-    from gradbus.embedded.serve import serve, start_detached
+    from gradbus.embedded.supervisor import serve, start_detached
     from gradbus.telemetry import configure_logging
 
     config = StackConfig(_state(state), port, rollouts)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with Console().status("starting servers and services") as waiting:
 
         def ready() -> None:
             waiting.stop()
-            _show_ready(config.state, time.monotonic() - begun, detached=detach)
+            _show_ready(config.state, time.monotonic() - started_at, detached=detach)
 
         if detach:
             start_detached(config)
             ready()
         else:
             configure_logging("supervisor", "WARNING")
-            asyncio.run(serve(config, ready, _say_stopping))
+            asyncio.run(serve(config, ready, _print_stopping))
             _show_stopped(config.state)
 
 
 def down(state: State = None) -> None:
-    """Stop the stack: services finish or hand back what they have in hand."""
+    """Stop the stack. Services finish their work or hand it back."""
     import os
     import signal
 
@@ -63,9 +63,7 @@ def down(state: State = None) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
     while folder.owner():
         if time.monotonic() > deadline:
-            raise StackError(
-                f"the stack (pid {owner}) did not stop in {_STOP_SECONDS:.0f} s; look at `gradbus status`, or end it by its pid"
-            )
+            raise StackError(f"the stack (pid {owner}) did not stop in {_STOP_SECONDS:.0f} s; see `gradbus status`, or kill it by its pid")
         time.sleep(0.1)
     _show_stopped(folder.root)
 
@@ -115,17 +113,17 @@ def _show_ready(state: Path, seconds: float, *, detached: bool) -> None:
     console.print()
 
 
-def _say_stopping() -> None:
-    with contextlib.suppress(OSError):  # a closed terminal hears nothing, and stops the stack all the same
-        print("\nstopping: services hand back what they have in hand", flush=True)
+def _print_stopping() -> None:
+    with contextlib.suppress(OSError):  # a closed terminal stops the stack too, without a message
+        print("\nstopping: services finish their work or hand it back", flush=True)
 
 
 def _show_stopped(state: Path) -> None:
-    typer.echo(f"stopped; everything is kept in {state.absolute()}")
+    typer.echo(f"stopped; all state is kept in {state.absolute()}")
 
 
 async def _readiness(processes: dict[str, Any]) -> dict[str, bool | None]:
-    """Name to whether /readyz says so; None for the servers, which have no such page."""
+    """Name to readiness; None for the servers, which have no /readyz."""
     import asyncio
 
     from gradbus.embedded.probes import service_ready
@@ -154,7 +152,7 @@ def _table(stack: dict[str, Any], ready: dict[str, bool | None]) -> Any:
 
 
 def _memory(pid: int | None) -> str:
-    """Resident memory in MB, where the system shows it as a file."""
+    """Resident memory in MB; a dash on systems without /proc."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

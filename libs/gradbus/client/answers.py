@@ -1,4 +1,4 @@
-"""The gateway's refusals as exceptions."""
+"""Turns the gateway's error responses into exceptions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FAULT_FIELDS = ("path", "message", "given", "allowed", "nearest")
 
 
 def checked(response: httpx2.Response) -> httpx2.Response:
-    """The response if it is a success.
+    """Returns a successful response.
 
-    Raises SpecError for a refused spec, StackError when a part behind the gateway is away, ApiError for any other refusal.
+    Raises SpecError for an invalid spec, StackError when a service behind the gateway is unavailable, ApiError for any other error.
     """
     if response.is_success:
         return response
     response.read()
     if response.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
-        raise StackError("a part behind the gateway does not answer; try again in a moment, then see `gradbus status`")
+        raise StackError("a service behind the gateway does not answer; try again in a moment, then see `gradbus status`")
     try:
         body = response.json()
     except ValueError:
@@ -40,7 +40,7 @@ def checked(response: httpx2.Response) -> httpx2.Response:
 
 @contextmanager
 def reached(url: str) -> Iterator[None]:
-    """Turns a transport's failure into StackError."""
+    """Turns a transport error into StackError."""
     try:
         yield
     except httpx2.TransportError as error:

@@ -1,4 +1,4 @@
-"""Where the gateway is and which key opens it."""
+"""Finds the gateway's address and an API key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ API_KEY_FILE: Final = "secrets/api-key"
 def find_gateway(state: Path | None = None) -> tuple[str, str]:
     """(url, key): from GRADBUS_URL and GRADBUS_KEY, else from the embedded stack's state folder.
 
-    The folder is `state`, else $GRADBUS_STATE, else `.gradbus`. Raises StackError when neither leads anywhere.
+    The folder is `state`, else $GRADBUS_STATE, else `.gradbus`. Raises StackError when neither names a gateway.
     """
     url, key = os.environ.get("GRADBUS_URL"), os.environ.get("GRADBUS_KEY")
     if state is None and (url or key):
@@ -37,9 +37,9 @@ def _checked(url: str | None, key: str | None) -> tuple[str, str]:
         missing = "GRADBUS_KEY" if url else "GRADBUS_URL"
         raise StackError(f"{missing} is not set; set GRADBUS_URL and GRADBUS_KEY together, or neither and use a state folder")
     try:
-        sound = urlsplit(url).scheme in {"http", "https"} and bool(urlsplit(url).hostname)
+        valid = urlsplit(url).scheme in {"http", "https"} and bool(urlsplit(url).hostname)
     except ValueError:
-        sound = False
-    if not sound:
-        raise StackError(f"GRADBUS_URL is {url!r}, which is no address; write http://host:port or https://host")
+        valid = False
+    if not valid:
+        raise StackError(f"GRADBUS_URL is {url!r}, which is not an address; write http://host:port or https://host")
     return url, key

@@ -1,4 +1,4 @@
-"""Writes an exported version to disk, each file checked against its digest."""
+"""Writes an exported version to disk and checks each file against its digest."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _WEIGHTS = ".safetensors"
 Download = Callable[[str], Iterator[bytes]]
 
 
-def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Download, patience: RetryPolicy) -> None:
-    """Downloads `files` (name and id) into `folder`. A file appears under its name only when it is whole; one that is cut off comes again.
+def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Download, retries: RetryPolicy) -> None:
+    """Downloads `files` (name and id) into `folder`. A file gets its name only when it is complete; an interrupted download is retried.
 
     Raises StackError when `folder` cannot be written, CorruptRecordError when bytes do not match their digest.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
-            patience.ask(partial(_write, folder / checked_file_name(file["name"]), file["id"], download))
+            retries.run(partial(_write, folder / checked_file_name(file["name"]), file["id"], download))
     except OSError as error:
         raise StackError(f"cannot write {folder} ({error.strerror}); choose another folder") from error
 
 
-def write_merged_export(plan: Mapping[str, Any], folder: Path, download: Download, patience: RetryPolicy) -> None:
-    """Downloads a base model and the adapters that `plan` wants merged into it, and writes the sum into `folder`.
+def write_merged_export(plan: Mapping[str, Any], folder: Path, download: Download, retries: RetryPolicy) -> None:
+    """Downloads the base model and the adapters of `plan`, and writes the merged model into `folder`.
 
-    Raises as `write_export`; also StackError where merging is not possible, ModelError for adapters of another model.
+    Raises like `write_export`, StackError where merging is not possible, and ModelError for adapters of another model.
     """
     check_mergeable()
     weights = [file for file in plan["files"] if file["name"].endswith(_WEIGHTS)]
-    write_export([file for file in plan["files"] if file not in weights], folder, download, patience)
+    write_export([file for file in plan["files"] if file not in weights], folder, download, retries)
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".base-") as base:
-            write_export([*weights, plan["merge"]["adapters"]], Path(base), download, patience)
+            write_export([*weights, plan["merge"]["adapters"]], Path(base), download, retries)
             adapters = Path(base) / plan["merge"]["adapters"]["name"]
             write_merged([Path(base) / file["name"] for file in weights], adapters, plan["merge"]["scale"], folder)
     except OSError as error:
@@ -49,13 +49,13 @@ def write_merged_export(plan: Mapping[str, Any], folder: Path, download: Downloa
 
 
 def _write(target: Path, digest: str, download: Download) -> None:
-    draft = target.with_name(f".{target.name}.draft")
+    temporary = target.with_name(f".{target.name}.tmp")
     found = hashlib.sha256()
-    with draft.open("wb") as file:
+    with temporary.open("wb") as file:
         for chunk in download(digest):
             found.update(chunk)
             file.write(chunk)
     if f"sha256:{found.hexdigest()}" != digest:
-        draft.unlink()
-        raise CorruptRecordError(f"{target.name} came with other bytes than {digest}; export again")
-    draft.replace(target)
+        temporary.unlink()
+        raise CorruptRecordError(f"{target.name} does not match its digest {digest}; export again")
+    temporary.replace(target)

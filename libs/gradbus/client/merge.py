@@ -1,4 +1,4 @@
-"""Adapters added to the weights of a model folder, one tensor at a time. Needs numpy, which a client does without otherwise."""
+"""Merges LoRA adapters into the weights of a model folder, one tensor at a time. Needs numpy, which the client needs only here."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def check_mergeable() -> None:
     try:
         import numpy  # noqa: F401, PLC0415
     except ModuleNotFoundError:
-        raise StackError("merging adapters needs numpy here; install it (`pip install numpy`), or export them with --adapters") from None
+        raise StackError("merging adapters needs numpy; install it (`pip install numpy`), or export them with --adapters") from None
 
 
 def write_merged(weights: Sequence[Path], adapters: Path, scale: float, folder: Path) -> None:
     """Writes each of `weights` into `folder` under its name, in float32, with `scale · B A` added where there is an adapter.
 
-    A file appears only when it is whole. Raises ModelError for an adapter that belongs to none of the weights.
+    A file gets its name only when it is complete. Raises ModelError for an adapter that belongs to none of the weights.
     """
     parts = read_headers([adapters])
     found = read_headers(weights)
     refuse_tensors(parts.keys() - {part for name in found for part in adapter_names(name)}, "of the adapters belong to no weight")
     for file in weights:
-        draft = folder / f".{file.name}.draft"
-        _write(draft, {name: tensor for name, tensor in found.items() if tensor.file == file}, parts, scale)
-        draft.replace(folder / file.name)
+        temporary = folder / f".{file.name}.tmp"
+        _write(temporary, {name: tensor for name, tensor in found.items() if tensor.file == file}, parts, scale)
+        temporary.replace(folder / file.name)
 
 
 def _write(target: Path, tensors: Mapping[str, StoredTensor], parts: Mapping[str, StoredTensor], scale: float) -> None:
@@ -65,5 +65,7 @@ def _float32(tensor: StoredTensor) -> NDArray[np.float32]:
         case "BF16":
             values = (np.frombuffer(raw, "<u2").astype(np.uint32) << _HALF_BITS).view(np.float32)
         case other:
-            raise ModelError(f"a tensor in {tensor.file} holds {other}, which adapters are not added to; export them with --adapters")
+            raise ModelError(
+                f"a tensor in {tensor.file} has dtype {other}, into which adapters are not merged; export them with --adapters"
+            )
     return values.reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Requests that outlive a restart of the gateway: each may be repeated without harm, so for a while it is."""
+"""Retries requests while the gateway restarts. Every request is idempotent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _PAUSES = (0.2, 0.4, 0.8, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a gateway that does not answer is waited for, and who hears of it."""
+    """How long a request is retried, and the function that is notified of the wait."""
 
     seconds: float = 15.0
-    """From the first failure on."""
-    say: Callable[[str], None] = lambda _: None
-    """Called once a request, when the wait begins."""
+    """Limit, counted from the first failure."""
+    notify: Callable[[str], None] = lambda _: None
+    """Called with a message once for each request, at its first failure."""
 
-    def ask(self, request: Callable[[], Answer]) -> Answer:
-        """What `request` returns, as soon as it does not raise StackError. Raises the last StackError when the time is up."""
+    def run(self, request: Callable[[], Answer]) -> Answer:
+        """Calls `request` until it does not raise StackError, and returns its result. Raises the last StackError when the time is up."""
         deadline, failures = 0.0, 0
         while True:
             try:
@@ -36,6 +36,6 @@ class RetryPolicy:
                 if now + pause > deadline:
                     raise
                 if not failures:
-                    self.say(f"{str(error).partition(';')[0]}; trying for {self.seconds:.0f} s")
+                    self.notify(f"{str(error).partition(';')[0]}; retrying for {self.seconds:.0f} s")
                 failures += 1
                 time.sleep(pause)

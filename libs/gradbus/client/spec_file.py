@@ -1,4 +1,4 @@
-"""Spec files: TOML, with single fields replaced from the command line."""
+"""Reads spec files: TOML, with fields overridden on the command line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Json = dict[str, Any]
 
 
 def load_spec(path: Path, overrides: Iterable[str] = ()) -> Json:
-    """The spec in a TOML file, each of `overrides` (`section.field=value`, the value as in TOML) put in its place.
+    """Reads the spec in a TOML file and applies `overrides` (`section.field=value`, the value as in TOML).
 
-    Raises SpecError when the file cannot be read, is not TOML, or an override does not read so.
+    Raises SpecError when the file cannot be read, is not TOML, or an override is malformed.
     """
     try:
         spec = tomllib.loads(path.read_text())
@@ -32,7 +32,7 @@ def _put(spec: Json, override: str) -> None:
     name, equals, text = override.partition("=")
     *sections, field = (part.strip() for part in name.split("."))
     if not equals or not field or not all(sections):
-        raise SpecError([Fault("--set", "does not read as a field and its value", override, "section.field=value")])
+        raise SpecError([Fault("--set", "is not a field and its value", override, "section.field=value")])
     target: Any = spec
     for section in sections:
         target = target.setdefault(section, {})
@@ -45,4 +45,4 @@ def _value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string
+        return text  # an unquoted word is a string

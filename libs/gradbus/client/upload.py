@@ -1,4 +1,4 @@
-"""Replaces what lies on this machine by what can travel: files by their digests, a grader's file by its text."""
+"""Makes a spec independent of this machine: uploads its local files and names them by digest, and inlines a grader's source."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Json = dict[str, Any]
 _FILES = {"model": ("path",), "data": ("train", "eval")}
 
 
-def with_uploads(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
-    """A copy of `spec` whose local files are stored, and what is wrong with those that cannot be.
+def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
+    """Uploads the local files of `spec`. Returns a copy that names them by digest, and the faults of files that cannot be uploaded.
 
-    What is not on this machine stays as it is: the server may have it.
+    A path that does not exist here stays unchanged, because the server may have it.
     """
     body: Json = copy.deepcopy(dict(spec))
-    faults = [*_model_stored(body.get("model"), base_dir, upload), *_data_stored(body.get("data"), base_dir, upload)]
+    faults = [*_upload_model(body.get("model"), base_dir, upload), *_upload_data(body.get("data"), base_dir, upload)]
     reward = body.get("reward")
     if isinstance(reward, dict):
-        faults.extend(_inlined(reward.get("grader"), base_dir, "reward.grader"))
+        faults.extend(_inline_graders(reward.get("grader"), base_dir, "reward.grader"))
     return body, faults
 
 
-def merged(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault]:
-    """The faults of both sides; where both speak of the same place, this side's, which saw the file."""
+def merged_faults(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault]:
+    """The faults of both sides. For the same field the local fault is kept, because only this side has seen the file."""
     return [*local, *(far for far in remote if not any(_related(near.path, far.path) for near in local))]
 
 
-def in_words_of(spec: Mapping[str, Any], base_dir: Path, fault: Fault) -> Fault:
-    """The server's fault, told to whoever wrote `spec`: files by their names, and where a missing one was looked for."""
+def with_local_names(spec: Mapping[str, Any], base_dir: Path, fault: Fault) -> Fault:
+    """The server's fault in terms of `spec` as written: local file names in place of digests, and the searched path of a missing file."""
     section, _, field = fault.path.partition(".")
     part = spec.get(section)
     written = part.get(field) if isinstance(part, Mapping) and field in _FILES.get(section, ()) else None
@@ -59,13 +59,13 @@ def digest_of_file(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _model_stored(model: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
-    """Puts digests in the place of a model folder."""
+def _upload_model(model: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
+    """Replaces a model folder by the digests of its files."""
     if not isinstance(model, dict) or "files" in model:
         return
     try:
         if folder := _local(base_dir, model.get("path")):
-            model["files"] = {name: _stored(folder / name, upload) for name in check_model_folder(folder).files}
+            model["files"] = {name: _uploaded(folder / name, upload) for name in check_model_folder(folder).files}
     except ModelError as error:
         model["files"] = {}
         yield Fault("model", str(error), model["path"])
@@ -73,19 +73,19 @@ def _model_stored(model: object, base_dir: Path, upload: Upload) -> Iterator[Fau
         yield Fault("model", f"cannot be read: {error}", model["path"])
 
 
-def _data_stored(data: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
-    """Puts digests in the place of datasets."""
+def _upload_data(data: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
+    """Replaces datasets by their digests."""
     if not isinstance(data, dict):
         return
     for field in _FILES["data"]:
         try:
             if path := _local(base_dir, data.get(field)):
-                data[field] = _stored(path, upload)
+                data[field] = _uploaded(path, upload)
         except OSError as error:
             yield Fault(f"data.{field}", f"cannot be read: {error.strerror}", data[field], "a JSON Lines file")
 
 
-def _stored(path: Path, upload: Upload) -> str:
+def _uploaded(path: Path, upload: Upload) -> str:
     digest = digest_of_file(path)
     upload(path, digest)
     return digest
@@ -98,13 +98,13 @@ def _local(base_dir: Path, given: object) -> Path | None:
     return path if path.exists() else None
 
 
-def _inlined(grader: object, base_dir: Path, where: str) -> Iterator[Fault]:
-    """Puts the text of a python grader's `file` in its place, in a `multi` grader's parts too."""
+def _inline_graders(grader: object, base_dir: Path, where: str) -> Iterator[Fault]:
+    """Replaces the `file` of a Python grader by its source, also in the parts of a `multi` grader."""
     if not isinstance(grader, dict):
         return
     parts = grader.get("graders")
     for name, part in parts.items() if isinstance(parts, dict) else ():
-        yield from _inlined(part, base_dir, f"{where}.graders.{name}")
+        yield from _inline_graders(part, base_dir, f"{where}.graders.{name}")
     if grader.get("type") != "python" or not isinstance(grader.get("file"), str):
         return
     path = base_dir / grader["file"]

@@ -1,1 +1,1 @@
-"""Control state: what the key-value buckets hold about runs, workers and published versions."""
+"""Control state: the values of the key-value buckets about runs and workers."""

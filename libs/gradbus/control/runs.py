@@ -1,7 +1,8 @@
-"""What the key-value buckets hold about runs and workers."""
+"""Values of the key-value buckets about runs and workers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -19,7 +20,7 @@ Role = Literal["rollout", "trainer", "reference", "reward"]
 
 
 class StoredModel(BaseModel):
-    """JSON in a bucket; a field that a newer release added is ignored."""
+    """JSON in a bucket. Unknown fields, of a newer release, are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -35,11 +36,11 @@ class RunRecord(StoredModel):
     spec: RunSpec
     created_unix_ns: int
     key_id: str = ""
-    """Id of the API key that asked for it."""
+    """Id of the API key that submitted the run."""
 
 
 class RunProgress(StoredModel):
-    """How far and how well, as of the newest step."""
+    """Progress as of the newest step."""
 
     step: int = 0
     version: int = -1
@@ -49,7 +50,7 @@ class RunProgress(StoredModel):
     staleness: float | None = None
     tokens_per_second: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
-    """Share of the trainer's time by name: generate, score, wait, train."""
+    """Share of time by phase: generate, score, wait, train."""
     filtered: int = 0
     dropped: int = 0
     workers: int = 0
@@ -60,11 +61,11 @@ class RunStatus(StoredModel):
 
     state: RunState
     reason: str = ""
-    """Why it is in this state, and what to do if it should not be."""
+    """Why the run is in this state, and what to do about it."""
     waiting_for: str = ""
-    """What the run waits for and who owes it, when it waits."""
+    """What the run waits for, and from which process; empty if it does not wait."""
     ending: RunState | None = None
-    """The final state that has been decided and is being brought about: whoever comes next goes on with that alone."""
+    """The final state, once it is decided: a conductor that takes the run over only completes it."""
     progress: RunProgress = Field(default_factory=RunProgress)
     prompts: str = ""
     """Digest of the prompts object: the dataset without its answers."""
@@ -74,20 +75,20 @@ class RunStatus(StoredModel):
 
 
 def read_run(run_id: str, spec: bytes, desired: bytes | None, status: bytes | None) -> tuple[RunRecord, DesiredState, RunStatus | None]:
-    """What the three keys of a run hold. Raises CorruptRecordError, naming the first that cannot be read."""
+    """The values of a run's three keys. Raises CorruptRecordError, naming the first that cannot be read."""
     key = "spec"
     try:
         record = RunRecord.model_validate_json(spec)
         key = "desired"
-        wish: DesiredState = _DESIRED.validate_json(desired) if desired else "running"
+        requested: DesiredState = _DESIRED.validate_json(desired) if desired else "running"
         key = "status"
-        return record, wish, RunStatus.model_validate_json(status) if status else None
+        return record, requested, RunStatus.model_validate_json(status) if status else None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise CorruptRecordError(
             f"the key {run_id}.{key} in the bucket `runs` cannot be read ({where + ': ' if where else ''}{first['msg']}); "
-            f"write back what it held, or delete the keys {run_id}.* there and submit the run again"
+            f"restore its value, or delete the keys {run_id}.* there and submit the run again"
         ) from None
 
 
@@ -97,25 +98,36 @@ class WorkerPresence(StoredModel):
     worker: str
     role: Role
     incarnation: str
-    """New with each process: a change says that the older one's claims are gone."""
+    """New with each process: when it changes, the claims of the process before are void."""
     run_id: str = ""
     engine: str = ""
     version: int = -1
     digest: str = ""
-    """The worker's own checksum of the weights it holds."""
+    """The worker's own checksum of its weights."""
     claims: list[int] = Field(default_factory=list)
-    """Training groups it is working on, by index."""
+    """Indexes of the training groups it samples."""
     evaluation_claims: list[tuple[int, int]] = Field(default_factory=list)
-    """Held-out rows it is working on, as (version, row)."""
+    """Held-out rows it samples, as (version, row)."""
     busy: float = 0.0
     """Share of the last seconds in which its engine had work."""
     shares: dict[str, float] = Field(default_factory=dict)
-    """Of a trainer: share of its time by name (wait, train)."""
+    """Of a trainer: share of its time by phase (wait, train)."""
     staleness: float | None = None
     """Of a trainer: mean staleness of the samples of its newest step, in versions."""
     receives: bool = False
-    """Of a rollout: it takes part in broadcasts of weights."""
+    """Of a rollout: whether it takes part in broadcasts of weights."""
     trouble: str = ""
-    """Why it cannot serve, when it cannot."""
+    """Why the worker cannot serve; empty if it can."""
     fatal: bool = False
-    """The trouble is the run's own: no other worker could serve it either."""
+    """Whether the trouble is the run's own, so that no other worker could serve it either."""
+
+
+def live_workers(entries: Mapping[str, bytes]) -> list[WorkerPresence]:
+    """The workers in the bucket `workers`, all of whose heartbeats are recent. Entries of another release are left out."""
+    found = []
+    for value in entries.values():
+        try:
+            found.append(WorkerPresence.model_validate_json(value))
+        except ValidationError:
+            continue
+    return found

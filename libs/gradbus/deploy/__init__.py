@@ -1,1 +1,1 @@
-"""What must be there before containers start: secrets and the servers' configuration, the buffer's functions, the bucket."""
+"""Deployments: the table of roles, their secrets, the servers' configuration, the buffer's functions and the bucket."""

@@ -1,6 +1,6 @@
-"""The init jobs of a deployment: `python -m gradbus.deploy secrets`, then `stores` once the servers are up. Both may run again.
+"""The init jobs of a deployment: `python -m gradbus.deploy secrets`, then `stores` once the servers are up. Both may be repeated.
 
-`key` prints the API key made by `secrets`, `grafana` the password of Grafana's user `admin`.
+`key` prints the API key that `secrets` made, `grafana` the password of Grafana's user `admin`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Does one job; the exit status."""
+    """Runs one job; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gradbus.deploy", description=__doc__)
     parser.add_argument("job", choices=("secrets", "stores", "key", "grafana"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/gradbus"), help="where the volumes are mounted (/var/lib/gradbus)")
@@ -20,14 +20,14 @@ def main() -> int:
     from gradbus.errors import GradbusError
 
     try:
-        _do(arguments.job, arguments.state)
+        _run(arguments.job, arguments.state)
     except GradbusError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - for whoever looks at the job
+        print(error, file=sys.stderr)  # noqa: T201 - the output of the job
         return 1
     return 0
 
 
-def _do(job: str, state: Path) -> None:
+def _run(job: str, state: Path) -> None:
     if job == "stores":
         from gradbus.deploy.stores import prepare_stores
         from gradbus.process import ProcessSettings
@@ -40,7 +40,7 @@ def _do(job: str, state: Path) -> None:
     else:
         from gradbus.deploy.secrets import api_key, grafana_password
 
-        print((api_key if job == "key" else grafana_password)(state))  # noqa: T201 - what was asked for
+        print((api_key if job == "key" else grafana_password)(state))  # noqa: T201 - the output of the job
 
 
 if __name__ == "__main__":

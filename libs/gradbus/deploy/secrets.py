@@ -1,4 +1,4 @@
-"""The files that containers start from: one folder, in compose one volume, for each, with what it needs and no more."""
+"""The secrets and configuration files of containers: one folder each, in compose one volume, with only the files that it needs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.access import buffer_configuration, buffer_users, nats_configuration
-from gradbus.embedded.credentials import Credentials, write_secret
+from gradbus.deploy.credentials import Credentials, write_secret
+from gradbus.deploy.roles import ROLES
 from gradbus.errors import SettingsError
 
 BUCKET: Final = "gradbus"
-OBJECT_USERS: Final = ("gateway", "conductor", "rollout", "trainer", "reference", "weight_store", "supervisor")
+OBJECT_USERS: Final = (*(role.name for role in ROLES.values() if role.stores_objects), "supervisor")
 _CREDENTIALS: Final = "gradbus_objects_credentials"
 _BUFFER_BYTES: Final = 2 << 30
 _GRAFANA: Final = "secrets/grafana/admin-password"
 
 
 def write_secrets(state: Path) -> None:
-    """Makes what is missing below `state/secrets`; what is there stays, so that volumes made earlier still open.
+    """Makes the missing files below `state/secrets` and keeps the others, so that existing volumes still open.
 
     Raises SettingsError when the folder cannot be written.
     """
@@ -34,7 +35,7 @@ def write_secrets(state: Path) -> None:
 
 
 def api_key(state: Path) -> str:
-    """The key made at the first start, all scopes. Raises SettingsError when there is none yet."""
+    """The API key made at the first start, with all scopes. Raises SettingsError when there is none yet."""
     try:
         return (state / "secrets" / "api-key").read_text()
     except OSError as error:
@@ -42,7 +43,7 @@ def api_key(state: Path) -> str:
 
 
 def grafana_password(state: Path) -> str:
-    """Of Grafana's user `admin`. Raises SettingsError when there is none yet."""
+    """The password of Grafana's user `admin`. Raises SettingsError when there is none yet."""
     try:
         return (state / _GRAFANA).read_text()
     except OSError as error:
@@ -56,7 +57,7 @@ def _write_grafana(credentials: Credentials) -> None:
 
 
 def _write_servers(credentials: Credentials) -> None:
-    """Paths in these files are those inside the servers' containers."""
+    """Paths in these files hold inside the servers' containers."""
     nats, buffer = credentials.folder("nats"), credentials.folder("buffer")
     configuration = nats_configuration(credentials.nats_password, "0.0.0.0:4222", "/var/lib/gradbus", "127.0.0.1:8222")
     write_secret(nats / "nats.conf", configuration)
@@ -66,11 +67,11 @@ def _write_servers(credentials: Credentials) -> None:
 
 
 def _write_objects(root: Path, credentials: Credentials) -> None:
-    """One key for all users; the server's file is SeaweedFS's, the two words beside it are for any other."""
-    kept = root / "supervisor" / _CREDENTIALS
-    if not kept.exists():
-        write_secret(kept, json.dumps({"access_key_id": secrets.token_hex(10), "secret_access_key": secrets.token_urlsafe(32)}))
-    pair = json.loads(kept.read_bytes())
+    """One key pair for all users: as SeaweedFS's configuration, and as plain text for any other server."""
+    stored = root / "supervisor" / _CREDENTIALS
+    if not stored.exists():
+        write_secret(stored, json.dumps({"access_key_id": secrets.token_hex(10), "secret_access_key": secrets.token_urlsafe(32)}))
+    pair = json.loads(stored.read_bytes())
     for role in OBJECT_USERS:
         write_secret(credentials.folder(role) / _CREDENTIALS, json.dumps(pair))
     key = {"accessKey": pair["access_key_id"], "secretKey": pair["secret_access_key"]}

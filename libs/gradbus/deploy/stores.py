@@ -1,4 +1,4 @@
-"""What services expect of the buffer and of object storage."""
+"""Prepares the buffer and object storage for the services."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ANSWER_SECONDS = 10.0
 
 
 async def prepare_stores(settings: ProcessSettings) -> None:
-    """Loads the buffer's functions, and makes the bucket if GRADBUS_OBJECTS_URL names one on S3 that is not there.
+    """Loads the buffer's functions, and creates the S3 bucket of GRADBUS_OBJECTS_URL if it is missing.
 
-    Raises SettingsError when either does not answer or refuses.
+    Raises SettingsError when one of them does not answer or refuses.
     """
     await _prepare_buffer(settings)
     if urlsplit(settings.objects_url).scheme == "s3":
@@ -36,21 +36,21 @@ async def _prepare_buffer(settings: ProcessSettings) -> None:
     try:
         await load_functions(client)
     except (RedisError, OSError, TimeoutError) as error:
-        raise SettingsError(f"the buffer at {settings.buffer_url} does not take the functions ({error}); see that it is up") from None
+        raise SettingsError(f"the buffer at {settings.buffer_url} does not load the functions ({error}); check that it runs") from None
     finally:
         await client.aclose()
 
 
 async def make_bucket(settings: ProcessSettings) -> None:
-    """Makes the bucket of GRADBUS_OBJECTS_URL unless it is there. Raises SettingsError when the server does not answer or refuses."""
+    """Creates the bucket of GRADBUS_OBJECTS_URL if it is missing. Raises SettingsError when the server does not answer or refuses."""
     bucket = urlsplit(settings.objects_url).netloc
     pair: Any = {name: secret.get_secret_value() for name, secret in settings.objects_credentials.items()}
-    # No client library of ours makes buckets; a signed PUT of the bucket itself is all that S3 asks for.
+    # None of our client libraries creates buckets; S3 needs only a signed PUT of the bucket itself.
     url = await asyncio.to_thread(obstore.sign, S3Store(bucket, config=pair), "PUT", "", _VALID)
     try:
         async with httpx2.AsyncClient(timeout=_ANSWER_SECONDS) as client:
             answer = await client.put(url)
     except httpx2.HTTPError as error:
-        raise SettingsError(f"object storage {settings.objects_url} does not answer ({error}); see AWS_ENDPOINT_URL") from None
+        raise SettingsError(f"object storage {settings.objects_url} does not answer ({error}); check AWS_ENDPOINT_URL") from None
     if answer.status_code not in {HTTPStatus.OK, HTTPStatus.CONFLICT}:
-        raise SettingsError(f"object storage refuses the bucket {bucket} ({answer.status_code}: {answer.text[:200]}); make it by hand")
+        raise SettingsError(f"object storage refuses the bucket {bucket} ({answer.status_code}: {answer.text[:200]}); create it by hand")

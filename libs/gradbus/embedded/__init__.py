@@ -1,4 +1,4 @@
-"""The whole system on one machine: servers from wheels, every service its own process, all of them supervised."""
+"""The whole system on one machine: servers from wheels, each service in its own process, all of them supervised."""
 
 from gradbus.embedded.config import StackConfig
 from gradbus.embedded.stack import Stack

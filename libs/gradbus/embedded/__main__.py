@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Runs a stack until SIGTERM; the exit status."""
+    """Runs a stack until SIGTERM; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gradbus.embedded", description=__doc__)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--rollouts", type=int, required=True)
-    parser.add_argument("--report", type=int, required=True, help="file descriptor that is told how the start went")
+    parser.add_argument("--report", type=int, required=True, help="file descriptor that receives the result of the start")
     arguments = parser.parse_args()
     from gradbus.embedded.config import StackConfig
-    from gradbus.embedded.serve import run_detached
+    from gradbus.embedded.supervisor import run_detached
     from gradbus.telemetry import configure_logging
 
     configure_logging("supervisor")

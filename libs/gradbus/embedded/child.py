@@ -1,6 +1,6 @@
-"""Becomes a program that ends with its supervisor: `child.py SUPERVISOR_PID CORES COMMAND...`.
+"""Ties a program's life to its supervisor and runs it: `child.py SUPERVISOR_PID CORES COMMAND...`.
 
-Runs as a script between fork and exec (`python -I -S child.py ...`), for what it does is not safe in a forked copy of a
+A script between fork and exec (`python -I -S child.py ...`), because these calls are not safe in a forked copy of a
 process with threads. It imports nothing of Gradbus, so it costs a few milliseconds.
 """
 
@@ -15,13 +15,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(supervisor: int, cores: str, command: list[str]) -> None:
-    """Sets what must hold for the program's whole life, then becomes it."""
+    """Sets the death signal and the cores, then replaces this process with the program."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     if os.getppid() != supervisor:
-        sys.exit("the supervisor is gone")  # it died before the line above could tie us to it
+        sys.exit("the supervisor is gone")  # it ended before the death signal was set
     os.execvp(command[0], command)  # noqa: S606 - the supervisor's own command
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen about an embedded stack."""
+"""The configuration of an embedded stack."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gradbus.errors import StackError
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """One embedded stack. Raises StackError for a value that cannot work."""
+    """One embedded stack. Raises StackError for an invalid value."""
 
     state: Path = DEFAULT_STATE
     port: int = 8080
-    """Port of the gateway; 0 takes a free one and keeps it."""
+    """Port of the gateway; 0 chooses a free one and keeps it for later starts."""
     rollouts: int = 1
     pin_cores: bool = False
     """Give the trainer a core of its own on machines with two to four cores: steadier steps, fewer of them."""
     ready_seconds: float = 180.0
-    """How long the start may take. A busy machine needs a minute; a process that cannot start ends before, and that is noticed."""
+    """How long the start may take. A busy machine needs a minute; a process that crashes repeatedly ends the start earlier."""
     buffer_bytes: int = 2 << 30
-    """Bound of the buffer's memory; writes beyond it are refused, nothing is evicted."""
+    """Memory limit of the buffer; beyond it writes are refused and nothing is evicted."""
     model_roots: tuple[Path, ...] = ()
-    """Folders of this machine from which a run spec may name a model; none by default."""
+    """Folders of this machine whose models a run spec may name; none by default."""
     command_overrides: dict[str, list[str]] = field(default_factory=dict)
-    """Process name to the command that takes its place; read at each start of the process (fault tests plant variants here)."""
+    """Process name to a command that replaces its own; read at each start of the process (fault tests use this)."""
     environment_overrides: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Process name to variables that are added to its environment; read at each start of the process."""
+    """Process name to variables added to its environment; read at each start of the process."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise StackError(f"port {self.port} does not exist; give --port a number from 0 to 65535")
+            raise StackError(f"port {self.port} is out of range; give --port a number from 0 to 65535")
         if self.rollouts < 1:
-            raise StackError(f"{self.rollouts} rollouts cannot sample anything; give --rollouts 1 or more")
+            raise StackError(f"{self.rollouts} rollout workers cannot sample; give --rollouts 1 or more")

@@ -1,4 +1,4 @@
-"""Ports on loopback that a stack takes once and keeps."""
+"""Ports on loopback that a stack chooses once and keeps over restarts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from gradbus.errors import StackError
 
-# Below the range from which systems take ports for outgoing connections: a client that reconnects to a killed
-# server could otherwise be given the server's own port, connect to itself, and keep the server from coming back.
+# Below the range that systems use for outgoing connections. A client that reconnects to a killed server could
+# otherwise be given the server's own port, connect to itself, and keep the server from restarting.
 _FIRST, _LAST = 20_000, 32_000
 _TRIES = 2_000
 
@@ -31,7 +31,7 @@ def is_free(port: int) -> bool:
 
 
 class Ports:
-    """Name to port: those remembered that are still free, others chosen anew."""
+    """Name to port: a remembered port is kept while it is free, otherwise a new one is chosen."""
 
     def __init__(self, remembered: Mapping[str, object]) -> None:
         self._remembered = {name: port for name, port in remembered.items() if isinstance(port, int)}
@@ -45,18 +45,18 @@ class Ports:
         return self._given[name]
 
     def claim(self, name: str, port: int, option: str) -> None:
-        """Gives `name` the port the user asked for. Raises StackError if it is taken."""
+        """Gives `name` the port that the user requested. Raises StackError if it is taken."""
         if not is_free(port):
             raise StackError(f"port {port} is taken or not allowed; give {option} another port, or {option} 0 for a free one")
         self._given[name] = port
 
     @property
     def known(self) -> dict[str, int]:
-        """Every port given or remembered, to be kept for the next start."""
+        """Every port given or remembered, to be stored for the next start."""
         return {**self._remembered, **self._given}
 
     def release(self) -> None:
-        """Lets other stacks choose these ports again."""
+        """Lets other stacks choose these ports."""
         for claim in self._claims:
             claim.close()
         self._claims.clear()
@@ -67,15 +67,15 @@ class Ports:
             port = random.randrange(_FIRST, _LAST)
             if port not in taken and self._takes(port):
                 return port
-        raise StackError(f"no free port between {_FIRST} and {_LAST}; end some of the processes that listen there")
+        raise StackError(f"no free port between {_FIRST} and {_LAST}; stop some of the processes that listen there")
 
     def _takes(self, port: int) -> bool:
-        """Whether the port is free, and no other stack has chosen it and is about to listen there."""
+        """Reserves the port; False when it is in use or another stack has reserved it."""
         if not is_free(port):
             return False
         if sys.platform != "linux":
             return True
-        claim = socket.socket(socket.AF_UNIX)  # its abstract name is given once, and ends with the process
+        claim = socket.socket(socket.AF_UNIX)  # an abstract socket name is unique on the machine and ends with the process
         try:
             claim.bind(f"\0gradbus-port-{port}")
         except OSError:

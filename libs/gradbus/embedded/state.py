@@ -1,4 +1,4 @@
-"""The state folder: what survives a restart of the stack, and who owns it now."""
+"""The state folder: files that survive a restart of the stack, and the lock of the stack that owns them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class StateFolder:
 
     @property
     def api_key_file(self) -> Path:
-        """The token of the key made at first start."""
+        """The file with the token of the API key made at the first start."""
         return self.secrets / "api-key"
 
     def lock(self) -> None:
-        """Makes the folder and owns it until `unlock` or the end of this process, however it ends.
+        """Creates the folder and locks it until `unlock` or the end of this process.
 
-        Raises StackError when another process owns it, or when it cannot be written.
+        Raises StackError when another process holds the lock, or when the folder cannot be written.
         """
         try:
             for folder in (self.root, self.logs, self.secrets, self.objects, self.cache, self.nats, self.buffer):
@@ -48,7 +48,7 @@ class StateFolder:
         except BlockingIOError:
             handle.close()
             raise StackError(
-                f"a stack runs on {self.root} already (pid {self.owner()}); use it, end it with "
+                f"a stack runs on {self.root} already (pid {self.owner()}); use it, stop it with "
                 f"`gradbus down --state {self.root}`, or give --state another folder"
             ) from None
         handle.truncate(0)
@@ -57,13 +57,13 @@ class StateFolder:
         self._lock = handle
 
     def unlock(self) -> None:
-        """Lets another stack use the folder."""
+        """Releases the lock."""
         if self._lock:
             self._lock.close()
             self._lock = None
 
     def owner(self) -> int | None:
-        """Pid of the supervisor that holds the lock, or None when nobody does."""
+        """Pid of the supervisor that holds the lock; None when there is none."""
         try:
             with (self.root / "lock").open() as handle:
                 try:
@@ -75,7 +75,7 @@ class StateFolder:
         return None
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file; empty when there is none or it is damaged."""
+        """The content of a JSON file; empty when the file is missing or damaged."""
         try:
             content = json.loads((self.root / name).read_bytes())
         except (OSError, ValueError):
@@ -83,28 +83,28 @@ class StateFolder:
         return content if isinstance(content, dict) else {}
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Replaces a JSON file in one move."""
-        draft = self.root / f"{name}.draft"
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.replace(self.root / name)
+        """Replaces a JSON file atomically."""
+        temporary = self.root / f"{name}.tmp"
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.replace(self.root / name)
 
     def remove(self, name: str) -> None:
-        """Removes a file; no error if there is none."""
+        """Removes a file if it exists."""
         (self.root / name).unlink(missing_ok=True)
 
     def log_file(self, process: str) -> Path:
-        """Log of a process; a large one is set aside first, and the one set aside before it goes."""
+        """The log file of a process; a large one is rotated first, and only one rotated file is kept."""
         path = self.logs / f"{process}.log"
         if path.exists() and path.stat().st_size > _ROTATE_BYTES:
             path.replace(path.with_suffix(".log.1"))
         return path
 
     def log_tail(self, process: str, lines: int = 15) -> str:
-        """The last lines that a process wrote."""
+        """The last lines of a process's log."""
         path = self.logs / f"{process}.log"
         if not path.exists():
-            return "(nothing was written)"
+            return "(the log is empty)"
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64 * 1024))
             text = file.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-lines:]) or "(nothing was written)"
+        return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"

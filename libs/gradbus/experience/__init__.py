@@ -1,4 +1,4 @@
-"""The experience log: sampled groups, the log itself, its archive, and one reader over both."""
+"""The experience log: sampled groups, the log in the buffer, its archive in object storage, and a reader of both."""
 
 from gradbus.experience.groups import GroupStore, runs_in
 from gradbus.experience.log import ExperienceLog, StoredEntry

@@ -1,4 +1,4 @@
-"""Sampled groups on their way to the log. The first durable answer wins; later ones change nothing."""
+"""Sampled groups that are not in the log yet. The first stored answer for an index wins; later ones change nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GET = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "
 
 
 async def runs_in(client: Redis) -> set[str]:
-    """Ids of the runs that have any key but a term."""
+    """Ids of the runs that have any key besides a term."""
     found: set[str] = set()
     async for key in client.scan_iter(match=keys.everything("*"), count=1000):
         run_id = keys.run_of(key.decode(errors="replace"))
@@ -30,42 +30,42 @@ async def runs_in(client: Redis) -> set[str]:
 
 
 class GroupStore:
-    """One run's unfinished groups and held-out completions."""
+    """One run's sampled groups and held-out completions."""
 
     def __init__(self, client: Redis, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
 
     async def put(self, groups: Sequence[Group]) -> None:
-        """Stores training groups; a group that is already there stays as it is."""
+        """Stores training groups. A group that is stored already is not replaced."""
         await self._put({keys.assembly(self._run_id, group.index): group for group in groups})
 
     async def get(self, indexes: Sequence[int]) -> dict[int, Group]:
-        """Those of `indexes` that are there and whole; what is corrupt is removed and will be sampled again."""
+        """The groups of `indexes` that are stored. A corrupt group is removed, so that it is sampled again."""
         return await self._read({index: keys.assembly(self._run_id, index) for index in indexes})
 
     async def discard(self, indexes: Iterable[int]) -> None:
-        """Removes groups that nobody needs any more."""
+        """Removes groups."""
         names = [keys.assembly(self._run_id, index) for index in indexes]
         if names:
             await self._client.delete(*names)
 
     async def put_evaluation(self, version: int, groups: Sequence[Group]) -> None:
-        """Stores held-out completions of a version."""
+        """Stores held-out completions of a version; they expire after an hour."""
         await self._put({keys.evaluation(self._run_id, version, group.index): group for group in groups}, _EVALUATION_SECONDS)
 
     async def get_evaluation(self, version: int, indexes: Sequence[int]) -> dict[int, Group]:
-        """Those held-out completions of a version that are there and whole."""
+        """The held-out completions of a version that are stored. A corrupt one is removed."""
         return await self._read({index: keys.evaluation(self._run_id, version, index) for index in indexes})
 
     async def discard_evaluation(self, version: int, indexes: Iterable[int]) -> None:
-        """Removes held-out completions once they are counted."""
+        """Removes held-out completions."""
         names = [keys.evaluation(self._run_id, version, index) for index in indexes]
         if names:
             await self._client.delete(*names)
 
     async def remove_run(self) -> None:
-        """Removes every key of the run but its term, which goes on fencing whoever does not know that the run is over."""
+        """Removes every key of the run but its term, which still fences a conductor that does not know that the run is over."""
         kept = keys.term(self._run_id).encode()
         async for key in self._client.scan_iter(match=keys.everything(self._run_id), count=1000):
             if key != kept:
@@ -84,8 +84,8 @@ class GroupStore:
             return {}
         with _GET.measured(items=0) as reading:
             records: list[Any] = await self._client.mget(list(names.values()))
-            there = [len(record) for record in records if record is not None]
-            reading.items, reading.payload_bytes = len(there), sum(there)
+            sizes = [len(record) for record in records if record is not None]
+            reading.items, reading.payload_bytes = len(sizes), sum(sizes)
         found: dict[int, Group] = {}
         for (index, name), record in zip(names.items(), records, strict=True):
             if record is None:

@@ -1,4 +1,4 @@
-"""The experience log: one stream a run, one entry a group, each group once. Only the conductor's user may append."""
+"""The experience log in the buffer: one stream a run, one entry a group, each group once. Only the conductor appends."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _READ = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """One entry as the log holds it."""
+    """One entry as it is stored."""
 
     stream_id: str
     index: int
     record: bytes
 
     def decode(self) -> LogEntry:
-        """The entry; CorruptRecordError if its content does not match its digest or its place."""
+        """The entry. Raises CorruptRecordError if the content does not match the digest or the index."""
         entry = LogEntry.FromString(unseal(self.record, f"log entry {self.stream_id}"))
         if entry.index != self.index:
             raise CorruptRecordError(f"log entry {self.stream_id} names index {entry.index}, stored as {self.index}; it must be made again")
@@ -55,13 +55,13 @@ class ExperienceLog:
         self._fixed = [keys.term(run_id), keys.admitted(run_id), keys.experience(run_id)]
 
     async def open_term(self, term: int) -> None:
-        """Fences every older conductor. Raises FencedError if a newer one wrote already."""
+        """Fences every older conductor. Raises FencedError if a newer one has written already."""
         await self._call(functions.OPEN, term, self._fixed[:1], [])
 
     async def append(self, term: int, entries: Mapping[int, LogEntry]) -> list[int]:
-        """Adds entries by index; those already in the log stay as they are. Returns the indexes that were new.
+        """Adds entries by index, except those whose index entered the log before. Returns the indexes that were added.
 
-        Raises FencedError if a newer conductor wrote.
+        Raises FencedError if a newer conductor has written.
         """
         if not entries:
             return []
@@ -77,16 +77,16 @@ class ExperienceLog:
         return [int(index) for index in accepted]
 
     async def forget(self, term: int, entries: Sequence[StoredEntry]) -> None:
-        """Takes corrupt entries out again, so that their groups are made anew."""
+        """Removes corrupt entries, so that their indexes can be appended again."""
         arguments: list[int | str] = [part for entry in entries for part in (entry.index, entry.stream_id)]
         await self._call(functions.FORGET, term, self._fixed, arguments)
 
-    async def reopen(self, term: int, first: int, held: Collection[int]) -> list[int]:
-        """Lets indexes from `first` on that are marked as admitted, and are not among those `held`, be appended again; returns them.
+    async def reopen(self, term: int, first: int, present: Collection[int]) -> list[int]:
+        """Allows indexes to be appended again that were admitted, are `first` or above, and are not `present`; returns them.
 
-        For a log that lost entries: `first` must be below nothing that was trimmed.
+        For a log that lost entries. No entry at or above `first` may have been trimmed.
         """
-        lost = sorted(index for index in await self._marked(first, -1) - set(held) if index >= first)
+        lost = sorted(index for index in await self._marked(first, -1) - set(present) if index >= first)
         if lost:
             await self._call(functions.REOPEN, term, self._fixed[:2], lost)
         return lost
@@ -95,27 +95,27 @@ class ExperienceLog:
         """Indexes in [first, last) that are in the log or were trimmed from it."""
         return {index for index in await self._marked(first, (last - 1) // 8) if first <= index < last}
 
-    async def read(self, after: str = "0-0", most: int = 512, wait_seconds: float = 0.0) -> list[StoredEntry]:
-        """Entries behind `after`, oldest first; waits up to `wait_seconds` for the first."""
+    async def read(self, after: str = "0-0", limit: int = 512, wait_seconds: float = 0.0) -> list[StoredEntry]:
+        """Up to `limit` entries after `after`, oldest first; waits up to `wait_seconds` for the first."""
         block = int(wait_seconds * 1000) or None
         with _READ.measured() as reading:
-            found: Any = await self._client.xread({keys.experience(self._run_id): after}, count=most, block=block)
+            found: Any = await self._client.xread({keys.experience(self._run_id): after}, count=limit, block=block)
             rows = found[0][1] if found else []
             reading.items, reading.payload_bytes = len(rows), sum(len(fields[b"r"]) for _, fields in rows)
         return [StoredEntry(stream_id.decode(), _index(fields[b"i"]), fields[b"r"]) for stream_id, fields in rows]
 
     async def trim(self, last: str) -> None:
-        """Removes every entry up to and including `last`; only what a checkpoint and the archive both cover."""
+        """Removes every entry up to and including `last`. Both a checkpoint and the archive must cover them."""
         await self._client.xtrim(keys.experience(self._run_id), minid=str(StreamId.parse(last).after()), approximate=False)
 
     async def size(self) -> tuple[int, int]:
-        """(entries, bytes) that the log holds in memory."""
+        """Number of entries in the buffer, and the bytes of memory they take."""
         length: Any = await self._client.xlen(keys.experience(self._run_id))
         used: Any = await self._client.memory_usage(keys.experience(self._run_id), samples=8)
         return int(length), int(used or 0)
 
     async def _marked(self, first: int, last_byte: int) -> set[int]:
-        """Indexes in the bitmap's bytes from the one that holds `first` to `last_byte` (-1: its end)."""
+        """Indexes set in the bitmap, from the byte with `first` to `last_byte` (-1: the end)."""
         bits: Any = await self._client.getrange(keys.admitted(self._run_id), first // 8, last_byte)
         offset = first // 8 * 8
         return {offset + 8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte & (0x80 >> bit)}
@@ -133,5 +133,5 @@ class ExperienceLog:
 
 
 def _index(field: bytes) -> int:
-    """The index a field names; -1, which matches no entry, for one that has rotted."""
+    """The index in a field; -1, which no entry has, for a corrupt field."""
     return int(field) if field.isdigit() else -1

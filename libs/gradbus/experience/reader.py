@@ -31,7 +31,7 @@ async def read_experience(
     archive = ArchiveReader(objects, run_id)
     while True:
         # The buffer before the archive: an entry that was trimmed before the first read is found by the second.
-        records = [(entry.stream_id, entry.record) for entry in await log.read(str(after), most=_BATCH)]
+        records = [(entry.stream_id, entry.record) for entry in await log.read(str(after), limit=_BATCH)]
         segment = next((name for name in await archive.segments() if name.last > after), None)
         if segment:
             archived = (await archive.read(segment)).entries

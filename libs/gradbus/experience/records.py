@@ -1,4 +1,4 @@
-"""Records: a payload and its SHA-256, for neither broker protects content."""
+"""Records: a payload with its SHA-256. Neither NATS nor the buffer protects content against corruption."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ def seal(payload: bytes) -> bytes:
 
 
 def unseal(record: bytes, what: str) -> bytes:
-    """The payload of a serialised StoredRecord.
-
-    Raises CorruptRecordError, naming `what`, when it does not match its digest.
-    """
+    """The payload of a serialised StoredRecord. Raises CorruptRecordError, naming `what`, when it does not match its digest."""
     try:
         stored = StoredRecord.FromString(record)
     except DecodeError:
@@ -30,5 +27,5 @@ def unseal(record: bytes, what: str) -> bytes:
 
 
 def record_digest(record: bytes) -> str:
-    """The digest a sealed record carries, as hex."""
+    """The digest in a sealed record, hex. It is not checked."""
     return StoredRecord.FromString(record).digest.hex()

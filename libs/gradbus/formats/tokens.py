@@ -28,6 +28,11 @@ def unpack_ids(content: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{token_count(content)}i", content)
 
 
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """float32, `[T]`, each rounded to the nearest."""
+    return struct.pack(f"<{len(logprobs)}f", *logprobs)
+
+
 def unpack_logprobs(content: bytes) -> tuple[float, ...]:
     """Log-probabilities of float32 `[T]`."""
     return struct.unpack(f"<{token_count(content)}f", content)

@@ -1,9 +1,19 @@
-"""Judging samples: the arithmetic of the built-in graders. Serving a scorer of your own: `gradbus.graders.serve`."""
+"""The built-in graders, and the result of a scorer. To serve a scorer of your own, see `gradbus.graders.serve`."""
 
 from gradbus.graders.check import check_grader
 from gradbus.graders.formula import Formula
-from gradbus.graders.result import Result
-from gradbus.graders.simple import Judge, compiled_grader, string_check, text_similarity
+from gradbus.graders.result import ScoreResult
 from gradbus.graders.template import Template
+from gradbus.graders.text_comparison import GradeFunction, InvalidSampleError, compiled_grader, string_check, text_similarity
 
-__all__ = ["Formula", "Judge", "Result", "Template", "check_grader", "compiled_grader", "string_check", "text_similarity"]
+__all__ = [
+    "Formula",
+    "GradeFunction",
+    "InvalidSampleError",
+    "ScoreResult",
+    "Template",
+    "check_grader",
+    "compiled_grader",
+    "string_check",
+    "text_similarity",
+]

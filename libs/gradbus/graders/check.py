@@ -1,4 +1,4 @@
-"""What can be said about a grader before it has judged anything."""
+"""Checks a grader at the submission of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradbus.spec import Grader, MultiGrader, PythonGrader, SimpleGrader
 
 
 def check_grader(grader: Grader, item_columns: Collection[str], path: str = "reward.grader") -> list[Fault]:
-    """Every fault of `grader` for rows with `item_columns`: unknown columns and names, formulas and sources that cannot work."""
+    """Every fault of `grader` for rows with `item_columns`: unknown columns and names, invalid formulas and sources."""
     if not isinstance(grader, MultiGrader):
         return list(_simple_faults(grader, item_columns, path))
     faults = [fault for name, part in grader.graders.items() for fault in _simple_faults(part, item_columns, f"{path}.graders.{name}")]

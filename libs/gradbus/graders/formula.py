@@ -21,7 +21,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 }
 _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
-_Step = Callable[[Mapping[str, float]], float]
+_Evaluation = Callable[[Mapping[str, float]], float]
 
 
 class Formula:
@@ -38,7 +38,7 @@ class Formula:
             raise GraderError(f"formula {text!r} cannot be read: {error}; write e.g. 0.5 * first + 0.5 * second") from error
 
     def value(self, values: Mapping[str, float]) -> float:
-        """The result for `values` of every name; raises GraderError when there is no finite one (division by zero, overflow)."""
+        """The result, for the `values` of all names. Raises GraderError if it is not finite (division by zero, overflow)."""
         try:
             result = self._evaluate(values)
         except (ArithmeticError, ValueError, RecursionError) as error:
@@ -48,10 +48,10 @@ class Formula:
             raise GraderError(f"formula {self.text!r} gives {result}, not a finite number; guard it with min or max")
         return result
 
-    def _compiled(self, node: ast.expr) -> _Step:
+    def _compiled(self, node: ast.expr) -> _Evaluation:
         match node:
             case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-                # Floats alone: integers would let `9 ** 9 ** 9` take all memory.
+                # Floats only: with integers `9 ** 9 ** 9` would take all memory.
                 constant = float(number)
                 return lambda _values: constant
             case ast.Name(id=name):
@@ -68,11 +68,11 @@ class Formula:
             f"formula {self.text!r}: {ast.unparse(node)!r} is not allowed; use numbers, names, + - * / **, {', '.join(FUNCTIONS)}"
         )
 
-    def _call(self, name: str, args: list[ast.expr]) -> _Step:
+    def _call(self, name: str, args: list[ast.expr]) -> _Evaluation:
         if (name == "abs") != (len(args) == 1):
             raise GraderError(f"formula {self.text!r}: {name} has {len(args)} argument(s); abs takes one, min and max two or more")
         return _applied(FUNCTIONS[name], *[self._compiled(argument) for argument in args])
 
 
-def _applied(function: Callable[..., float], *steps: _Step) -> _Step:
+def _applied(function: Callable[..., float], *steps: _Evaluation) -> _Evaluation:
     return lambda values: function(*[step(values) for step in steps])

@@ -1,4 +1,4 @@
-"""What a scorer says about one sample."""
+"""The result of scoring one sample."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STATUS: Mapping[str, reward_pb2.RewardStatus] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A reward with its named parts, or why there is none: a failure is not a reward of 0."""
+class ScoreResult:
+    """A reward with its named components, or the reason why there is none. A failure is not a reward of 0."""
 
     reward: float = 0.0
     components: Mapping[str, float] = field(default_factory=dict)
@@ -27,26 +27,26 @@ class Result:
     reason: str = ""
 
     @classmethod
-    def invalid(cls, reason: str) -> Result:
-        """The sample cannot be judged: it is masked, and never judged again."""
+    def invalid(cls, reason: str) -> ScoreResult:
+        """The sample cannot be scored: it is masked, and never scored again."""
         return cls(status="invalid", reason=reason)
 
     @classmethod
-    def error(cls, reason: str) -> Result:
-        """The scorer failed: the sample is judged again."""
+    def error(cls, reason: str) -> ScoreResult:
+        """The scorer failed: the sample is scored again."""
         return cls(status="error", reason=reason)
 
     def message(self, sample_id: str) -> reward_pb2.SampleReward:
-        """The result as it travels."""
+        """The result as a protobuf message."""
         return reward_pb2.SampleReward(
-            sample_id=_sound(sample_id),
+            sample_id=_valid_utf8(sample_id),
             status=STATUS[self.status],
             reward=self.reward,
-            components={_sound(name): value for name, value in self.components.items()},
-            reason=_sound(self.reason),
+            components={_valid_utf8(name): value for name, value in self.components.items()},
+            reason=_valid_utf8(self.reason),
         )
 
 
-def _sound(text: str) -> str:
-    """`text` without lone surrogates: JSON and Python may hold them, UTF-8 and therefore protobuf cannot."""
+def _valid_utf8(text: str) -> str:
+    """`text` without lone surrogates, which Python and JSON allow, but not UTF-8 and protobuf."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

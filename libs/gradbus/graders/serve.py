@@ -22,7 +22,7 @@ import grpc
 import structlog
 
 from gradbus.errors import SettingsError
-from gradbus.graders.result import Result
+from gradbus.graders.result import ScoreResult
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a scorer is given."""
+    """A sample to score."""
 
     run_id: str
     sample_id: str
@@ -46,13 +46,13 @@ class Sample:
     weight_version: int
 
 
-Score = Callable[[Sample], float | Result]
+ScoreFunction = Callable[[Sample], float | ScoreResult]
 
 
 class ScorerServer:
-    """A gRPC RewardService around one function. An exception of the function is `error` for that sample alone."""
+    """A gRPC RewardService around one function. An exception of the function is an `error` of its sample only."""
 
-    def __init__(self, score: Score, address: str, *, threads: int = 8) -> None:
+    def __init__(self, score: ScoreFunction, address: str, *, threads: int = 8) -> None:
         """`address` is host:port; port 0 takes a free one. Raises SettingsError if it is taken."""
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(threads), options=options)
@@ -63,18 +63,18 @@ class ScorerServer:
             raise SettingsError(f"cannot listen on {address}: {error}; choose a free port") from error
 
     def start(self) -> None:
-        """Serve from threads of its own."""
+        """Starts to serve, in threads of its own."""
         self._server.start()
 
     def stop(self, grace_seconds: float = 5.0) -> None:
-        """Finish what is in flight, then stop."""
+        """Finishes the calls in flight, then stops."""
         self._server.stop(grace_seconds).wait()
 
 
-def serve_scorer(score: Score, address: str) -> None:
-    """Serve `score` at `address` (host:port) until SIGINT or SIGTERM.
+def serve_scorer(score: ScoreFunction, address: str) -> None:
+    """Serves `score` at `address` (host:port) until SIGINT or SIGTERM.
 
-    Whoever reaches the port may call it: bind loopback or a private network. Raises SettingsError if the port is taken.
+    Calls are not authenticated: bind loopback or a private network. Raises SettingsError if the port is taken.
     """
     server = ScorerServer(score, address)
     stopped = threading.Event()
@@ -87,24 +87,24 @@ def serve_scorer(score: Score, address: str) -> None:
 
 
 class _Servicer(reward_service_pb2_grpc.RewardServiceServicer):
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: ScoreFunction) -> None:
         self._score = score
 
     def Score(self, request: reward_pb2.ScoreRequest, context: grpc.ServicerContext) -> reward_pb2.ScoreResponse:  # noqa: N802 - gRPC's name
         results = []
         for sample in request.samples:
             if not context.is_active():
-                break  # the caller's deadline has passed: nobody reads the rest
-            results.append(self._judged(request.run_id, sample).message(sample.sample_id))
+                break  # the caller's deadline has passed
+            results.append(self._scored(request.run_id, sample).message(sample.sample_id))
         return reward_pb2.ScoreResponse(results=results)
 
-    def _judged(self, run_id: str, sample: reward_pb2.ScoreSample) -> Result:
+    def _scored(self, run_id: str, sample: reward_pb2.ScoreSample) -> ScoreResult:
         try:
-            given = self._score(_sample(run_id, sample))
-            return given if isinstance(given, Result) else Result(float(given))
-        except Exception as error:  # noqa: BLE001 - the user's function may raise anything; its sample is answered with it
+            result = self._score(_sample(run_id, sample))
+            return result if isinstance(result, ScoreResult) else ScoreResult(float(result))
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it becomes the sample's result
             _log.exception("score_function_failed", run_id=run_id, sample_id=sample.sample_id)
-            return Result.error(f"{type(error).__name__}: {error}")
+            return ScoreResult.error(f"{type(error).__name__}: {error}")
 
 
 def _sample(run_id: str, sample: reward_pb2.ScoreSample) -> Sample:

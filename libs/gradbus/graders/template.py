@@ -1,6 +1,6 @@
 """Templates: text with `{{ sample.output_text }}`, `{{ sample.finish_reason }}` and `{{ item.column.key }}` in it.
 
-Names and nothing else: no filters, no calls, so a template can neither run code nor hang.
+Only names: without filters and calls a template can neither run code nor hang.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SAMPLE_FIELDS = ("output_text", "finish_reason")
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 Path = tuple[str, ...]
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 class Template:
@@ -24,10 +24,10 @@ class Template:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        first, *places = text.split("{{")
+        first, *rest = text.split("{{")
         self._pieces: list[str | Path] = [first]
-        for place in places:
-            name, closed, literal = place.partition("}}")
+        for part in rest:
+            name, closed, literal = part.partition("}}")
             if not closed:
                 raise GraderError(f"template {_shown(text)} has a '{{{{' that is never closed; write {{{{ item.answer }}}}")
             self._pieces += [self._parsed(name), literal]
@@ -38,7 +38,7 @@ class Template:
         return [piece for piece in self._pieces if isinstance(piece, tuple)]
 
     def render(self, sample: Mapping[str, object], item: Mapping[str, object]) -> str:
-        """The text for one sample. Strings stand as they are, all else as JSON; raises GraderError for a name that is not there."""
+        """The text for one sample: strings unchanged, other values as JSON. Raises GraderError for a name that the row does not have."""
         return "".join([piece if isinstance(piece, str) else self._value(piece, sample, item) for piece in self._pieces])
 
     def _parsed(self, written: str) -> Path:
@@ -63,8 +63,8 @@ class Template:
             return value[key]
         if isinstance(value, Sequence) and not isinstance(value, str) and key.isdecimal() and int(key) < len(value):
             return value[int(key)]
-        raise GraderError(f"template {_shown(self.text)}: this row has no {'.'.join(path)!r}; add the column or mend the template")
+        raise GraderError(f"template {_shown(self.text)}: this row has no {'.'.join(path)!r}; add the column or fix the template")
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")

@@ -1,4 +1,4 @@
-"""Object storage: content-addressed blobs, and what a run keeps under its own name."""
+"""Object storage: content-addressed blobs, and objects under a run's path."""
 
 from gradbus.objects.folder import materialise
 from gradbus.objects.store import ObjectStore

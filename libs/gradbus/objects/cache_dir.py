@@ -1,4 +1,4 @@
-"""What a worker writes below GRADBUS_CACHE_DIR."""
+"""Writes below GRADBUS_CACHE_DIR."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradbus.errors import DiskError, first_line
 
 @contextmanager
 def written_below(folder: Path, what: str) -> Iterator[None]:
-    """The block writes `what` below `folder`. Raises DiskError where that cannot be; what is gone stays a FileNotFoundError."""
+    """For a block that writes `what` below `folder`: an OSError becomes a DiskError, but a FileNotFoundError stays one."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files of a folder store: put there without a copy, and made to outlive a power cut."""
+"""Files of a store that is a folder: hard links instead of copies, and syncs against power cuts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-_DRAFT_SECONDS: Final = 3600.0
+_PARTIAL_SECONDS: Final = 3600.0
 
 
 def sync_files(root: Path, paths: Iterable[str]) -> None:
@@ -25,27 +25,27 @@ def sync_files(root: Path, paths: Iterable[str]) -> None:
 
 
 def link_file(source: Path, target: Path) -> bool:
-    """Makes `target` another name of `source`, or replaces it; False where the two cannot share a file, e.g. on two disks."""
+    """Makes `target` a hard link to `source`. Returns False where that is impossible, e.g. across two disks."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f"{target.name}#{secrets.randbelow(1 << 32)}")  # a name that the store does not list
+    partial = target.with_name(f"{target.name}#{secrets.randbelow(1 << 32)}")  # the store does not list such a name
     try:
-        os.link(source, draft)
+        os.link(source, partial)
     except OSError:
         return False
     try:
-        os.replace(draft, target)
+        os.replace(partial, target)
     finally:
-        draft.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return True
 
 
-def remove_drafts(folder: Path) -> None:
-    """Removes what killed processes left half written in `folder`: names that the store does not list, untouched for an hour."""
-    before = time.time() - _DRAFT_SECONDS
-    for draft in folder.glob("*#*"):
-        with contextlib.suppress(FileNotFoundError):  # it has got its name meanwhile
-            if draft.stat().st_mtime < before:
-                draft.unlink()
+def remove_partial_files(folder: Path) -> None:
+    """Removes the partial files of killed processes: files in `folder` that the store does not list, untouched for an hour."""
+    before = time.time() - _PARTIAL_SECONDS
+    for partial in folder.glob("*#*"):
+        with contextlib.suppress(FileNotFoundError):  # it was renamed to its target meanwhile
+            if partial.stat().st_mtime < before:
+                partial.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -22,15 +22,15 @@ from gradbus.objects.paths import is_safe_part
 from gradbus.objects.store import ObjectStore
 
 _CONFIGS = frozenset({"config.json", "tokenizer_config.json", "processor_config.json"})
-_DRAFT = ".draft-"
+_PARTIAL = ".partial-"
 
 
 async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path) -> Path:
-    """Writes `files` (name to digest) into a folder below `folder` that is named after them, and returns it.
+    """Writes `files` (name to digest) into a folder below `folder`, named by a digest of `files`, and returns it.
 
-    A folder that exists is whole, also after a power cut, for it came by one rename: several processes may do this at once.
-    Code that a configuration of the model would have loaded (`auto_map`) is stripped.
-    Raises SettingsError for an unsafe name, ObjectMissingError, CorruptRecordError, DiskError, and ModelError for a config that is none.
+    An existing folder is complete, also after a power cut, since it was made by one rename; several processes may do this at once.
+    `auto_map`, by which a model's configuration loads code, is removed.
+    Raises SettingsError for an unsafe name, ModelError for an invalid configuration, ObjectMissingError, CorruptRecordError, DiskError.
     """
     for name in files:
         if not is_safe_part(name):
@@ -40,44 +40,44 @@ async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path
     if await asyncio.to_thread(target.is_dir):
         return target
     with written_below(folder, "a model"):
-        async with _draft(folder) as draft:
+        async with _partial_folder(folder) as partial:
             for name, digest in files.items():
                 data = await store.get_blob(digest)
-                await asyncio.to_thread((draft / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
-            await asyncio.to_thread(sync_files, draft, files)
-            await asyncio.to_thread(_move, draft, target)
+                await asyncio.to_thread((partial / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
+            await asyncio.to_thread(sync_files, partial, files)
+            await asyncio.to_thread(_move, partial, target)
     return target
 
 
 @asynccontextmanager
-async def _draft(folder: Path) -> AsyncIterator[Path]:
-    """A folder that is removed after the block, if it is still there. Whoever is alone removes what killed processes left."""
+async def _partial_folder(folder: Path) -> AsyncIterator[Path]:
+    """A folder that is removed after the block. A process that is alone here also removes the partial folders of killed ones."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
-        draft = await asyncio.to_thread(_begun, folder, lock)
+        partial = await asyncio.to_thread(_make_partial_folder, folder, lock)
         try:
-            yield draft
+            yield partial
         finally:
-            await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
     finally:
         os.close(lock)
 
 
-def _begun(folder: Path, lock: int) -> Path:
-    with contextlib.suppress(OSError):  # others are at work, or the file system knows no locks
+def _make_partial_folder(folder: Path, lock: int) -> Path:
+    with contextlib.suppress(OSError):  # other processes are at work, or the file system has no locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for left in folder.glob(f"{_DRAFT}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for abandoned in folder.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_SH)
-    return Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder))
+    return Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
 
 
-def _move(draft: Path, target: Path) -> None:
+def _move(partial: Path, target: Path) -> None:
     try:
-        os.replace(draft, target)
+        os.replace(partial, target)
     except OSError:
-        # A folder with content cannot be replaced: another process was first, with the same files.
+        # A folder with content cannot be replaced: another process was first, with the same content.
         if not target.is_dir():
             raise

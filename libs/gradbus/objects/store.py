@@ -16,22 +16,22 @@ from obstore.store import ObjectStore as Backend
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
 from gradbus.ids import digest_of, digest_of_file
-from gradbus.objects.durable import link_file, remove_drafts, sync_files
+from gradbus.objects.durable import link_file, remove_partial_files, sync_files
 from gradbus.objects.paths import blob_path, checked_path
 from gradbus.telemetry import WireOperation
 
 _HASH_IN_THREAD_BYTES = 1 << 22
 _PARALLEL = 16
 _PART_BYTES = 1 << 24
-_PARTS_AT_ONCE = 4
-_MOST_PARTS = 10_000
-"""What S3 takes of one object."""
+_PARALLEL_PARTS = 4
+_MAX_PARTS = 10_000
+"""The limit of S3 for one object."""
 _PUT = WireOperation("objects", {"gradbus.operation": "put"})
 _GET = WireOperation("objects", {"gradbus.operation": "get"})
 
 
 class ObjectStore:
-    """Blobs by digest, and objects by path. Every write is atomic: a reader sees all of an object or none.
+    """Blobs by digest, and objects by path. Every write is atomic: a reader sees a whole object or none.
 
     Each method raises StorageError when the store does not answer or refuses.
     """
@@ -45,9 +45,8 @@ class ObjectStore:
     def open(cls, url: str, credentials: Mapping[str, str] | None = None) -> ObjectStore:
         """Opens `file:///folder`, `s3://bucket/prefix`, `gs://...` or `az://...`.
 
-        Endpoints come from the environment, and so do credentials that are not given: options of the store such as `access_key_id`.
-
-        Raises SettingsError when the url names no store.
+        `credentials` are options of the store such as `access_key_id`. Endpoints, and credentials that are not given, come from the
+        environment. Raises SettingsError when the url names no store.
         """
         parts = urlsplit(url)
         if parts.scheme == "file":
@@ -64,28 +63,28 @@ class ObjectStore:
             raise SettingsError(f"cannot use object storage {url}: {first_line(error)}; check the url and the credentials") from None
 
     async def put_blob(self, data: bytes | memoryview) -> str:
-        """Stores `data` under its digest, which it returns; writes nothing if it is there already."""
+        """Stores `data` and returns its digest. Writes nothing if the blob is stored already."""
         large = len(data) > _HASH_IN_THREAD_BYTES
         digest = await asyncio.to_thread(digest_of, data) if large else digest_of(data)
         path = blob_path(digest)
-        # A file of another length is what a power cut left behind.
+        # A file of another length was left by a power cut.
         if await self._size(path) != len(data):
             await self.put(path, data)
         return digest
 
     async def put_file(self, path: Path) -> str:
-        """`put_blob` of a file's bytes, which never stand in memory together. Nobody may write to the file any more."""
+        """`put_blob` for a file, which is not read into memory as a whole. The file must not change any more."""
         with self._errors(str(path)):
             digest, size = await asyncio.to_thread(lambda: (digest_of_file(path), path.stat().st_size))
         target = blob_path(digest)
         if await self._size(target) != size:
             with self._errors(target), _PUT.measured(size):
                 if self._root is None or not await asyncio.to_thread(link_file, path, self._root / target):
-                    await obstore.put_async(self._backend, target, path, chunk_size=_part_bytes(size), max_concurrency=_PARTS_AT_ONCE)
+                    await obstore.put_async(self._backend, target, path, chunk_size=_part_bytes(size), max_concurrency=_PARALLEL_PARTS)
         return digest
 
     async def get_blob(self, digest: str) -> bytes:
-        """The bytes, checked. Raises ObjectMissingError, or CorruptRecordError when they do not match."""
+        """The blob's bytes. Raises ObjectMissingError, or CorruptRecordError when they do not match the digest."""
         data = await self._read(blob_path(digest), f"blob {digest}")
         large = len(data) > _HASH_IN_THREAD_BYTES
         found = await asyncio.to_thread(digest_of, data) if large else digest_of(data)
@@ -94,9 +93,9 @@ class ObjectStore:
         return data
 
     async def blob_file(self, digest: str, spare: Path) -> Path:
-        """A file with the blob's bytes, checked, for reading alone: the store's own if it is a folder, else `spare`, written in pieces.
+        """A read-only file with the blob's bytes: the store's own file if the store is a folder, else `spare`, written in pieces.
 
-        Raises ObjectMissingError, or CorruptRecordError when they do not match.
+        Raises ObjectMissingError, or CorruptRecordError when the bytes do not match the digest.
         """
         path = self.local_path(digest)
         with self._errors(f"blob {digest}"):
@@ -108,7 +107,8 @@ class ObjectStore:
         return path
 
     async def get_blob_part(self, digest: str, begin: int, end: int) -> bytes:
-        """Bytes `begin` to `end` (exclusive) of the blob, for which a digest cannot be checked. Raises ObjectMissingError."""
+        """Bytes `begin` to `end` (exclusive) of the blob, without a check of the digest. Raises ObjectMissingError, or CorruptRecordError
+        when the blob is too short."""
         with self._errors(f"blob {digest}"), _GET.measured() as reading:
             content = bytes(await obstore.get_range_async(self._backend, blob_path(digest), start=begin, end=end))
             reading.payload_bytes = len(content)
@@ -117,39 +117,39 @@ class ObjectStore:
         return content
 
     async def has_blob(self, digest: str) -> bool:
-        """Whether the blob is there; its bytes are not read."""
+        """Whether the blob is stored; its bytes are not read."""
         return await self._size(blob_path(digest)) is not None
 
     async def has_blobs(self, digests: Iterable[str]) -> bool:
-        """Whether all these blobs are there; a folder is looked into once for all of them."""
+        """Whether all these blobs are stored."""
         paths = [blob_path(digest) for digest in digests]
         if self._root:
             return await asyncio.to_thread(all, map(Path.is_file, [self._root / path for path in paths]))
         return None not in await asyncio.gather(*map(self._size, paths))
 
     async def delete_blob(self, digest: str) -> None:
-        """Removes a blob; no error if there is none."""
+        """Removes the blob; no error if there is none."""
         await self.delete(blob_path(digest))
 
-    async def remove_drafts(self) -> None:
-        """Removes blobs that killed processes left half written. A bucket's are for its lifecycle rules."""
+    async def remove_partial_files(self) -> None:
+        """Removes blobs that killed processes left half written. In a bucket its lifecycle rules do that."""
         if self._root:
-            with self._errors("a blob's draft"):
-                await asyncio.to_thread(remove_drafts, self._root / "blobs")
+            with self._errors("a partial blob"):
+                await asyncio.to_thread(remove_partial_files, self._root / "blobs")
 
     async def make_durable(self, digests: Iterable[str]) -> None:
-        """Returns once the blobs outlive a power cut: a folder is synced, a bucket is asked whether it has them.
+        """Returns once the blobs would outlive a power cut: syncs a folder, asks a bucket whether it has them.
 
-        Raises ObjectMissingError for the first that is missing.
+        Raises ObjectMissingError for the first missing blob.
         """
-        await self._settle([blob_path(digest) for digest in digests])
+        await self._sync([blob_path(digest) for digest in digests])
 
     async def put(self, path: str, data: bytes | memoryview, *, durable: bool = False) -> None:
-        """Writes or replaces the object at `path`; with `durable` it outlives a power cut."""
+        """Writes or replaces the object at `path`; with `durable`, so that it outlives a power cut."""
         with self._errors(path), _PUT.measured(len(data)):
             await obstore.put_async(self._backend, checked_path(path), data)
         if durable:
-            await self._settle([path])
+            await self._sync([path])
 
     async def get(self, path: str) -> bytes:
         """The object at `path`. Raises ObjectMissingError."""
@@ -176,7 +176,7 @@ class ObjectStore:
             return
 
     def local_path(self, digest: str) -> Path | None:
-        """The blob's file when the store is a folder, so that a reader can map it; whether it exists is not checked."""
+        """The blob's file if the store is a folder, so that a reader can map it; the file may not exist."""
         return self._root / blob_path(digest) if self._root else None
 
     async def _read(self, path: str, what: str) -> bytes:
@@ -200,9 +200,9 @@ class ObjectStore:
         except ObjectMissingError:
             return None
 
-    async def _settle(self, paths: Sequence[str]) -> None:
+    async def _sync(self, paths: Sequence[str]) -> None:
         if self._root:
-            with self._errors("a blob to be made durable"):
+            with self._errors("a sync"):
                 await asyncio.to_thread(sync_files, self._root, paths)
             return
         turns = asyncio.Semaphore(_PARALLEL)
@@ -223,12 +223,12 @@ class ObjectStore:
             raise ObjectMissingError(f"{what} is not in {self.url}{name}; it must be stored again") from None
         except (BaseError, OSError) as error:
             raise StorageError(
-                f"object storage {self.url} failed on {what}: {first_line(error)}; see that it is up and has room, and try again"
+                f"object storage {self.url} failed on {what}: {first_line(error)}; check that it runs and has room, and try again"
             ) from error
 
 
 def _part_bytes(size: int) -> int:
-    return max(_PART_BYTES, -(-size // _MOST_PARTS))
+    return max(_PART_BYTES, -(-size // _MAX_PARTS))
 
 
 def _folder(root: Path) -> LocalStore:

@@ -1,7 +1,7 @@
-"""The frame of every service process: settings, signals, health, the end."""
+"""The process of a service: settings, signals, health pages, shutdown, and the heartbeat of workers."""
 
-from gradbus.process.frame import Process, run_process
 from gradbus.process.heartbeat import WorkerHeartbeat
+from gradbus.process.runner import Process, run_process
 from gradbus.process.settings import ProcessSettings
 from gradbus.process.worker import RunServer, WorkerClients, run_worker
 

@@ -1,4 +1,4 @@
-"""Settings of both ends of a broadcast of weights."""
+"""Settings of the weight broadcast, for the trainer and the rollout workers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from gradbus.v1.broadcast_pb2 import BroadcastConfig
 
 
 class BroadcastSettings(BaseSettings):
-    """`GRADBUS_BROADCAST_*`. The trainer's decide for all members, `host` and `port` for the process alone."""
+    """`GRADBUS_BROADCAST_*`. The trainer's values hold for all members; `host` and `port` hold for each process alone."""
 
     model_config = SettingsConfigDict(env_prefix="GRADBUS_BROADCAST_", extra="ignore")
 
-    host: str = Field("127.0.0.1", description="Address of this machine that the other members reach; all it opens is bound to that.")
-    port: int = Field(0, ge=0, le=65535, description="Of the trainer: where members of a new group meet; 0: a free one.")
-    backend: Literal["gloo", "nccl"] = Field("gloo", description="`nccl` between GPUs.")
-    bucket_bytes: int = Field(64 << 20, ge=1, le=1 << 30, description="Each member keeps two of this size.")
-    join_seconds: float = Field(2.0, gt=0, le=60, description="How long the workers have to join.")
-    stall_seconds: float = Field(5.0, gt=0, description="How long members may take to connect, and a bucket to pass.")
-    seconds: float = Field(60.0, gt=0, description="How long the whole broadcast may take; publishing waits no longer.")
+    host: str = Field(
+        "127.0.0.1", description="Address of this machine that the other members reach; every socket of the broadcast is bound to it."
+    )
+    port: int = Field(0, ge=0, le=65535, description="Rendezvous port of the trainer; 0: a free one.")
+    backend: Literal["gloo", "nccl"] = Field("gloo", description="`nccl` for GPUs.")
+    bucket_bytes: int = Field(64 << 20, ge=1, le=1 << 30, description="Size of a bucket; each member holds two.")
+    join_seconds: float = Field(2.0, gt=0, le=60, description="Time that workers have to join.")
+    stall_seconds: float = Field(5.0, gt=0, description="Time limit to connect, and for one bucket.")
+    seconds: float = Field(60.0, gt=0, description="Time limit of the whole broadcast; publishing waits no longer.")
 
     @property
     def config(self) -> BroadcastConfig:
-        """What the members are told."""
+        """The same settings as the message that members receive."""
         return BroadcastConfig(
             backend=self.backend,
             bucket_bytes=self.bucket_bytes,

@@ -1,4 +1,4 @@
-"""/healthz and /readyz over the smallest HTTP that probes understand, so that no service needs a web framework for it."""
+"""Serves /healthz and /readyz over minimal HTTP, so that no service needs a web framework for its probes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _REQUEST_SECONDS = 5.0
 
 
 class Readiness(Protocol):
-    """What the pages show."""
+    """The state that the pages show."""
 
     ready: bool
     stopping: asyncio.Event
 
 
 class HealthPages:
-    """GET /healthz: the process answers. GET /readyz: it can do its work."""
+    """GET /healthz: 200 while the process answers. GET /readyz: 200 while it can work, else 503."""
 
     def __init__(self, subject: Readiness) -> None:
         self._subject = subject

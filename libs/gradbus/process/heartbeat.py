@@ -1,4 +1,4 @@
-"""A worker's place in the system: it says that it is there, and learns which run it serves."""
+"""Heartbeat of a worker: publishes its presence and follows its assignment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradbus.aio.tasks import background, cancel_and_wait
 from gradbus.bus import Bucket, Buckets, Bus, View
 from gradbus.control.runs import DesiredState, RunRecord, WorkerPresence
 from gradbus.errors import FencedError, GradbusError, RestartNeededError
-from gradbus.process.frame import Process
+from gradbus.process.runner import Process
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -25,18 +25,18 @@ _TROUBLE_SECONDS = 2.0
 
 
 class WorkerHeartbeat:
-    """Presence is written each second and when it changes; `presence` is the worker's to edit."""
+    """Publishes `presence` every second and on request. The worker edits `presence` itself."""
 
     def __init__(self, bus: Bus, presence: WorkerPresence) -> None:
         self._bus = bus
-        self._touched = asyncio.Event()
+        self._publish_requested = asyncio.Event()
         self._assigned: View | None = None
-        self._wish: View | None = None
+        self._desired: View | None = None
         self.presence = presence
 
     @asynccontextmanager
-    async def occupied(self) -> AsyncIterator[None]:
-        """Present inside the block; gone at once after it, so that claims are handed back."""
+    async def present(self) -> AsyncIterator[None]:
+        """Publishes the presence inside the block and deletes it after it, so that claims are handed back at once."""
         workers = await self._bus.bucket(Buckets.WORKERS)
         assignments = await self._bus.bucket(Buckets.ASSIGNMENTS)
         try:
@@ -46,28 +46,28 @@ class WorkerHeartbeat:
             with contextlib.suppress(NatsError, APIError, TimeoutError):
                 await workers.delete(self.presence.worker)
 
-    def touch(self) -> None:
-        """The presence changed in a way that others wait for."""
-        self._touched.set()
+    def publish_now(self) -> None:
+        """Publish the heartbeat now: other services wait for this change."""
+        self._publish_requested.set()
 
     @property
     def assigned(self) -> str:
-        """The run this worker is to serve, or empty."""
+        """The id of the assigned run; empty when there is none."""
         value = self._assigned.get(self.presence.worker) if self._assigned else None
         return str(json.loads(value)) if value else ""
 
     def desired(self, run_id: str) -> DesiredState:
-        """What the user wants of the run that is worked on."""
-        value = self._wish.get(f"{run_id}.desired") if self._wish else None
-        wish: DesiredState = json.loads(value) if value else "running"
-        return wish
+        """The state that the user requested for the assigned run."""
+        value = self._desired.get(f"{run_id}.desired") if self._desired else None
+        state: DesiredState = json.loads(value) if value else "running"
+        return state
 
     async def serve(self, process: Process, work: Callable[[RunRecord], Awaitable[None]]) -> None:
-        """Is present, and serves one assigned run after the other until the process stops.
+        """Publishes the heartbeat and serves one assigned run after the other until the process stops.
 
-        `work` is cancelled when the assignment ends. An error in it is shown as trouble, and the run is taken up again.
+        `work` is cancelled when the assignment ends. An error in it is shown as trouble, and the run is tried again.
         """
-        async with self.occupied():
+        async with self.present():
             process.ready = True
             await self._serve_assigned(process, work)
 
@@ -75,15 +75,15 @@ class WorkerHeartbeat:
         while not process.stopping.is_set():
             run_id = self.assigned
             if not run_id:
-                await self._change(process)
+                await self._wait_for_change(process)
                 continue
             task = asyncio.create_task(self._work(run_id, work), name=f"work {run_id}")
             while not task.done() and self.assigned == run_id and not process.stopping.is_set():
-                await self._change(process, task)
+                await self._wait_for_change(process, task)
             await cancel_and_wait(task)
             if not task.cancelled() and isinstance(error := task.exception(), RestartNeededError):
                 raise error
-            self._leave()
+            self._clear_run()
 
     async def _work(self, run_id: str, work: Callable[[RunRecord], Awaitable[None]]) -> None:
         runs = await self._bus.bucket(Buckets.RUNS)
@@ -92,31 +92,31 @@ class WorkerHeartbeat:
             await asyncio.sleep(_TROUBLE_SECONDS)
             return
         self.presence.run_id = run_id
-        self.touch()
+        self.publish_now()
         try:
-            async with runs.view(f"{run_id}.desired") as self._wish:  # of this run alone: there may be thousands
+            async with runs.view(f"{run_id}.desired") as self._desired:  # only this run: there may be thousands
                 await work(RunRecord.model_validate_json(stored.value))
         except FencedError as error:
-            _log.warning("run_let_go", run_id=run_id, reason=str(error))
+            _log.warning("run_released", run_id=run_id, reason=str(error))
         except RestartNeededError:
-            raise  # no run can be served any more: the process ends and is started again
+            raise  # no run can be served any more: the process ends and is restarted
         except GradbusError as error:
-            _log.error("run_trouble", run_id=run_id, error=f"{type(error).__name__}: {error}")
+            _log.error("run_error", run_id=run_id, error=f"{type(error).__name__}: {error}")
             self.presence.trouble = str(error)
-        except Exception as error:  # noqa: BLE001 - the boundary of one run: logged whole, shown as trouble, tried again
-            _log.exception("run_trouble", run_id=run_id)
+        except Exception as error:  # noqa: BLE001 - the boundary of one run: logged with its traceback, shown as trouble, tried again
+            _log.exception("run_error", run_id=run_id)
             self.presence.trouble = f"{type(error).__name__}: {error}; see this worker's log"
-        self.touch()
+        self.publish_now()
         await asyncio.sleep(_TROUBLE_SECONDS if self.presence.trouble else _SHORTEST_BEAT_SECONDS)
 
-    def _leave(self) -> None:
+    def _clear_run(self) -> None:
         kept = {"worker", "role", "incarnation", "engine"}
         fresh = WorkerPresence(**self.presence.model_dump(include=kept))
         for name in WorkerPresence.model_fields:
             setattr(self.presence, name, getattr(fresh, name))
-        self.touch()
+        self.publish_now()
 
-    async def _change(self, process: Process, work: asyncio.Task[None] | None = None) -> None:
+    async def _wait_for_change(self, process: Process, work: asyncio.Task[None] | None = None) -> None:
         """Returns when the assignment may have changed, `work` is done or the process stops."""
         if self._assigned is None:
             return
@@ -128,11 +128,11 @@ class WorkerHeartbeat:
 
     async def _beat(self, workers: Bucket) -> None:
         while True:
-            self._touched.clear()
+            self._publish_requested.clear()
             try:
                 await workers.put(self.presence.worker, self.presence.to_bytes())
             except (NatsError, APIError, TimeoutError) as error:
-                _log.info("presence_not_written", error=f"{type(error).__name__}: {error}")
+                _log.info("heartbeat_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(_SHORTEST_BEAT_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._touched.wait(), _BEAT_SECONDS - _SHORTEST_BEAT_SECONDS)
+                await asyncio.wait_for(self._publish_requested.wait(), _BEAT_SECONDS - _SHORTEST_BEAT_SECONDS)

@@ -1,4 +1,4 @@
-"""The frame of the two workers that runs are assigned to: rollout and trainer."""
+"""Runs a worker process, rollout or trainer: a worker serves the runs that the conductor assigns to it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gradbus.bus import Bus
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.errors import StorageError
 from gradbus.objects import ObjectStore
-from gradbus.process.frame import Process, run_process
 from gradbus.process.heartbeat import WorkerHeartbeat
+from gradbus.process.runner import Process, run_process
 from gradbus.process.settings import ProcessSettings
 from gradbus.rpc import describe_rpc_error, open_channel
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerClients:
-    """A worker's side of every wire, and its place among the workers."""
+    """The clients of a worker, and its heartbeat."""
 
     bus: Bus
     buffer: Redis
@@ -37,7 +37,7 @@ class WorkerClients:
 
 
 class RunServer(Protocol):
-    """What a worker does with a run it is assigned to."""
+    """Serves an assigned run."""
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
@@ -50,7 +50,7 @@ def run_worker(
     weight_store: str,
     build: Callable[[WorkerClients], Awaitable[RunServer]],
 ) -> int:
-    """Runs a worker process; the exit status. `build` may import what is heavy: the worker is not ready before."""
+    """Runs a worker process; returns the exit status. `build` may import heavy modules: the worker is ready only after it."""
 
     async def serve(process: Process) -> None:
         bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")

@@ -15,7 +15,7 @@ from gradbus.telemetry import span, trace_headers
 
 
 def open_channel(address: str, token: str = "") -> Channel:
-    """A channel to `host:port`. One a target, shared by everything in the event loop."""
+    """A channel to `host:port`. Open one for each target and share it in the event loop."""
     return grpc.aio.insecure_channel(address, options=CHANNEL, interceptors=[_Metadata(token)])
 
 

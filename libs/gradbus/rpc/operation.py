@@ -1,4 +1,4 @@
-"""How calls are measured."""
+"""Measurements of calls: attributes and operation names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradbus.telemetry import WireOperation
 
 
 def rpc_attributes(method: str) -> Mapping[str, str]:
-    """Of a call, in spans and in numbers."""
+    """Attributes of a call in spans and metrics."""
     return {"rpc.system.name": "grpc", "rpc.method": method}
 
 

@@ -11,7 +11,7 @@ _PENDING: Final = 16_384
 
 Options = list[tuple[str, str | int]]
 
-# A message is inflated before its size is checked: a compressed one could take all memory.
+# gRPC inflates a message before it checks the size: a compressed message could fill the memory.
 UNCOMPRESSED: Final = ("grpc.compression_enabled_algorithms_bitset", 1)
 
 SERVER: Final[Options] = [
@@ -20,7 +20,7 @@ SERVER: Final[Options] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Past 1,000 unaccepted calls the core cancels at random; clients bound themselves instead.
+    # By default gRPC cancels calls at random beyond 1,000 unaccepted ones; our clients limit themselves instead.
     ("grpc.server.max_pending_requests", _PENDING),
     ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),
     ("grpc.so_reuseport", 0),

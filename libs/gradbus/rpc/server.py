@@ -1,4 +1,4 @@
-"""The server frame: health, tokens and rights around the services it is given."""
+"""The gRPC server: health, tokens and rights around the services that are added to it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _OPEN_METHODS = "/grpc.health.v1.Health/"
 
 @dataclass(frozen=True, slots=True)
 class RpcSettings:
-    """Where a server listens and who may call it: role to the hash of its token. A server without callers is refused."""
+    """The address to listen on, and the callers: role to the hash of its token. A server without callers is refused."""
 
     address: str
     callers: Mapping[str, str]
 
 
 class RpcServer:
-    """`add` services, `start`, and `stop` to drain."""
+    """Add services to `server`, then `start`; `stop` finishes the calls in flight."""
 
     def __init__(self, settings: RpcSettings) -> None:
         if not settings.callers:
             raise SettingsError(
                 "a gRPC server needs to know its callers; set GRADBUS_RPC_CALLERS to a JSON object of roles and the SHA-256 of their tokens"
             )
-        self.server = grpc.aio.server(options=SERVER, interceptors=[_Guard(Callers(settings.callers))])
+        self.server = grpc.aio.server(options=SERVER, interceptors=[_Authentication(Callers(settings.callers))])
         self._address = settings.address
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self.port = 0
 
     async def start(self) -> None:
-        """Listens. Raises SettingsError when the address is taken."""
+        """Starts to listen. Raises SettingsError when the address is taken."""
         try:
             self.port = self.server.add_insecure_port(self._address)
         except RuntimeError:
@@ -54,17 +54,17 @@ class RpcServer:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self) -> None:
-        """Reports not serving, finishes what is in flight, and closes."""
+        """Reports not serving, finishes the calls in flight, and closes."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(_GRACE_SECONDS)
 
 
-class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses strangers, and callers whose role has no right to the method; puts each call into its caller's trace."""
+class _Authentication(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Refuses unknown tokens, and tokens without a right to the method. Continues the caller's trace."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
-        self._stranger = _refusal(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong; send `authorization: Bearer <token>`")
+        self._unknown = _refusal(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong; send `authorization: Bearer <token>`")
         self._forbidden = _refusal(grpc.StatusCode.PERMISSION_DENIED, "this token's role may not call this method; use its owner's token")
 
     async def intercept_service(
@@ -78,7 +78,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         metadata: dict[str, Any] = dict(handler_call_details.invocation_metadata or ())
         roles = self._callers.roles_of(_bearer(metadata.get(TOKEN_HEADER, "")))
         if not roles:
-            return self._stranger
+            return self._unknown
         if not self._callers.may_call(roles, method.lstrip("/")):
             return self._forbidden
         handler = await continuation(handler_call_details)
@@ -110,5 +110,5 @@ def _refusal(code: grpc.StatusCode, details: str) -> Any:
     async def refuse(_requests: Any, context: Any) -> None:
         await context.abort(code, details)
 
-    # As of a stream, so that nothing of a stranger's request is read.
+    # Declared as a stream, so that the request of an unknown caller is not read.
     return grpc.stream_unary_rpc_method_handler(refuse)

@@ -50,16 +50,6 @@ class RunSpec(BaseModel):
         return self.rollout.traits.deterministic and self.schedule.mode == "fixed_lag"
 
     @property
-    def shares_reference(self) -> bool:
-        """Whether the trainer computes the KL's log-probabilities by itself: its weights without their adapters are the base model."""
-        return self.algorithm.kl > 0.0 and self.trainer.lora is not None
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the reference service is asked for the KL's log-probabilities."""
-        return self.algorithm.kl > 0.0 and not self.shares_reference
-
-    @property
     def needs_probe(self) -> bool:
         """Whether a version carries a probe, by which a server shows that it samples with it: see `EngineTraits.needs_probe`."""
         return self.rollout.traits.needs_probe

@@ -1,4 +1,4 @@
-"""How long something had work."""
+"""Measures the time during which there was work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class BusyTimer:
-    """Seconds inside at least one of its blocks, which overlap."""
+    """Sums the seconds spent inside at least one of its blocks; blocks may overlap."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,5 +26,5 @@ class BusyTimer:
             self._before += self._clock() - self._since
 
     def total(self) -> float:
-        """Until now. May be asked by another thread."""
+        """Seconds until now. May be called from another thread."""
         return self._before + (self._clock() - self._since if self._inside else 0.0)

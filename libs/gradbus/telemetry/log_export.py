@@ -1,4 +1,4 @@
-"""Log lines as OpenTelemetry's log records, so that they reach the same place as traces, with the same ids."""
+"""Exports log lines as OpenTelemetry log records, so that they reach the collector with the same trace ids as spans."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _SEVERITY: Final = {
     "error": SeverityNumber.ERROR,
     "critical": SeverityNumber.FATAL,
 }
-_ELSEWHERE: Final = {"event", "level", "timestamp", "service", "trace_id", "span_id"}
-"""What a record says by itself."""
+_OWN_FIELDS: Final = {"event", "level", "timestamp", "service", "trace_id", "span_id"}
+"""Keys that a log record has fields for."""
 
 
 def emit(line: Mapping[str, Any]) -> None:
-    """One line, in the trace that is current. Costs next to nothing unless `publish_lines` was called."""
+    """Exports one line in the current trace. Costs next to nothing unless `publish_lines` was called."""
     level = str(line.get("level", "info"))
     records.get_logger("gradbus").emit(
         severity_text=level,
         severity_number=_SEVERITY.get(level, SeverityNumber.UNSPECIFIED),
         body=str(line.get("event", "")),
-        attributes={key: _value(value) for key, value in line.items() if key not in _ELSEWHERE},
+        attributes={key: _value(value) for key, value in line.items() if key not in _OWN_FIELDS},
     )
 
 
 def publish_lines(resource: Any, exporters: list[Any]) -> Any:
-    """From now on lines leave by `exporters`, in batches from a bounded queue; the SDK's provider, to be shut down at the end."""
+    """Sends lines to `exporters` from now on, in batches from a bounded queue. Returns the SDK's provider, to be shut down at the end."""
     from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415 - loaded only where it is used
     from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: PLC0415
 

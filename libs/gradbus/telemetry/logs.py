@@ -1,4 +1,4 @@
-"""One JSON object a line on standard error, with the service, the run and the trace in it."""
+"""Structured logs: one JSON object a line on standard error, with the service, the run and the trace."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gradbus.telemetry import log_export
 
 
 def configure_logging(service: str, level: str = "INFO") -> None:
-    """Sets up structlog for this process. `run_id` and other context come from structlog's context variables."""
+    """Configures structlog for this process. `run_id` and other context come from structlog's context variables."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _add_trace,
-            # Without local variables: they hold secrets.
+            # Without local variables, because they may hold secrets.
             structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False, max_frames=20)),
             _export,
             structlog.processors.JSONRenderer(),
@@ -37,7 +37,7 @@ def configure_logging(service: str, level: str = "INFO") -> None:
 
 
 class _Lines(structlog.PrintLogger):
-    """Writes lines, or loses them: work that goes on must not end because its log's volume is full."""
+    """Writes lines and ignores write errors: a full log volume must not end the service."""
 
     def msg(self, message: str) -> None:
         """Writes one line."""

@@ -1,6 +1,6 @@
-"""Numbers that services keep and exporters read: adding to one costs a dictionary's update, whether anybody exports or not.
+"""Metrics that services keep in memory and exporters read. An update costs one dictionary update, with or without an exporter.
 
-An instrument's own `add` costs the SDK tens of microseconds in Python, so only what happens a few times a step is recorded by one.
+`add` on an SDK instrument costs tens of microseconds in Python, so instruments record only events that happen a few times a step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _METER: Final = "gradbus"
 _NONE: Final[Mapping[str, str]] = {}
 _OTHER: Final = "other"
 Value = float | Callable[[], float]
-"""A number, or what gives it when it is read, from the exporter's thread."""
+"""A number, or a function that returns it when it is read, on the exporter's thread."""
 
 
 class Metrics:
-    """Values by metric and attributes. `fixed` attributes are added to each when it is read."""
+    """Values by metric and attributes. The `fixed` attributes are added to each value when it is read."""
 
     def __init__(self, fixed: Mapping[str, str] | None = None) -> None:
         self._fixed = dict(fixed or {})
@@ -38,56 +38,56 @@ class Metrics:
         series[key] = series.get(key, 0) + amount  # type: ignore[operator]
 
     def set(self, name: str, value: Value, attributes: Mapping[str, str] = _NONE) -> None:
-        """Sets what is read from now on."""
+        """Sets the value of a gauge."""
         self._values[name][tuple(attributes.items())] = value
 
     def replace(self, name: str, attribute: str, values: Mapping[str, Value]) -> None:
-        """Sets a metric's values by one attribute; those of other values of it are gone."""
+        """Replaces all values of a metric; `values` maps a value of `attribute` to the metric's value."""
         self._values[name] = {((attribute, key),): value for key, value in values.items()}
 
     def observe_many(self, name: str, sizes: Iterable[float]) -> None:
-        """Adds each of `sizes` to the cumulative buckets of a counter that has `le`."""
-        # Sorted once: a step has thousands of sizes and a dozen bounds.
+        """Adds each of `sizes` to the cumulative buckets of a counter with the attribute `le`."""
+        # Sorted once, because a step has thousands of sizes and a dozen bounds.
         ordered = sorted(sizes)
         for bound in METRIC[name].buckets:
             self.count(name, bisect_right(ordered, bound), {"le": f"{bound:g}"})
         self.count(name, len(ordered), {"le": "+Inf"})
 
     def read(self, name: str) -> list[Observation]:
-        """What is exported of a metric now."""
-        # A copy is made at once; the service's thread may add meanwhile.
+        """The current observations of a metric."""
+        # Copied first, because the service's thread may update it meanwhile.
         series = self._values[name].copy() if name in self._values else {}
         return [Observation(value() if callable(value) else value, {**self._fixed, **dict(key)}) for key, value in series.items()]
 
 
 PROCESS: Final = Metrics()
-"""Of this process: what has no run."""
+"""Metrics of this process that belong to no run."""
 _RUNS: Final[list[Metrics]] = []
 _READERS: Final[list[str]] = []
 
 
 def run_metrics(run_id: str) -> Metrics:
-    """Of a run; exported while they are `shown`."""
+    """Metrics of a run; exported inside `export_metrics`."""
     return Metrics({"gradbus.run.id": run_id})
 
 
 @contextmanager
-def exporting(numbers: Metrics) -> Iterator[Metrics]:
-    """Exports a run's numbers inside the block alone: there are as many series as runs are worked on, however many there were."""
-    _RUNS.append(numbers)
+def export_metrics(of_run: Metrics) -> Iterator[Metrics]:
+    """Exports a run's metrics only while it is active, so the number of series stays bounded."""
+    _RUNS.append(of_run)
     try:
-        yield numbers
+        yield of_run
     finally:
-        _RUNS.remove(numbers)
+        _RUNS.remove(of_run)
 
 
 def observe(name: str, value: float, attributes: Mapping[str, str] = _NONE) -> None:
-    """One more value of a histogram of the registry, with a sampled span around it as its exemplar. Not for what comes by the sample."""
+    """Records one value of a histogram, with the current sampled span as its exemplar. Too slow to be called for every sample."""
     _histogram(name).record(value, attributes)
 
 
 class CardinalityLimit:
-    """Lets a bounded number of values through; the rest share one. For attributes whose values users choose."""
+    """Caps label cardinality; further values become `other`. For attributes whose values users choose."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -103,12 +103,12 @@ class CardinalityLimit:
 
 
 def is_exporting() -> bool:
-    """Whether anybody reads what is kept: what takes work to be told is left out otherwise."""
+    """Whether metrics are exported. Expensive ones are skipped otherwise."""
     return bool(_READERS)
 
 
 def publish_metrics(service: str) -> None:
-    """Makes the instruments that read what is kept, on the process's meter; once, before the service starts."""
+    """Creates the instruments that read the metrics; called once, before the service starts."""
     _READERS.append(service)
     meter = metrics.get_meter(_METER)
     for metric in METRICS:
@@ -129,7 +129,7 @@ def _reading(meter: Meter, instrument: Instrument, name: str) -> None:
 
 
 def _read(name: str, _options: CallbackOptions) -> list[Observation]:
-    return [observation for numbers in [PROCESS, *_RUNS] for observation in numbers.read(name)]
+    return [observation for kept in [PROCESS, *_RUNS] for observation in kept.read(name)]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What every wire is measured by: items moved, time taken, bytes carried."""
+"""Measures operations on a wire (NATS, Redis, gRPC, object storage, broadcast): items, time and bytes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Wire = Literal["nats", "redis", "grpc", "objects", "broadcast"]
 
 
 class WireOperation:
-    """One kind of operation, e.g. appending to the log: made once, used each time.
+    """One kind of operation, e.g. appending to the log: created once, used for each operation.
 
-    Its attributes tell kinds apart, never runs, groups or workers: each combination is a time series for ever.
+    Attributes distinguish kinds of operations, never runs, groups or workers: each combination is a permanent time series.
     """
 
     def __init__(self, wire: Wire, attributes: Mapping[str, str], side: Literal["client", "server", ""] = "") -> None:
         self.moved = {"gradbus.wire": wire, **({"gradbus.side": side} if side else {}), **attributes}
-        """Attributes of what it moves."""
+        """Attributes of the counters."""
         self.duration = _duration(wire, side, attributes)
-        """The histogram of its time, by OpenTelemetry's conventions where it has some."""
+        """The histogram of its duration, named by OpenTelemetry's conventions where there are some."""
         self.timed = self.moved if self.duration.startswith("gradbus.") else dict(attributes)
-        """Attributes of its time."""
+        """Attributes of the histogram."""
 
     def measured(self, payload_bytes: int = 0, items: int = 1) -> Measurement:
-        """Measures the block; both numbers may be set inside it. An error is told by the attribute `error.type`."""
+        """Measures the block; both values may be set inside it. An error is recorded in the attribute `error.type`."""
         return Measurement(self, payload_bytes, items)
 
 
 class Measurement:
-    """One operation under way."""
+    """One operation in progress."""
 
     __slots__ = ("_began", "_operation", "items", "payload_bytes")
 

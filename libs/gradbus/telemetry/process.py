@@ -1,4 +1,4 @@
-"""What every process shows of itself, by OpenTelemetry's conventions for processes."""
+"""Metrics of the process itself, by OpenTelemetry's conventions for processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STARTED: Final = time.monotonic()
 
 
 def export_process_metrics(ready: Callable[[], bool]) -> None:
-    """From now on processor time, memory and uptime are exported, and whether the process is `ready`."""
+    """Exports processor time, memory, uptime and the readiness of the process from now on."""
     PROCESS.set("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime, {"cpu.mode": "user"})
     PROCESS.set("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_stime, {"cpu.mode": "system"})
     PROCESS.set("process.memory.usage", _memory)
@@ -25,7 +25,7 @@ def export_process_metrics(ready: Callable[[], bool]) -> None:
 
 
 def _memory() -> float:
-    """Bytes of physical memory; the most there ever was where Linux's files are not."""
+    """Bytes of physical memory; without Linux's /proc the peak."""
     if _STATUS.exists():
         return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

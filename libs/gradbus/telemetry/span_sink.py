@@ -1,4 +1,4 @@
-"""From times to the SDK's spans, with the SDK imported: only where spans are exported."""
+"""Makes SDK spans from recorded times. Imported only where spans are exported, because it imports the SDK."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OK = Status()
 
 
 class SpanSink:
-    """Gives finished spans to a processor.
+    """Passes finished spans to a processor.
 
-    There is no tracer: it would choose the ids itself, and take five times as long. Its locks, limits and sampler are of no use to a
-    span that is over.
+    It uses no tracer: a tracer would choose the ids itself and take five times as long, and a finished span needs none of its locks,
+    limits and samplers.
     """
 
     def __init__(self, processor: SpanProcessor, resource: Resource) -> None:
@@ -31,7 +31,7 @@ class SpanSink:
         self._resource = _Resource(resource.attributes, resource.schema_url)
 
     def __call__(self, span: TimedSpan) -> None:
-        """Makes the span."""
+        """Exports one span."""
         parent = context_of(span.parent)
         context = context_of(span.own) or _new_context(parent)
         made = ReadableSpan(
@@ -51,7 +51,7 @@ class SpanSink:
 
 
 class _Resource(Resource):
-    """Hashed once: the encoder looks it up for each span, and the SDK's own hash is made of its JSON."""
+    """A resource whose hash is computed once: the encoder needs it for each span, and the SDK's own hash serializes to JSON each time."""
 
     def __init__(self, attributes: Mapping[str, Any], schema_url: str) -> None:
         super().__init__(attributes, schema_url)

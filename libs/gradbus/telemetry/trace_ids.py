@@ -1,4 +1,4 @@
-"""Which trace is whose, and which are recorded: functions of a run's id and a place in it, the same in every process."""
+"""Trace ids and sampling: functions of a run's id and of a group or step, with the same result in every process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 _BITS = 64
 _TRACE_BITS = 128
-_RANDOM_BITS = 56  # what W3C promises to be uniform, and what a collector's own probabilistic sampler reads
+_RANDOM_BITS = 56  # the bits that W3C guarantees to be random, which a collector's probabilistic sampler reads too
 _SAMPLED = "01"
 
 
@@ -17,33 +17,33 @@ def group_trace(run_id: str, index: int) -> str:
 
 
 def evaluation_trace(run_id: str, version: int, index: int) -> str:
-    """The same of a held-out row, answered by `version`."""
+    """Traceparent of the first span of the trace of a held-out row, sampled by `version`."""
     return _first_span(f"{run_id}/evaluation/{version}/{index}")
 
 
 def step_trace(run_id: str, step: int, term: int) -> str:
-    """The same of a training step. A trainer that comes back has another term, so a step trained again is another trace."""
+    """Traceparent of the first span of a step's trace. A restarted trainer has another term, so a repeated step is another trace."""
     return _first_span(f"{run_id}/step/{step}/{term}")
 
 
 def start_trace(run_id: str, step: int, term: int) -> str:
-    """The same of a trainer's beginning at `step`."""
+    """Traceparent of the first span of the trace of a trainer's start at `step`."""
     return _first_span(f"{run_id}/start/{step}/{term}")
 
 
 def is_sampled(traceparent: str, share: float) -> bool:
-    """Whether the trace is among `share` of all, 0 to 1. One that is stays so for every larger share."""
+    """Whether the trace is in the sampled `share` of all traces (0 to 1). A trace sampled at one share is sampled at every larger one."""
     trace_id = int(traceparent[3:35], 16)
     return (trace_id & ((1 << _RANDOM_BITS) - 1)) < share * (1 << _RANDOM_BITS)
 
 
 def new_trace() -> str:
-    """A first span's traceparent in a trace that has no name."""
+    """Traceparent of the first span of a trace with a random id."""
     return f"00-{_random(_TRACE_BITS)}-{_random(_BITS)}-{_SAMPLED}"
 
 
 def child_of(traceparent: str) -> str:
-    """A new span's traceparent in the trace of another; empty if that is empty."""
+    """Traceparent of a new span in the same trace; empty if `traceparent` is empty."""
     return f"{traceparent[:36]}{_random(_BITS)}-{_SAMPLED}" if traceparent else ""
 
 
@@ -51,6 +51,6 @@ def _random(bits: int) -> str:
     return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
 
 
-def _first_span(place: str) -> str:
-    digest = blake2b(f"gradbus:trace:{place}".encode(), digest_size=24).hexdigest()
+def _first_span(subject: str) -> str:
+    digest = blake2b(f"gradbus:trace:{subject}".encode(), digest_size=24).hexdigest()
     return f"00-{digest[:32]}-{digest[32:]}-{_SAMPLED}"

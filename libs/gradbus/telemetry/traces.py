@@ -1,6 +1,6 @@
-"""Spans of what goes on now, each below another. Where there is none above it nothing is made: whoever begins a trace has decided.
+"""Spans as context managers, nested by the current context. Without a sampled parent no span is made: the trace's first span decides.
 
-They too are told once they are over, by `gradbus.telemetry.timed`: what is current meanwhile is a context and nothing else.
+A span is recorded when its block ends, by `gradbus.telemetry.timed_spans`; until then only its context exists.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def span(
 ) -> AbstractContextManager[None]:
     """A span that is current inside the block. `parent` is a W3C traceparent; empty means the current span.
 
-    Without a parent that is recorded there is no span, but an error is told: by one that begins a trace of its own.
+    Without a sampled parent there is no span unless the block raises: an error is recorded in a trace of its own.
     """
-    above = _recorded(parent or current_traceparent())
+    above = _sampled(parent or current_traceparent())
     own = child_of(above) if is_tracing() else above
-    return _told(TimedSpan(name, time.time_ns(), parent=above, own=own, attributes=attributes or {}, kind=kind))
+    return _recorded_span(TimedSpan(name, time.time_ns(), parent=above, own=own, attributes=attributes or {}, kind=kind))
 
 
 def root_span(name: str, links: Iterable[str], attributes: Attributes | None = None) -> AbstractContextManager[None]:
-    """A span that begins a trace and is current inside the block, linked to the spans it works for."""
-    return _told(TimedSpan(name, time.time_ns(), own=new_trace(), attributes=attributes or {}, links=list(links)))
+    """A span that begins a trace and is current inside the block, linked to the spans whose work it does."""
+    return _recorded_span(TimedSpan(name, time.time_ns(), own=new_trace(), attributes=attributes or {}, links=list(links)))
 
 
 @contextmanager
 def under(traceparent: str) -> Iterator[None]:
-    """What goes on in the block is below a span that is made later, or elsewhere. Empty: nothing changes."""
+    """Makes a span that is recorded later, or in another process, the parent of spans in the block. Empty: no change."""
     context = context_of(traceparent) if traceparent else None
     token = attach(trace.set_span_in_context(NonRecordingSpan(context), Context())) if context else None
     try:
@@ -67,7 +67,7 @@ def traceparent_of(headers: Mapping[str, str] | None) -> str:
 
 
 @contextmanager
-def _told(work: TimedSpan) -> Iterator[None]:
+def _recorded_span(work: TimedSpan) -> Iterator[None]:
     error = ""
     try:
         with under(work.own):
@@ -80,7 +80,7 @@ def _told(work: TimedSpan) -> Iterator[None]:
             record(replace(work, error=error))
 
 
-def _recorded(traceparent: str) -> str:
-    """The same if it is one, and recorded; else empty."""
+def _sampled(traceparent: str) -> str:
+    """`traceparent` if it is valid and sampled, else empty."""
     context = context_of(traceparent) if traceparent else None
     return traceparent if context is not None and context.trace_flags.sampled else ""

@@ -131,14 +131,14 @@ class AttestResponse(_message.Message):
     def __init__(self, matches: bool = ...) -> None: ...
 
 class OpenBroadcastRequest(_message.Message):
-    __slots__ = ("broadcast", "address", "held_group")
+    __slots__ = ("broadcast", "address", "previous_group")
     BROADCAST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HELD_GROUP_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_GROUP_FIELD_NUMBER: _ClassVar[int]
     broadcast: _broadcast_pb2.Broadcast
     address: str
-    held_group: str
-    def __init__(self, broadcast: _Optional[_Union[_broadcast_pb2.Broadcast, _Mapping]] = ..., address: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
+    previous_group: str
+    def __init__(self, broadcast: _Optional[_Union[_broadcast_pb2.Broadcast, _Mapping]] = ..., address: _Optional[str] = ..., previous_group: _Optional[str] = ...) -> None: ...
 
 class OpenBroadcastResponse(_message.Message):
     __slots__ = ("membership",)
@@ -147,16 +147,16 @@ class OpenBroadcastResponse(_message.Message):
     def __init__(self, membership: _Optional[_Union[_broadcast_pb2.BroadcastMembership, _Mapping]] = ...) -> None: ...
 
 class JoinBroadcastRequest(_message.Message):
-    __slots__ = ("run_id", "broadcast_id", "worker", "held_group")
+    __slots__ = ("run_id", "broadcast_id", "worker", "previous_group")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BROADCAST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    HELD_GROUP_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_GROUP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     broadcast_id: str
     worker: str
-    held_group: str
-    def __init__(self, run_id: _Optional[str] = ..., broadcast_id: _Optional[str] = ..., worker: _Optional[str] = ..., held_group: _Optional[str] = ...) -> None: ...
+    previous_group: str
+    def __init__(self, run_id: _Optional[str] = ..., broadcast_id: _Optional[str] = ..., worker: _Optional[str] = ..., previous_group: _Optional[str] = ...) -> None: ...
 
 class JoinBroadcastResponse(_message.Message):
     __slots__ = ("membership",)

@@ -1,1 +1,1 @@
-"""One question a module: `Settings`, with the rig that is measured, and `measure(settings, bench)`."""
+"""One scenario in each module: `Settings` with the rig, and `measure(settings, bench)`."""

@@ -20,31 +20,31 @@ _END_SECONDS = 60.0
 _RESAMPLES = 2000
 _BLOCKS = 12
 _LONG_MINUTES = 30.0
-"""Less is warm-up, which can neither hold nor miss a floor."""
+"""A shorter run is only warm-up, without a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured."""
+    """Settings of the measurement."""
 
     minutes: float = 1.5
     every_seconds: float = 1.0
     warm_up: float = 0.4
-    """Share of the time that is left out: caches fill, allocators reach their size."""
+    """Fraction of the time left out as warm-up: caches fill, allocators reach their size."""
     tolerance_mib_an_hour: float = 64.0
-    """A process is flat when its slope's interval reaches below this."""
+    """A process's memory is flat when the interval of its slope reaches below this."""
     checkpoint_every: int = 20
     engine: EngineTiming = field(default_factory=lambda: EngineTiming(step_seconds=0.0005, median_tokens=16.0))
     learner: LearnerTiming = field(default_factory=lambda: LearnerTiming(step_seconds=0.05))
 
     @property
     def rig(self) -> Rig:
-        """The stack that is measured."""
+        """The measured stack."""
         return Rig(self.engine, self.learner)
 
 
 async def measure(settings: Settings, bench: Bench) -> Outcome:
-    """A run that goes on until the time is over, and is cancelled then."""
+    """A run that trains until the time is over and is then cancelled."""
     run_id = await bench.submit(_body(bench, settings))
     await bench.trains(run_id, _END_SECONDS)
     seconds, sizes = await _sampled(bench, settings)

@@ -1,4 +1,4 @@
-"""Does generation overlap training? Step time beside what an ideal loop would take, by schedule and staleness.
+"""Does generation overlap training? Compares step time with an ideal loop, by schedule and staleness.
 
 T_gen    what the engine takes for a step's samples, from its calibration: in `fixed_lag` from the first token to the
          last, for the next version begins with empty slots; in `free`, unless on-policy, with slots always full
@@ -23,13 +23,13 @@ _SECONDS_A_STEP = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured."""
+    """Settings of the measurement."""
 
     modes: tuple[Mode, ...] = ("fixed_lag", "free")
     staleness: tuple[int, ...] = (0, 1, 2)
     steps: int = 14
     warm_up: int = 3
-    """Steps that are left out at the beginning."""
+    """Number of first steps left out."""
     groups: int = 32
     group_size: int = 16
     slots: int = 32
@@ -39,11 +39,11 @@ class Settings:
 
     @property
     def rig(self) -> Rig:
-        """The stack that is measured."""
+        """The measured stack."""
         return Rig(self.engine, self.learner)
 
     def generation(self, mode: Mode, lag: int) -> float:
-        """T_gen, seconds: mean over the steps that are measured, for the same seeds."""
+        """T_gen in seconds: mean over the measured steps, for the same seeds."""
         steps = [self._seconds(step) for step in range(self.warm_up, self.steps)]
         alone = makespan if mode == "fixed_lag" or lag == 0 else kept_full
         return statistics.fmean(alone(seconds, self.slots) for seconds in steps)
@@ -67,12 +67,12 @@ class Row:
     generate: float
     train: float
     step: float
-    """Seconds, mean over the measured steps."""
+    """Mean seconds of the measured steps."""
     mean_staleness: float
 
     @property
     def ideal(self) -> float:
-        """Seconds of a step that wastes nothing."""
+        """Seconds of an ideal step."""
         return self.generate + self.train if self.staleness == 0 else max(self.generate, self.train)
 
     @property
@@ -82,12 +82,12 @@ class Row:
 
     @property
     def speed_up(self) -> float:
-        """Over doing one after the other."""
+        """Speed-up over a sequential loop."""
         return (self.generate + self.train) / self.step
 
     @property
     def share(self) -> float:
-        """Of the bound that was reached."""
+        """Fraction of the bound that was reached."""
         return self.ideal / self.step
 
 
@@ -122,8 +122,8 @@ async def _run(bench: Bench, settings: Settings, mode: Mode, lag: int) -> Row:
 
 
 def _line(row: Row) -> tuple[Any, ...]:
-    numbers = (row.generate, row.train, row.bound, row.step, row.speed_up)
-    return (row.mode, row.staleness, *(f"{number:.2f}" for number in numbers), f"{100 * row.share:.1f}", f"{row.mean_staleness:.2f}")
+    values = (row.generate, row.train, row.bound, row.step, row.speed_up)
+    return (row.mode, row.staleness, *(f"{value:.2f}" for value in values), f"{100 * row.share:.1f}", f"{row.mean_staleness:.2f}")
 
 
 def _json(rows: list[Row]) -> list[dict[str, Any]]:

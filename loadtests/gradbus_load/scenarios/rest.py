@@ -1,4 +1,4 @@
-"""Does REST hold? Locust submits runs while another run trains: first that alone, then others read status and follow events besides.
+"""Does REST keep up? Locust submits runs while another run trains: first alone, then with status readers and event followers.
 
 Bounded in number and time, and always against a stack of its own on loopback.
 """
@@ -26,7 +26,7 @@ _NAMES = {"submit": "POST /v1/runs", "status": "GET /v1/runs/{id}", "event": "se
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of the gateway."""
+    """Settings of the load on the gateway."""
 
     submits_a_second: int = 150
     submits: int = 1500
@@ -41,13 +41,13 @@ class Settings:
 
     @property
     def rig(self) -> Rig:
-        """The stack that is measured."""
+        """The measured stack."""
         return Rig(self.engine, self.learner)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """To requests of one kind."""
+    """Answers to requests of one kind."""
 
     name: str
     count: int
@@ -58,13 +58,13 @@ class Answers:
 
     @classmethod
     def of(cls, row: Json) -> Answers:
-        """As locust counts them."""
+        """Parses locust's statistics."""
         seconds = max(1e-9, row["last_request_timestamp"] - row["start_time"])
         times = {int(float(time)): number for time, number in row["response_times"].items()}
         return cls(row["name"], row["num_requests"], row["num_failures"], row["num_requests"] / seconds, dict(sorted(times.items())))
 
     def percentile(self, share: float) -> int:
-        """Milliseconds that `share` of the answers did not exceed."""
+        """Quantile `share` of the response times, in milliseconds."""
         left = share * sum(self.milliseconds.values())
         for time, number in self.milliseconds.items():
             left -= number
@@ -75,25 +75,25 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Bout:
-    """Some seconds of load."""
+    """One phase of load."""
 
     answers: list[Answers]
     spent: dict[str, float]
-    """CPU seconds by process while users asked."""
+    """CPU seconds by process during the load."""
 
     @property
     def submits(self) -> Answers:
-        """To the submissions."""
+        """Answers to submissions."""
         return next(answer for answer in self.answers if answer.name == "submit")
 
     @property
     def failures(self) -> int:
-        """Of all kinds."""
+        """Answers of all kinds."""
         return sum(answer.failures for answer in self.answers)
 
 
 async def measure(settings: Settings, bench: Bench) -> Outcome:
-    """Two bouts of load on a stack that trains."""
+    """Two phases of load on a stack that trains."""
     run_id = await bench.submit(_training(bench))
     await bench.trains(run_id, _START_SECONDS)
     run = await asyncio.to_thread(bench.client.run, run_id)
@@ -122,7 +122,7 @@ async def _bout(bench: Bench, settings: Settings, plan: Json) -> Bout:
 
 
 async def _locust(bench: Bench, plan: Json) -> list[Answers]:
-    """Runs locust in a process of its own. Raises LoadError with its words when it measured nothing."""
+    """Runs locust in its own process. Raises LoadError with its output when it measured nothing."""
     users = plan["submitters"] + plan["readers"] + plan["followers"]
     command = [sys.executable, "-m", "locust", "--headless", "--json", "--locustfile", str(_LOCUSTFILE), "--host", bench.stack.url]
     command += ["--users", str(users), "--spawn-rate", str(users), "--run-time", f"{plan['most_seconds']}s", "--exit-code-on-error", "0"]
@@ -169,7 +169,7 @@ def _data(bout: Bout) -> Json:
 
 
 def plot(data: Any, axes: Any) -> None:
-    """Share of answers by response time."""
+    """Plots the fraction of answers by response time."""
     submits = next(one for one in data["alone"]["answers"] if one["name"] == "submit")
     for label, one in [("POST /v1/runs alone", submits), *((_NAMES[one["name"]], one) for one in data["answers"])]:
         total, shares, seen = sum(one["milliseconds"].values()), [], 0

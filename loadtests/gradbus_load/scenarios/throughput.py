@@ -1,4 +1,4 @@
-"""How many samples a second become durable? Groups of 64 as fast as the control plane takes them.
+"""How many samples per second become durable? Groups of 64 as fast as the control plane accepts them.
 
 The stubs take no time, so what limits is the product: a sample counts when its group is in the log, which the buffer has
 synced to disk before it answers.
@@ -22,7 +22,7 @@ _MOST_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured."""
+    """Settings of the measurement."""
 
     steps: int = 48
     groups: int = 32
@@ -34,17 +34,17 @@ class Settings:
 
     @property
     def rig(self) -> Rig:
-        """The stack that is measured."""
+        """The measured stack."""
         return Rig(self.engine, LearnerTiming())
 
     @property
     def samples(self) -> int:
-        """Of the whole run."""
+        """Admissions of the whole run."""
         return self.steps * self.groups * self.group_size
 
 
 async def measure(settings: Settings, bench: Bench) -> Outcome:
-    """One run, watched from outside."""
+    """One run, observed from outside."""
     async with bench.clients() as (bus, buffer):
         warm = bench.spec("warm-up", **_sections(settings, 3))
         await bench.ends(await bench.submit(warm), _MOST_SECONDS)
@@ -88,7 +88,7 @@ def _outcome(settings: Settings, seen: Admissions, spent: dict[str, float], step
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values: the smallest that `share` of them do not exceed; NaN of none."""
+    """Quantile `share` of sorted values; NaN without values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 

@@ -1,4 +1,4 @@
-"""`python -m gradbus_conductor`: reads settings, opens the wires, drives runs."""
+"""`python -m gradbus_conductor`: reads settings, connects, drives runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conductor's side of every wire, opened once a process."""
+"""The conductor's connections to the servers and the other services, opened once per process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the services that are called are, for messages."""
+    """`host:port` of the services that the conductor calls, for messages."""
 
     weight_store: str
     reward: str
@@ -45,7 +45,7 @@ class Clients:
     channels: tuple[Channel, ...]
     addresses: Addresses
     trace_groups: float = 0.0
-    """Share of groups that are traced."""
+    """Share of groups that are traced, 0 to 1."""
 
     @classmethod
     async def open(cls, settings: Settings) -> Clients:
@@ -65,7 +65,7 @@ class Clients:
         )
 
     async def close(self) -> None:
-        """Lets go of everything."""
+        """Closes all connections."""
         for channel in self.channels:
             await channel.close()
         await self.buffer.aclose()

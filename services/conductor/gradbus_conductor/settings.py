@@ -8,7 +8,7 @@ from gradbus.process import ProcessSettings
 
 
 class Settings(ProcessSettings):
-    """Where the services that the conductor calls are."""
+    """Addresses of the services that the conductor calls, and tracing."""
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     reward: str = Field("127.0.0.1:50052", description="host:port of the reward service.")

@@ -1,1 +1,1 @@
-"""The gateway: REST, server-sent events; keeps no state of its own."""
+"""The gateway: the REST interface with server-sent events, and the web UI. It keeps no state of its own."""

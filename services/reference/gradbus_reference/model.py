@@ -1,4 +1,4 @@
-"""The frozen model."""
+"""The reference model: a run's base model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
 
 
 class ReferenceModel:
-    """Token log-probabilities under weights that never change."""
+    """Token log-probabilities under frozen weights."""
 
     def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu") -> None:
-        """Loads the model in `folder`; `budget` is how many tokens one forward pass takes. Raises ModelError."""
+        """Loads the model in `folder`; `budget` is the number of tokens of one forward pass. Raises ModelError."""
         self._model = load_causal_lm(folder, device=device)
         self._model.requires_grad_(False)
         self._budget = budget
 
     @property
     def vocabulary(self) -> int:
-        """Token ids lie below it."""
+        """Size of the vocabulary: every token id is below it."""
         return self._model.config.vocab_size
 
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> list[NDArray[np.float32]]:
-        """One float32 [T] for each sequence, in their order; logits are divided by `temperature`."""
+        """Log-probabilities of the response tokens: one float32 `[T]` a sequence, in order. Logits are divided by `temperature`."""
         results: list[NDArray[np.float32]] = []
         for part in split_by_tokens(sequences, self._budget):
             logprobs, _ = packed_logprobs(self._model, part, temperature)

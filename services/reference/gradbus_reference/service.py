@@ -1,4 +1,4 @@
-"""The gRPC face of the frozen models."""
+"""The gRPC face of the reference models, and the composition of the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradbus.rpc import RpcServer
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceServicer, add_ReferenceServiceServicer_to_server
 from gradbus_reference.batching import Batcher
-from gradbus_reference.models import Models
+from gradbus_reference.model_cache import ModelCache
 from gradbus_reference.settings import ReferenceSettings
 
 
@@ -31,7 +31,9 @@ class ReferenceService(ReferenceServiceServicer):
     async def LogProbs(self, request: LogProbsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> LogProbsResponse:  # noqa: N802 - named by gRPC
         """See the proto."""
         if self._batcher.waiting >= self._waiting_calls:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._waiting_calls} calls wait already; ask again, or add replicas")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._waiting_calls} calls are waiting already; try again, or add replicas"
+            )
         try:
             checked_name(request.run_id, "run")
             return await self._batcher.logprobs(request)
@@ -42,11 +44,11 @@ class ReferenceService(ReferenceServiceServicer):
 
 
 async def serve(settings: ReferenceSettings, process: Process) -> None:
-    """Serves until the process is asked to stop, then finishes what is in flight."""
+    """Serves until the process is asked to stop, then finishes the calls in flight."""
     torch.set_num_threads(settings.threads)
     bus = await Bus.connect(settings.bus, f"reference {settings.worker_id}")
     with ThreadPoolExecutor(1, "torch") as torch_thread:
-        models = Models(settings, await bus.bucket(Buckets.RUNS), settings.open_objects(), torch_thread)
+        models = ModelCache(settings, await bus.bucket(Buckets.RUNS), settings.open_objects(), torch_thread)
         server = RpcServer(settings.rpc)
         add_ReferenceServiceServicer_to_server(ReferenceService(Batcher(models, torch_thread), settings.waiting_calls), server.server)
         await server.start()

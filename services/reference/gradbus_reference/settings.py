@@ -8,7 +8,7 @@ from gradbus.process import ProcessSettings
 
 
 class ReferenceSettings(ProcessSettings):
-    """How much memory and how many cores the frozen models may take."""
+    """Memory, device and threads of the reference models."""
 
     models: int = Field(2, ge=1, le=64, description="Models in memory at once.")
     device: str = Field("cpu", description="A torch device: cpu, cuda, cuda:1.")

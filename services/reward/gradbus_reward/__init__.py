@@ -1,1 +1,1 @@
-"""The reward service: graders in child processes, or a way to the user's own scorer."""
+"""The reward service: scores samples, by graders or by users' services."""

@@ -9,7 +9,7 @@ import sys
 def main() -> int:
     """Reads settings from the environment and serves until SIGTERM."""
     argparse.ArgumentParser(
-        prog="gradbus_reward", description="Judges samples, by graders or by the user's own service. Settings: GRADBUS_* variables."
+        prog="gradbus_reward", description="Scores samples, by graders or by a user's service. Settings: GRADBUS_* variables."
     ).parse_args()
     from gradbus.process import run_process
     from gradbus_reward.service import serve

@@ -13,26 +13,26 @@ from gradbus_reward.scorers.factory import ScorerSettings
 
 
 class RewardSettings(ProcessSettings):
-    """What the operator allows, and how much runs at once."""
+    """Settings of the reward service: what the operator allows, and how much runs at once."""
 
-    python_graders: bool = Field(False, description="Run users' Python graders here, in processes of their own.")
-    allow_loopback: bool = Field(False, description="Scorer URLs may lead to this machine.")
+    python_graders: bool = Field(False, description="Run users' Python graders here, in confined processes.")
+    allow_loopback: bool = Field(False, description="Whether scorer URLs may lead to this machine.")
     allowed_hosts: tuple[str, ...] = Field((), description='Hosts that scorer URLs may lead to, as a JSON list: ["scorer", "*.svc"].')
-    reward_service: str = Field("", description="Scorer that the operator has chosen for every run: allowed, and looked up at the start.")
-    grader_processes: int = Field(2, ge=1, description="Processes of one grader.")
-    allow_unisolated_network: bool = Field(False, description="Run graders even where their network cannot be taken away.")
-    scorers: int = Field(8, ge=1, description="Scorers kept at once; one that is idle makes room.")
-    calls_per_scorer: int = Field(32, ge=1, description="Calls of one scorer at once; more wait.")
+    reward_service: str = Field("", description="The operator's scorer for every run: allowed, and resolved at the start.")
+    grader_processes: int = Field(2, ge=1, description="Processes of one Python grader.")
+    allow_unisolated_network: bool = Field(False, description="Run Python graders even where their network cannot be taken away.")
+    scorers: int = Field(8, ge=1, description="Scorers kept open; beyond it, idle scorers are closed.")
+    calls_per_scorer: int = Field(32, ge=1, description="Concurrent calls of one scorer; further calls wait.")
 
     @property
     def addresses(self) -> AddressPolicy:
-        """Hosts that scorer URLs may lead to, the operator's own scorer among them."""
-        chosen = urlsplit(self.reward_service).hostname
-        return AddressPolicy((*self.allowed_hosts, *((chosen,) if chosen else ())), self.allow_loopback)
+        """Hosts that scorer URLs may lead to, including the operator's scorer."""
+        operator_host = urlsplit(self.reward_service).hostname
+        return AddressPolicy((*self.allowed_hosts, *((operator_host,) if operator_host else ())), self.allow_loopback)
 
     @property
     def scorer(self) -> ScorerSettings:
-        """What scorers are made with."""
+        """Settings of every scorer."""
         return ScorerSettings(
             addresses=self.addresses,
             python_graders=self.python_graders,

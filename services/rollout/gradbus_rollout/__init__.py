@@ -1,1 +1,1 @@
-"""The rollout worker: one engine, kept full, and the policy version it holds."""
+"""The rollout worker: samples groups with one engine, at the policy versions that tasks name."""

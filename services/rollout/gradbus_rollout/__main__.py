@@ -1,4 +1,4 @@
-"""`python -m gradbus_rollout`: reads settings, opens the wires, serves the runs it is assigned to."""
+"""`python -m gradbus_rollout`: reads settings, opens its clients and serves the runs that it is assigned to."""
 
 from __future__ import annotations
 

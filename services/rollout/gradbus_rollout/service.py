@@ -13,7 +13,7 @@ from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
 from gradbus.process.broadcast_settings import BroadcastSettings
-from gradbus.telemetry import exporting, run_metrics
+from gradbus.telemetry import export_metrics, run_metrics
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
 from gradbus_rollout.engines.base import Engine
@@ -65,7 +65,7 @@ class RolloutService:
             self._clients.heartbeat.presence.engine = engine.name
             groups = GroupStore(self._clients.buffer, record.run_id)
             async with versions.followed(), self._receiving(record):
-                with exporting(run_metrics(record.run_id)) as metrics:
+                with export_metrics(run_metrics(record.run_id)) as metrics:
                     parts = WorkerParts(self._clients.bus, groups, engine, versions, training, evaluation, self._clients.heartbeat, metrics)
                     await RolloutWorker(record, parts).serve()
         finally:

@@ -8,8 +8,10 @@ from gradbus.process import ProcessSettings
 
 
 class Settings(ProcessSettings):
-    """Where the weight store is, and what the engine runs on."""
+    """The weight store's address, the engine's device and the watchdog's limit."""
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     device: str = Field("cpu", description="Torch device of the embedded engine.")
-    engine_progress_seconds: float = Field(120.0, gt=0, description="How long an engine with work may get nowhere; then the worker ends.")
+    engine_progress_seconds: float = Field(
+        120.0, gt=0, description="Limit of an engine with work and without progress; then the worker ends."
+    )

@@ -158,7 +158,7 @@ class RolloutWorker:
     def _drop(self, delivery: Delivery) -> None:
         task = delivery.task
         self.dropped += len(task.groups)
-        PROCESS.count("gradbus.groups.stranded", len(task.groups))
+        PROCESS.count("gradbus.groups.abandoned", len(task.groups))
         _log.warning("task_dropped", run_id=self._run_id, task_id=task.task_id, version=task.version, groups=len(task.groups))
         self._inbox.finish(delivery)
 

@@ -1,4 +1,4 @@
-"""`python -m gradbus_trainer`: reads settings, opens the wires, trains the runs it is assigned to."""
+"""`python -m gradbus_trainer`: reads settings, connects, trains the runs it is assigned to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradbus.process import RunServer, WorkerClients
-    from gradbus_trainer.settings import Settings
-    from gradbus_trainer.torchrun import TorchrunRank
+    from gradbus_trainer.settings import Settings, TorchrunRank
 
 
 def main() -> int:
@@ -20,8 +19,7 @@ def main() -> int:
         prog="gradbus_trainer",
         description="Train the runs this worker is assigned to, alone or as the ranks of torchrun. Settings: GRADBUS_* variables.",
     ).parse_args()
-    from gradbus_trainer.settings import Settings
-    from gradbus_trainer.torchrun import TorchrunRank, choose_accelerator, end_with_launcher
+    from gradbus_trainer.settings import Settings, TorchrunRank, choose_accelerator, end_with_launcher
 
     end_with_launcher()
     settings, torchrun = Settings(), TorchrunRank.of(os.environ)
@@ -30,7 +28,7 @@ def main() -> int:
 
 
 def _lead(settings: Settings, torchrun: TorchrunRank) -> int:
-    """Rank 0 holds every wire."""
+    """Rank 0 holds every connection."""
     from gradbus.process import run_worker
     from gradbus_trainer.learners.registry import Learners
 

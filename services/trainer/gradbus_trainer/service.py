@@ -6,29 +6,34 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gradbus.bus import Buckets, EventLog, Lease
+from gradbus.algorithms import Algorithm, algorithm_of
+from gradbus.bus import EventLog
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
-from gradbus.telemetry import exporting, get_logger, run_metrics
-from gradbus_trainer.broadcast.publisher import BroadcastPublisher, Offer
-from gradbus_trainer.checkpoints import restore
+from gradbus.telemetry import export_metrics, get_logger, run_metrics
+from gradbus_trainer.broadcast.publisher import BroadcastPublisher
+from gradbus_trainer.checkpoints.state import TrainerState, restore
+from gradbus_trainer.checkpoints.writer import CheckpointWriter
+from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.learners.registry import Learners
+from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.step.collector import collector_for
-from gradbus_trainer.step.log_reader import LogReader
+from gradbus_trainer.step.live_log import LiveLog, missing_reporter
 from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
+from gradbus_trainer.tensors.export import BroadcastExport
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
 from gradbus_trainer.versions.publisher import Publisher
-from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.store_client import StoreClient
 from gradbus_trainer.versions.writer import VersionWriter
 
 _log = get_logger(__name__)
-_LEASE_SECONDS = 0.5
 
 
 class TrainerService:
@@ -42,71 +47,68 @@ class TrainerService:
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
-        lease = await self._lease(record.run_id)
+        control = await RunControl.acquire(self._clients.bus, record.run_id, self._clients.heartbeat)
         try:
-            await self._train(record, lease)
+            await self._train(record, control)
         except (ModelError, SettingsError, TrainingError):
             self._clients.heartbeat.presence.fatal = True
             raise
         finally:
-            await lease.release()
-        # Nothing more to do, but the run is ours until the conductor has ended it.
+            await control.release()
+        # The run stays assigned to this trainer until the conductor has ended it.
         await asyncio.Event().wait()
 
-    async def _train(self, record: RunRecord, lease: Lease) -> None:
-        spec, run_id = record.spec, record.run_id
+    async def _train(self, record: RunRecord, control: RunControl) -> None:
+        spec, run_id, objects = record.spec, record.run_id, self._clients.objects
         store = StoreClient(self._clients.weight_store, run_id)
-        await store.open_term(lease.term)
-        folder = await materialise(self._clients.objects, spec.model.files or {}, self._settings.cache_dir / "models")
+        await store.open_term(control.term)
+        folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
         learner = await asyncio.to_thread(self._learners.open, folder, spec)
-        state = await restore(store, self._clients.objects, learner, self._scratch, spec.schedule.max_staleness)
-        log = ExperienceLog(self._clients.buffer, run_id)
-        reader = LogReader(self._clients.bus, log, run_id, collector_for(spec, state.frontier), spec.algorithm)
+        state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
         events = EventLog(self._clients.bus, run_id)
-        trained = {"trained_parameters": learner.trained_parameters}
-        _log.info("learner_opened", run_id=run_id, step=state.step, **trained)
-        events.emit("learner", f"{learner.trained_parameters:,} trainable parameters", trained, key="learner")
-        writer = VersionWriter(self._clients.objects, run_id, lease.term, spec.weights)
-        async with reader.reading(), self._offers(record, events, lease) as offer, _shown(run_id) as numbers:
-            publisher = Publisher(store, writer, events, run_id, offer)
+        _report_learner(run_id, learner, state, events)
+        algorithm = algorithm_of(spec.algorithm)
+        source = self._live_log(record, algorithm, state)
+        writer = VersionWriter(objects, run_id, control.term, spec.weights)
+        async with source.reading(), self._broadcasts(record, events, control.term) as broadcast, _exported(run_id) as recorder:
             parts = TrainLoopParts(
+                source=source,
                 learner=learner,
-                reader=reader,
-                store=store,
-                objects=self._clients.objects,
                 scratch=self._scratch,
-                publisher=publisher,
-                events=events,
-                heartbeat=self._clients.heartbeat,
-                lease=lease,
-                traces=StepTraces(run_id, lease.term, StepSampler(self._settings.trace_steps, self._settings.trace_step_seconds)),
-                numbers=numbers,
-                checkpoint_bytes=self._settings.checkpoint_bytes,
+                publisher=Publisher(store, writer, events, run_id, broadcast),
+                checkpoints=CheckpointWriter(store, objects, events, record, control.term, self._settings.checkpoint_bytes),
+                control=control,
+                reporter=StepReporter(events, self._clients.heartbeat, recorder, algorithm.metric_names),
+                traces=StepTraces(run_id, control.term, StepSampler(self._settings.trace_steps, self._settings.trace_step_seconds)),
             )
             await TrainLoop(record, parts, state).run()
         await events.flush()
         _log.info("trained", run_id=run_id, step=state.step)
 
+    def _live_log(self, record: RunRecord, algorithm: Algorithm, state: TrainerState) -> LiveLog:
+        report_missing = missing_reporter(self._clients.bus, record.run_id, state.frontier)
+        collector = collector_for(record.spec, state.frontier)
+        return LiveLog(record.run_id, ExperienceLog(self._clients.buffer, record.run_id), algorithm, collector, report_missing)
+
     @asynccontextmanager
-    async def _offers(self, record: RunRecord, events: EventLog, lease: Lease) -> AsyncIterator[Offer | None]:
+    async def _broadcasts(self, record: RunRecord, events: EventLog, term: int) -> AsyncIterator[BroadcastExport | None]:
         if record.spec.weights.transport != "broadcast":
             yield None
             return
-        collective = BroadcastPublisher(self._clients.weight_store, events, record.run_id, lease.term, self._settings.device)
+        publisher = BroadcastPublisher(self._clients.weight_store, events, record.run_id, term, self._settings.device)
         try:
-            yield collective.offer
+            yield publisher.broadcast
         finally:
-            collective.close()
+            publisher.close()
 
-    async def _lease(self, run_id: str) -> Lease:
-        leases = await self._clients.bus.bucket(Buckets.LEASES)
-        while (lease := await Lease.acquire(leases, f"trainer.{run_id}", self._settings.worker_id)) is None:
-            _log.info("waiting_for_lease", run_id=run_id)
-            await asyncio.sleep(_LEASE_SECONDS)
-        return lease
+
+def _report_learner(run_id: str, learner: Learner, state: TrainerState, events: EventLog) -> None:
+    data = {"trained_parameters": learner.trained_parameters}
+    _log.info("learner_opened", run_id=run_id, step=state.step, **data)
+    events.emit("learner", f"{learner.trained_parameters:,} trainable parameters", data, key="learner")
 
 
 @asynccontextmanager
-async def _shown(run_id: str) -> AsyncIterator[StepRecorder]:
-    with exporting(run_metrics(run_id)) as numbers:
-        yield StepRecorder(numbers)
+async def _exported(run_id: str) -> AsyncIterator[StepRecorder]:
+    with export_metrics(run_metrics(run_id)) as metrics:
+        yield StepRecorder(metrics)

@@ -1,20 +1,55 @@
-"""Settings of the trainer."""
+"""What the trainer is told by its environment: its settings, and its rank under torchrun."""
 
 from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pydantic import Field
 
 from gradbus.process import ProcessSettings
 
+_PR_SET_PDEATHSIG = 1
+
 
 class Settings(ProcessSettings):
-    """Where the weight store is, and what the learner runs on."""
+    """GRADBUS_* variables of the trainer."""
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     device: str = Field("cpu", description="Torch device of the learner.")
     collective_seconds: float = Field(300.0, gt=0.0, description="How long a rank waits for the others before it gives up.")
-    trace_steps: float = Field(1.0, ge=0.0, le=1.0, description="Share of steps that are traced, where spans are exported.")
+    trace_steps: float = Field(1.0, ge=0.0, le=1.0, description="Share of steps that are traced, if spans are exported.")
     trace_step_seconds: float = Field(
-        1.0, ge=0.0, description="Of steps shorter than this, one in so many seconds is traced, and each that trains a traced group."
+        1.0, ge=0.0, description="Least time between two traced steps; a step that trains a traced group is traced in any case."
     )
     checkpoint_bytes: int = Field(256 << 20, description="Log bytes that force an early checkpoint, so that the buffer can be trimmed.")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunRank:
+    """The rank of this process among those that torchrun started; without torchrun a trainer is one rank."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Among the ranks of this machine; the number of its GPU."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> TorchrunRank:
+        """Reads RANK, WORLD_SIZE and LOCAL_RANK."""
+        return cls(*(int(environment.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))))
+
+
+def end_with_launcher() -> None:
+    """Asks the kernel to kill this rank when torchrun is killed: the rank has a session of its own, which nothing else would end."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def choose_accelerator(device: str) -> None:
+    """Sets DeepSpeed's accelerator to `device`; without this DeepSpeed picks one when it is imported."""
+    os.environ.setdefault("DS_ACCELERATOR", device.partition(":")[0])

@@ -12,7 +12,7 @@ def main() -> int:
         prog="gradbus_weight_store", description="Owns policy versions, checkpoint heads and attestations. Settings: GRADBUS_* variables."
     ).parse_args()
     from gradbus.process import run_process
-    from gradbus_weight_store.serve import serve
+    from gradbus_weight_store.service import serve
     from gradbus_weight_store.settings import WeightStoreSettings
 
     settings = WeightStoreSettings()

@@ -1,4 +1,4 @@
-"""Who holds what: each worker's own checksum, and alarms for those that hold the wrong weights or stay behind (R7)."""
+"""Attestations: each worker's own checksum of its weights, and alarms for workers with wrong or old weights (R7)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gradbus.bus import Bus, EventLog, View
-from gradbus.control.runs import WorkerPresence
+from gradbus.control.runs import WorkerPresence, live_workers
 from gradbus.telemetry import weights_trouble
 from gradbus.v1.weights_pb2 import Attestation
-from gradbus_weight_store.presence import live_workers
 
 _CHECK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Seen:
-    """When a worker was first seen at its version, and whether it was reported there."""
+class _Progress:
+    """Since when a worker has been at its version, and whether an alarm was raised for it there."""
 
     version: int
     run_id: str
@@ -27,7 +26,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class LagLimit:
-    """A worker is left behind when it is `versions` behind the head, has work, and has not moved for `seconds`."""
+    """A worker lags when it is `versions` behind the head, has work, and has not moved for `seconds`."""
 
     versions: int
     seconds: float
@@ -39,61 +38,60 @@ class Attestations:
 
     bus: Bus
     workers: View
-    patience: LagLimit
+    limit: LagLimit
     _newest: dict[tuple[str, str], Attestation] = field(default_factory=dict)
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _progress: dict[str, _Progress] = field(default_factory=dict)
     _events: dict[str, EventLog] = field(default_factory=dict)
 
-    def note(self, attestation: Attestation, expected: str) -> bool:
-        """Remembers it; False, and an alarm, if its digest is not the `expected` one."""
+    def record(self, attestation: Attestation, expected: str) -> bool:
+        """Remembers the attestation; False, and an alarm, if its digest is not the `expected` one."""
         self._newest[attestation.run_id, attestation.worker] = attestation
         if attestation.digest == expected:
             return True
         weights_trouble("digest_differs")
         self._alarm(
             attestation.run_id,
-            f"{attestation.worker} holds other weights than version {attestation.step} has; it loads them again",
+            f"{attestation.worker} holds weights that are not version {attestation.step}; it loads them again",
             {"worker": attestation.worker, "version": attestation.step, "expected": expected, "digest": attestation.digest},
         )
         return False
 
     def of(self, run_id: str) -> list[Attestation]:
-        """The newest of each live worker that serves the run, in order of names."""
-        live = {worker.worker: worker for worker in live_workers(self.workers) if worker.run_id == run_id and worker.role == "rollout"}
+        """The newest attestation of each live worker that serves the run, in order of worker names."""
+        live = {worker.worker: worker for worker in self._rollouts() if worker.run_id == run_id}
         self._newest = {key: one for key, one in self._newest.items() if key[0] != run_id or key[1] in live}
         return [self._of(live[name]) for name in sorted(live) if live[name].version >= 0 or (run_id, name) in self._newest]
 
     async def watch(self, head_step: Callable[[str], int]) -> None:
-        """For ever: an alarm, once, for each worker that stays behind the head of its run."""
+        """Runs until cancelled; raises one alarm for each worker that stays behind the head of its run."""
         while True:
             self.check(head_step, asyncio.get_running_loop().time())
             await asyncio.sleep(_CHECK_SECONDS)
 
     def check(self, head_step: Callable[[str], int], now: float) -> None:
-        """One look at `now`, in seconds of a clock that never goes back."""
-        live = {
-            worker.worker: worker
-            for worker in live_workers(self.workers)
-            if worker.role == "rollout" and worker.run_id and worker.version >= 0
-        }
-        self._seen = {name: seen for name, seen in self._seen.items() if name in live}
+        """Checks every worker once; `now` is in seconds of a monotonic clock."""
+        live = {worker.worker: worker for worker in self._rollouts() if worker.run_id and worker.version >= 0}
+        self._progress = {name: progress for name, progress in self._progress.items() if name in live}
         for name, worker in live.items():
-            seen = self._seen.get(name)
-            if seen is None or (seen.version, seen.run_id) != (worker.version, worker.run_id):
-                seen = self._seen[name] = _Seen(worker.version, worker.run_id, now)
+            progress = self._progress.get(name)
+            if progress is None or (progress.version, progress.run_id) != (worker.version, worker.run_id):
+                progress = self._progress[name] = _Progress(worker.version, worker.run_id, now)
             elif not (worker.claims or worker.evaluation_claims):
-                seen.since = now  # nobody asks it for a newer one
+                progress.since = now  # without work it needs no newer version
             behind = head_step(worker.run_id) - worker.version
-            if not seen.reported and behind >= self.patience.versions and now - seen.since >= self.patience.seconds:
-                seen.reported = True
+            if not progress.reported and behind >= self.limit.versions and now - progress.since >= self.limit.seconds:
+                progress.reported = True
                 weights_trouble("behind")
-                message = f"{name} stays at version {worker.version}, {behind} behind; see its log, or stop it so that others take its work"
+                message = f"{name} stays at version {worker.version}, {behind} behind; see its log, or stop it to free its work"
                 self._alarm(worker.run_id, message, {"worker": name, "version": worker.version, "behind": behind})
 
+    def _rollouts(self) -> list[WorkerPresence]:
+        return [worker for worker in live_workers(self.workers.entries) if worker.role == "rollout"]
+
     def _of(self, worker: WorkerPresence) -> Attestation:
-        called = self._newest.get((worker.run_id, worker.worker))
-        if called and called.step >= worker.version:
-            return called
+        attested = self._newest.get((worker.run_id, worker.worker))
+        if attested and attested.step >= worker.version:
+            return attested
         return Attestation(run_id=worker.run_id, worker=worker.worker, step=worker.version, digest=worker.digest)
 
     def _alarm(self, run_id: str, message: str, data: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Many may store at once; deleting is done alone."""
+"""A lock between storing manifests and deleting blobs: many may store at once, deleting is exclusive."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from contextlib import asynccontextmanager
 
 
 class StoreDeleteLock:
-    """Closes the gap between asking whether a blob is there and storing a manifest that names it.
+    """Keeps a blob from being deleted between the check that it is stored and the write of a manifest that names it.
 
-    Whoever deletes waits for those inside: publishing is what the trainer waits for.
+    Deleting waits for every store under way, since the trainer waits for those.
     """
 
     def __init__(self) -> None:
-        self._inside = 0
+        self._storing = 0
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
     async def storing(self) -> AsyncIterator[None]:
-        """Any number at once."""
+        """Any number of callers at once."""
         async with self._changed:
-            self._inside += 1
+            self._storing += 1
         try:
             yield
         finally:
             async with self._changed:
-                self._inside -= 1
+                self._storing -= 1
                 self._changed.notify_all()
 
     @asynccontextmanager
     async def deleting(self) -> AsyncIterator[None]:
-        """Alone; keeps the others out until it is done."""
+        """One caller alone; storing waits until it is done."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._inside == 0)
+            await self._changed.wait_for(lambda: self._storing == 0)
             yield

@@ -1,4 +1,4 @@
-"""One run: its term, its versions, its checkpoints. What is in memory is a copy of the bucket `heads` and of object storage."""
+"""One run: its term, its versions, its checkpoints. Memory holds a copy of the bucket `heads` and of object storage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Result = TypeVar("Result")
 
 
 class Ledger:
-    """Moves a run's heads. A term, once raised, shuts out every older one."""
+    """Moves a run's heads. Opening a term fences every older one."""
 
-    def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, gate: StoreDeleteLock) -> None:
+    def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, delete_lock: StoreDeleteLock) -> None:
         self.run_id = run_id
         self._bus = bus
         self._manifests = manifests
-        self._gate = gate
+        self._delete_lock = delete_lock
         self._lock = asyncio.Lock()
         self._term = OwnedKey(heads, f"{run_id}.term")
         self._version = OwnedKey(heads, f"{run_id}.version")
@@ -47,23 +47,23 @@ class Ledger:
         return CheckpointHead.FromString(self._checkpoint.value) if self._checkpoint.value else None
 
     async def open_term(self, term: int) -> None:
-        """Shuts out every term below `term`. Raises FencedError if a newer one is open."""
+        """Fences every term below `term`. Raises FencedError if a newer one is open."""
         await self._write(lambda: self._open_term(term))
 
     async def check_term(self, term: int) -> None:
-        """Raises FencedError if `term` is not the newest, whichever replica opened that."""
+        """Raises FencedError if `term` is not the newest, whichever replica opened the newest."""
         async with self._lock:
             if await self._term.refresh():
                 self._loaded = False
             self._check_term(term)
 
     async def publish(self, manifest: WeightManifest) -> bool:
-        """Stores a version and moves the head to it; whether an older term had given this step other weights.
+        """Stores a version and moves the head to it. Returns whether an older term had published other weights for this step.
 
         The same content again is a no-op. Raises FencedError, ObjectMissingError if a shard is not stored, and HistoryError
         if this term published other content.
         """
-        async with self._gate.storing():
+        async with self._delete_lock.storing():
             return await self._write(lambda: self._publish(manifest))
 
     async def commit(self, manifest: CheckpointManifest) -> str:
@@ -72,9 +72,9 @@ class Ledger:
         Raises FencedError, ObjectMissingError if a blob is not stored, and HistoryError if it does not follow the head.
         """
         digest = digest_of(checkpoint_payload(manifest))
-        async with self._gate.storing():
+        async with self._delete_lock.storing():
             if await self._write(lambda: self._may_commit(manifest, digest)):
-                # Outside of the lock: versions are published while a checkpoint is synced.
+                # Without the ledger's lock: versions are published while a checkpoint is synced.
                 await self._make_durable(manifest)
                 await self._manifests.write_checkpoint(manifest)
                 crash_points.reached("between-manifest-and-head")
@@ -82,7 +82,7 @@ class Ledger:
         return digest
 
     async def version(self, step: int) -> WeightManifest:
-        """The newest manifest of `step`. Raises ObjectMissingError if it is yet to come, VersionGoneError if it was deleted."""
+        """The newest manifest of `step`. Raises ObjectMissingError before it is published, VersionGoneError after it was deleted."""
         await self.refresh()
         if found := self._versions.get(step):
             return found[-1]
@@ -92,7 +92,7 @@ class Ledger:
         raise ObjectMissingError(f"version {step} of {self.run_id} is not published yet; watch the head and ask again")
 
     async def digest(self, step: int, claimed: str) -> str:
-        """The digest of `step`; what is stored is asked only when `claimed` is not what is known here. Raises as `version`."""
+        """The digest of `step`. Reads the store only if memory does not confirm `claimed`. Raises as `version`."""
         if any(one.digest == claimed for one in self._versions.get(step, [])[-1:]):
             return claimed
         return (await self.version(step)).digest
@@ -123,14 +123,14 @@ class Ledger:
         return await self._manifests.checkpoint(head.digest), head.digest
 
     async def refresh(self) -> None:
-        """Sees what another replica wrote. Object storage is read again only if a head moved."""
+        """Takes over the writes of other replicas. Object storage is read again only if a head moved."""
         async with self._lock:
             moved = [await key.refresh() for key in (self._term, self._version, self._checkpoint)]
             if any(moved) or not self._loaded:
                 await self._read_versions()
 
     def forget(self, manifests: Iterable[WeightManifest]) -> None:
-        """Takes manifests out of what is served, before they are deleted."""
+        """Stops serving these manifests, before they are deleted."""
         gone = {(manifest.step, manifest.term) for manifest in manifests}
         kept = {step: [one for one in found if (step, one.term) not in gone] for step, found in self._versions.items()}
         self._versions = {step: found for step, found in kept.items() if found}
@@ -140,7 +140,7 @@ class Ledger:
             for _ in range(_ATTEMPTS):
                 if not self._loaded:
                     await self._load()
-                # Unless it ends well, what is in memory is in doubt.
+                # Until the write has succeeded, memory may differ from the store.
                 self._loaded = False
                 try:
                     result = await act()
@@ -151,7 +151,7 @@ class Ledger:
                     raise
                 self._loaded = True
                 return result
-        raise StorageError(f"the heads of {self.run_id} keep changing under this process; try again")
+        raise StorageError(f"other replicas keep changing the heads of {self.run_id}; try again")
 
     async def _load(self) -> None:
         for key in (self._term, self._version, self._checkpoint):
@@ -161,7 +161,7 @@ class Ledger:
     async def _read_versions(self) -> None:
         found = {(one.step, one.term): one for one in (await self._manifests.versions(self.run_id)).values()}
         if head := self.checkpoint_head:
-            # A power cut may have taken the manifests' own files; the checkpoint holds copies.
+            # A power cut may have destroyed the manifests' own files; the checkpoint holds copies.
             for one in named_versions(await self._manifests.checkpoint(head.digest)):
                 found.setdefault((one.step, one.term), one)
         self._versions = {}
@@ -176,7 +176,7 @@ class Ledger:
         self._check_term(term)
         if term > self._stored_term():
             await self._term.replace(json.dumps(term).encode())
-        # A replica that knows the older term alone now fails to move a head, and reads again.
+        # A replica that knows only the older term now fails to move a head, and reads again.
         await self._version.touch()
         await self._checkpoint.touch()
 
@@ -241,11 +241,11 @@ class Ledger:
         try:
             await self._manifests.objects.make_durable({digest for shard in named_shards(manifest) for digest in needed_blobs(shard)})
         except ObjectMissingError as error:
-            raise ObjectMissingError(f"checkpoint {manifest.step} of {self.run_id} is not whole: {error}") from None
+            raise ObjectMissingError(f"a blob of checkpoint {manifest.step} of {self.run_id} is missing: {error}") from None
 
 
 def _as_published(known: WeightManifest, now: WeightManifest) -> WeightManifest:
-    """What is stored, under the term and in the trace of who publishes it now: a replay gives the same weights again."""
+    """The stored version with the term and trace of the present publication: a replay publishes the same weights again."""
     manifest = WeightManifest()
     manifest.CopyFrom(known)
     manifest.term, manifest.traceparent = now.term, now.traceparent
@@ -253,7 +253,7 @@ def _as_published(known: WeightManifest, now: WeightManifest) -> WeightManifest:
 
 
 def head_of(manifest: WeightManifest) -> WeightManifest:
-    """What `<run>.version` holds: all that a worker needs to load the version, so not the names of its tensors."""
+    """The value of `<run>.version`: the manifest without the names of tensors, which no loader needs."""
     head = WeightManifest()
     head.CopyFrom(manifest)
     for shard in head.shards:

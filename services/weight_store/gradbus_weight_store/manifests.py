@@ -1,13 +1,13 @@
-"""Manifests in object storage. A path is written once; what does not match its digest is made again by the trainer."""
+"""Manifests in object storage. A path is written once; the trainer publishes a corrupt manifest again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
 
-from gradbus.errors import CorruptRecordError, ObjectMissingError
+from gradbus.errors import CorruptRecordError, ManifestError, ObjectMissingError
 from gradbus.experience.records import seal, unseal
-from gradbus.ids import digest_of
+from gradbus.ids import digest_of, is_digest
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
@@ -26,7 +26,7 @@ class Manifests:
         self._turns = asyncio.Semaphore(_PARALLEL)
 
     async def write_version(self, manifest: WeightManifest) -> None:
-        """Stores a version's manifest; not synced, for a version is provisional until a checkpoint covers it."""
+        """Stores a version's manifest without a sync: a version is provisional until a checkpoint covers it."""
         path = version_path(manifest)
         await self.objects.put(path, seal(manifest.SerializeToString()))
         self._versions[path] = manifest
@@ -52,18 +52,18 @@ class Manifests:
         return {path: CheckpointManifest.FromString(payload) for path, payload in zip(paths, payloads, strict=True) if payload is not None}
 
     async def checkpoint(self, digest: str) -> CheckpointManifest:
-        """The manifest behind a checkpoint head. Raises CorruptRecordError, also when it is gone: a head without it is damage."""
+        """The manifest that a checkpoint head names. Raises CorruptRecordError, also when it is missing: then storage is damaged."""
         try:
             return CheckpointManifest.FromString(await self.objects.get_blob(digest))
         except ObjectMissingError as error:
-            raise CorruptRecordError(f"a checkpoint head names what is lost: {error}; restore object storage from a copy") from None
+            raise CorruptRecordError(f"the manifest of a checkpoint head is lost: {error}; restore object storage from a copy") from None
 
     async def paths(self, run_id: str) -> list[str]:
         """Paths of all manifests of the run."""
         return [*await self.objects.list(f"runs/{run_id}/versions"), *await self.objects.list(f"runs/{run_id}/checkpoints")]
 
     async def blobs(self, path: str) -> frozenset[str]:
-        """Digests of the blobs that the manifest at `path` needs. Read once, for a manifest never changes."""
+        """Digests of the blobs that the manifest at `path` needs. Cached, since a manifest never changes."""
         if "/versions/" in path:
             version = await self._version(path)
             return version_blobs(version) if version else frozenset()
@@ -81,7 +81,7 @@ class Manifests:
         await self.objects.delete(path)
 
     async def _version(self, path: str) -> WeightManifest | None:
-        """Read once, for a manifest never changes; None if it is torn or gone."""
+        """Cached, since a manifest never changes. None if it is torn or gone."""
         if path not in self._versions:
             payload = await self._read(path)
             if payload is None:
@@ -94,28 +94,28 @@ class Manifests:
             try:
                 return unseal(await self.objects.get(path), path)
             except (CorruptRecordError, ObjectMissingError) as error:
-                # Torn by a power cut, or deleted since it was listed: the trainer publishes it again, or nobody needs it.
+                # Torn by a power cut: the trainer publishes it again. Or deleted since it was listed: nothing needs it.
                 _log.warning("manifest_skipped", path=path, error=str(error))
                 return None
 
 
 def version_path(manifest: WeightManifest) -> str:
-    """Where a version's manifest lies."""
+    """Path of a version's manifest."""
     return f"runs/{manifest.run_id}/versions/{manifest.step}-{manifest.term}"
 
 
 def checkpoint_path(manifest: CheckpointManifest) -> str:
-    """Where a checkpoint's manifest lies."""
+    """Path of a checkpoint's manifest."""
     return f"runs/{manifest.run_id}/checkpoints/{manifest.step}-{manifest.term}"
 
 
 def checkpoint_payload(manifest: CheckpointManifest) -> bytes:
-    """The bytes that a checkpoint's digest is over; maps are in order of their keys."""
+    """The bytes of which a checkpoint's digest is computed; maps are in order of their keys."""
     return manifest.SerializeToString(deterministic=True)
 
 
 def named_versions(manifest: CheckpointManifest) -> Iterator[WeightManifest]:
-    """The checkpoint's own version, and those a resume samples with again."""
+    """The checkpoint's own version, and the versions that a resume samples with again."""
     yield manifest.weights
     yield from manifest.pinned
 
@@ -128,23 +128,50 @@ def named_shards(manifest: CheckpointManifest) -> Iterator[Shard]:
 
 
 def needed_blobs(shard: Shard) -> frozenset[str]:
-    """Digests of the blobs that give the shard: its own, or what its chain starts from and the deltas."""
+    """Digests of the blobs from which the shard is made: its own, or its chain's base and the deltas."""
     if not shard.delta_only:
         return frozenset({shard.digest})
     return frozenset({shard.chain[0].base_digest, *(delta.digest for delta in shard.chain)})
 
 
 def named_blobs(shards: Iterable[Shard]) -> frozenset[str]:
-    """Digests of the blobs that shards need or could use: a whole shard's deltas spare those who hold one of their bases the rest."""
+    """Digests of the blobs that shards need or can use: a reader that has a base of a whole shard fetches only the deltas."""
     found = [needed_blobs(shard) | {delta.digest for delta in shard.chain} for shard in shards]
     return frozenset().union(*found)
 
 
 def version_blobs(manifest: WeightManifest) -> frozenset[str]:
-    """Digests of the blobs that a version names. Its chain stands in its manifest, so that no other manifest has to be kept for it."""
+    """Digests of the blobs that a version names. The manifest holds the whole chain, so no other manifest has to be kept for it."""
     return named_blobs(manifest.shards)
 
 
 def checkpoint_blobs(manifest: CheckpointManifest) -> frozenset[str]:
     """Digests of the blobs that a checkpoint names, its manifest among them."""
     return named_blobs(named_shards(manifest)) | {digest_of(checkpoint_payload(manifest))}
+
+
+def check_version(manifest: WeightManifest) -> None:
+    """Raises ManifestError if the manifest lacks what a loader needs."""
+    if manifest.step < 0 or not manifest.shards or not is_digest(manifest.digest):
+        raise ManifestError("a version needs a step from 0 on, a digest `sha256:<hex>` and at least one shard; fill them in")
+    for shard in manifest.shards:
+        _check_chain(shard)
+
+
+def _check_chain(shard: Shard) -> None:
+    if shard.delta_only and not shard.chain:
+        raise ManifestError(f"shard {shard.digest} is stored only as deltas and names none; name its chain, or store it whole")
+    named = [shard.digest, *(digest for delta in shard.chain for digest in (delta.base_digest, delta.digest))]
+    if not all(map(is_digest, named)):
+        raise ManifestError("a shard and its chain are named by digests `sha256:<hex>`; fix the manifest")
+
+
+def check_checkpoint(manifest: CheckpointManifest) -> None:
+    """Raises ManifestError if the manifest is not one that a run can resume from."""
+    versions = [manifest.weights, *manifest.pinned]
+    for version in versions:
+        check_version(version)
+    if any(version.run_id != manifest.run_id for version in versions) or manifest.weights.step != manifest.step:
+        raise ManifestError("a checkpoint's versions must be of its own run, and its weights of its own step; fix the manifest")
+    if any(shard.delta_only for shard in (*manifest.weights.shards, *manifest.optimizer)):
+        raise ManifestError("a checkpoint's own version must be stored whole, for resume and export; store it whole and commit again")

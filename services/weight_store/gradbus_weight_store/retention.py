@@ -1,4 +1,4 @@
-"""Deletes versions and checkpoints that nothing will ask for again, and the blobs that only they named."""
+"""Retention: deletes versions and checkpoints that nothing can need again, and the blobs that only they named."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _SPECS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a run still needs; the defaults serve a run whose spec cannot be read, and keep more."""
+class RetentionPolicy:
+    """Which versions and checkpoints a run still needs. The defaults, for a run whose spec cannot be read, keep more."""
 
     keep: int = 3
     max_staleness: int = 64
     evaluation_every: int = 0
 
     @classmethod
-    def of(cls, spec: RunSpec) -> Policy:
+    def of(cls, spec: RunSpec) -> RetentionPolicy:
         """The policy that the spec asks for."""
         every = spec.evaluation.every if spec.data.eval else 0
         return cls(spec.checkpoint.keep, spec.schedule.max_staleness, every)
 
     def kept_checkpoints(self, found: Mapping[str, CheckpointManifest], head_step: int) -> dict[str, CheckpointManifest]:
-        """The newest `keep` up to the head, and whatever is above it: a commit may be under way."""
+        """The newest `keep` checkpoints up to the head, and all above it: a commit may be under way."""
         below = sorted((path for path, one in found.items() if one.step < head_step), key=lambda path: (found[path].step, found[path].term))
         # Of one step the newest term counts: an older one may never have been committed.
         newest = list({found[path].step: path for path in below}.values())
@@ -53,7 +53,7 @@ class Policy:
     def kept_versions(
         self, found: Mapping[str, WeightManifest], kept: Iterable[CheckpointManifest], head_step: int
     ) -> dict[str, WeightManifest]:
-        """Those a resume or an evaluation samples with, and those that a kept checkpoint names."""
+        """The versions that a resume or an evaluation samples with, and those that a kept checkpoint names."""
         named = {(version.step, version.digest) for checkpoint in kept for version in named_versions(checkpoint)}
         floor = head_step - self.max_staleness
         evaluated = self._evaluated(head_step)
@@ -67,25 +67,25 @@ class Policy:
 
 
 class Retention:
-    """Sweeps in the background: a commit never waits for it. What a crash leaves undone the next sweep does."""
+    """Sweeps in the background, so that no commit waits for it. The next sweep completes one that a crash cut short."""
 
-    def __init__(self, manifests: Manifests, runs: Bucket, gate: StoreDeleteLock) -> None:
+    def __init__(self, manifests: Manifests, runs: Bucket, delete_lock: StoreDeleteLock) -> None:
         self._manifests = manifests
         self._runs = runs
         self._specs = runs.snapshot("*.spec")
-        self._named: dict[str, tuple[bytes, frozenset[str]]] = {}
-        self._gate = gate
+        self._spec_digests: dict[str, tuple[bytes, frozenset[str]]] = {}
+        self._delete_lock = delete_lock
         self._due: dict[str, Ledger] = {}
         self._task: asyncio.Task[None] | None = None
 
     def schedule(self, ledger: Ledger) -> None:
-        """Sweeps the run soon; once, however often it is asked."""
+        """Sweeps the run soon. Calls before the sweep begins are one."""
         self._due[ledger.run_id] = ledger
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._sweep_due(), name="retention")
 
     async def settle(self) -> None:
-        """Waits for the sweeps under way."""
+        """Waits until all scheduled sweeps are done."""
         if self._task:
             await self._task
 
@@ -94,12 +94,12 @@ class Retention:
             run_id, ledger = self._due.popitem()
             try:
                 await self.sweep(ledger)
-                await self._manifests.objects.remove_drafts()
+                await self._manifests.objects.remove_partial_files()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
                 _log.warning("retention_put_off", run_id=run_id, error=f"{type(error).__name__}: {error}")
 
     async def sweep(self, ledger: Ledger) -> None:
-        """Deletes what the run no longer needs. Blobs go before the manifests that name them, so that none is forgotten."""
+        """Deletes what the run no longer needs: first blobs, then the manifests that name them, so that no blob is left without a name."""
         head = ledger.checkpoint_head
         if head is None:
             return
@@ -113,47 +113,47 @@ class Retention:
         if not old:
             return
         blobs = {digest for path in old for digest in await self._manifests.blobs(path)}
-        await self._needed(without=old)  # reads ahead, so that nobody waits for it at the gate
-        async with self._gate.deleting():
-            blobs -= await self._needed(without=old)
+        await self._needed_blobs(without=old)  # fills the caches, so that the lock is held for a short time
+        async with self._delete_lock.deleting():
+            blobs -= await self._needed_blobs(without=old)
             await self._delete(blobs)
             for path in old:
                 await self._manifests.delete(path)
         _log.info("retention", run_id=ledger.run_id, step=head.step, manifests=len(old), blobs=len(blobs))
 
-    async def _policy(self, run_id: str) -> Policy:
+    async def _policy(self, run_id: str) -> RetentionPolicy:
         entry = await self._runs.get(f"{run_id}.spec")
         if entry is None:
-            return Policy()
+            return RetentionPolicy()
         try:
-            return Policy.of(RunRecord.model_validate_json(entry.value).spec)
+            return RetentionPolicy.of(RunRecord.model_validate_json(entry.value).spec)
         except ValidationError as error:
             _log.warning("spec_not_read", run_id=run_id, error=str(error))
-            return Policy()
+            return RetentionPolicy()
 
-    async def _needed(self, without: set[str]) -> set[str]:
-        """Every blob that a manifest other than those in `without`, or the spec of any run, names: runs share blobs."""
+    async def _needed_blobs(self, without: set[str]) -> set[str]:
+        """Every blob that any run's spec or manifests name, without the manifests in `without`. Runs share blobs."""
         turns = asyncio.Semaphore(_PARALLEL)
 
         async def named(run_id: str) -> set[str]:
-            # Side by side: a bucket takes its time for each run there ever was, and publishing stands still meanwhile.
+            # In parallel: object storage is slow for each of many runs, and publishing waits meanwhile.
             async with turns:
                 paths = set(await self._manifests.paths(run_id)) - without
                 return {digest for path in paths for digest in await self._manifests.blobs(path)}
 
         found = await asyncio.gather(*map(named, await self._manifests.objects.folders("runs")))
-        return set[str]().union(*found, *(await self._named_by_specs()))
+        return set[str]().union(*found, *(await self._blobs_of_specs()))
 
-    async def _named_by_specs(self) -> Iterable[frozenset[str]]:
-        """Digests in the spec of each run: thousands may wait, and each is looked through once."""
-        # Publishing stands still meanwhile, so NATS is not waited for: the sweep is put off.
+    async def _blobs_of_specs(self) -> Iterable[frozenset[str]]:
+        """The digests in each run's spec. There may be thousands of specs, so each is searched once."""
+        # Publishing waits meanwhile: if NATS is slow, the sweep is put off.
         async with asyncio.timeout(_SPECS_SECONDS):
             await self._specs.read()
-        specs, known = self._specs.entries, self._named
-        fresh = {key: value for key, value in specs.items() if key not in known or known[key][0] != value}
-        kept = {key: known[key] for key in specs.keys() - fresh.keys()}
-        self._named = kept | {key: (value, frozenset(_DIGEST.findall(value.decode(errors="replace")))) for key, value in fresh.items()}
-        return (digests for _, digests in self._named.values())
+        specs, known = self._specs.entries, self._spec_digests
+        changed = {key: value for key, value in specs.items() if key not in known or known[key][0] != value}
+        searched = {key: (value, _digests_in(value)) for key, value in changed.items()}
+        self._spec_digests = {key: known[key] for key in specs.keys() - changed.keys()} | searched
+        return (digests for _, digests in self._spec_digests.values())
 
     async def _delete(self, blobs: set[str]) -> None:
         turns = asyncio.Semaphore(_PARALLEL)
@@ -163,3 +163,7 @@ class Retention:
                 await self._manifests.objects.delete_blob(digest)
 
         await asyncio.gather(*map(delete, blobs))
+
+
+def _digests_in(spec: bytes) -> frozenset[str]:
+    return frozenset(_DIGEST.findall(spec.decode(errors="replace")))

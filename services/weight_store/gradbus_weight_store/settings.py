@@ -8,7 +8,7 @@ from gradbus.process import ProcessSettings
 
 
 class WeightStoreSettings(ProcessSettings):
-    """Where it listens (GRADBUS_LISTEN), and when a worker counts as left behind."""
+    """The service's address (GRADBUS_LISTEN), and when a worker counts as lagging."""
 
     straggler_versions: int = Field(8, ge=1, description="A worker this many versions behind ...")
     straggler_seconds: float = Field(10.0, gt=0.0, description="... that has work and stays so for so long is an alarm.")

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceServicer, add_TraceServiceServicer_to_server
 
-PATIENCE = 240.0
+WAIT_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Collector(TraceServiceServicer):
 
     def until(self, condition):
         """What `condition` gives, once it is true."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + WAIT_SECONDS
         while not (found := condition()):
             assert time.monotonic() < deadline, sorted({span.name for span in self.spans})
             time.sleep(0.1)

@@ -96,7 +96,7 @@ def orphans(spans):
 
 
 def answered(spans):
-    """Whether each call that did not fail has been told of by both sides."""
+    """Whether each call that did not fail has been recorded by both sides."""
     calls = {span.id: span for span in spans if span.name.startswith("gradbus.v1.") and not span.error}
     servers = {span.id for span in calls.values() if span.parent in calls}
     return calls.keys() - servers == {span.parent for span in calls.values()} & calls.keys()

@@ -1,4 +1,4 @@
-"""The conductor's wires, with a reward and a reference service in this process that answer as the test says."""
+"""The conductor's clients, with a reward and a reference service in this process that answer as the test says."""
 
 import secrets
 from collections.abc import Callable

@@ -23,12 +23,11 @@ from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, Publish
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
 from gradbus_conductor import service
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.run import driver
-from gradbus_conductor.run import loop as run
+from gradbus_conductor.run import driver, trainers
 from gradbus_conductor.run.driver import Driver
 from gradbus_conductor.service import Conductor
 from gradbus_conductor.settings import Settings
-from gradbus_conductor.workers.pool import WorkerPool
+from gradbus_conductor.workers import WorkerPool
 
 STEPS, SIZE = 4, 2
 
@@ -70,7 +69,7 @@ class Stage:
         self.beating.append(asyncio.create_task(beat()))
         await until(lambda: presence in self.pool.present("trainer"))
 
-    async def wish(self, desired):
+    async def request(self, desired):
         await self.buckets[Buckets.RUNS].put(f"{self.run_id}.desired", json.dumps(desired).encode())
 
     async def assigned(self, name="trainer"):
@@ -171,7 +170,7 @@ async def test_a_success_is_brought_to_its_end_without_a_trainer(stage, monkeypa
 async def test_a_cancelled_run_leaves_no_queue_and_no_keys(stage):
     queue = TaskQueue(stage.clients.bus, stage.run_id)
     await queue.open()
-    await stage.wish("cancelled")
+    await stage.request("cancelled")
     await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"cancelled"')
     await GroupStore(stage.clients.buffer, stage.run_id).put([])
     await stage.drive()
@@ -228,7 +227,7 @@ async def test_a_run_of_equal_rewards_succeeds_and_says_that_nothing_was_learned
     assert status.reason.startswith("nothing was learned")
 
 
-async def test_a_run_that_learned_succeeds_without_a_word(stage):
+async def test_a_run_that_learned_succeeds_without_a_reason(stage):
     await stage.trained()
     await stage.trainer()
     await stage.drive()
@@ -246,19 +245,19 @@ async def test_a_queued_run_names_the_paused_one_that_has_the_trainer(stage):
     assert status.state == "queued"
     await runs.put("run-000-paused.status", RunStatus(state="running").to_bytes())
     await waits(stage, "trainer has run run-000-paused, running")
-    await stage.wish("cancelled")
+    await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
 
-async def test_a_paused_run_makes_way_and_takes_a_trainer_again_when_it_is_resumed(stage, monkeypatch):
-    monkeypatch.setattr(run, "_STILL_SECONDS", 0.0)
+async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_resumed(stage, monkeypatch):
+    monkeypatch.setattr(trainers, "_YIELD_SECONDS", 0.0)
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
     await waits(stage, "starting ")
     async with asyncio.timeout(60):
         while await stage.assigned() != stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
             await asyncio.sleep(0.02)
-    await stage.wish("paused")
+    await stage.request("paused")
     await waits(stage, "paused ")
     assert await stage.assigned() == stage.run_id, "nobody else waits"
     await stage.buckets[Buckets.RUNS].put("run-zzz.spec", stage.record.to_bytes())
@@ -266,28 +265,28 @@ async def test_a_paused_run_makes_way_and_takes_a_trainer_again_when_it_is_resum
         while await stage.assigned() == stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
             await asyncio.sleep(0.02)
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"run-zzz"')
-    await stage.wish("running")
+    await stage.request("running")
     await waits(stage, "queued a free trainer: trainer has run run-zzz")
     await stage.buckets[Buckets.ASSIGNMENTS].delete("trainer")
     async with asyncio.timeout(60):
         while await stage.assigned() != stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
             await asyncio.sleep(0.02)
-    await stage.wish("cancelled")
+    await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
 
 async def test_a_queued_run_says_that_there_is_no_trainer_or_who_comes_first(stage):
     driving = asyncio.create_task(stage.drive())
-    await waits(stage, "none is there; start one")
+    await waits(stage, "none is running; start one")
     await stage.buckets[Buckets.RUNS].put("run-000.spec", stage.record.to_bytes())
     await stage.trainer()
     await waits(stage, "run run-000 comes first") if await stage.assigned() is None else None
-    await stage.wish("cancelled")
+    await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
 
 @pytest.mark.parametrize("key", ["spec", "desired", "status"])
-async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(stage, key):
+async def test_a_run_that_cannot_be_read_is_skipped_and_frees_its_trainer(stage, key):
     runs, broken = stage.buckets[Buckets.RUNS], "run-000-broken"
     await runs.put(f"{broken}.spec", stage.record.to_bytes())
     await runs.put(f"{broken}.{key}", b"\xff not a record")
@@ -302,19 +301,19 @@ async def test_a_run_that_cannot_be_read_is_passed_over_and_lets_its_trainer_go(
                 await asyncio.sleep(0.02)
         process.stopping.set()
         await serving
-    told = [line["error"] for line in logs if line["event"] == "run_unreadable"]
-    assert len(told) == 1
-    assert f"{broken}.{key} in the bucket `runs` cannot be read" in told[0]
+    errors = [line["error"] for line in logs if line["event"] == "run_unreadable"]
+    assert len(errors) == 1
+    assert f"{broken}.{key} in the bucket `runs` cannot be read" in errors[0]
 
 
 async def test_a_conductor_keeps_leases_for_the_head_of_the_queue_alone(stage, monkeypatch):
-    monkeypatch.setattr(service, "_MOST_QUEUED", 2)
-    monkeypatch.setattr(service, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(service, "_MAX_QUEUED", 2)
+    monkeypatch.setattr(service, "_POLL_SECONDS", 0.02)
     runs, leases = stage.buckets[Buckets.RUNS], stage.buckets[Buckets.LEASES]
     names = [f"run-00{n}" for n in range(4)]
     for name in names:
         await runs.put(f"{name}.spec", stage.record.model_copy(update={"run_id": name}).to_bytes())
-    await stage.wish("cancelled")  # the youngest
+    await stage.request("cancelled")  # the youngest
     process = Process("conductor")
     serving = asyncio.create_task(Conductor(stage.clients, Settings(worker_id="conductor")).serve(process))
     await until(lambda: stage.view.get(f"{stage.run_id}.status") and b'"cancelled"' in stage.view.get(f"{stage.run_id}.status"))
@@ -329,39 +328,39 @@ async def test_a_conductor_keeps_leases_for_the_head_of_the_queue_alone(stage, m
 
 
 async def test_a_run_paused_before_it_began_takes_no_trainer_until_it_is_resumed(stage, monkeypatch):
-    monkeypatch.setattr(driver, "_LOOK_SECONDS", 0.02)
-    await stage.wish("paused")
+    monkeypatch.setattr(driver, "_POLL_SECONDS", 0.02)
+    await stage.request("paused")
     await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"')
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
     await waits(stage, "paused")
     assert await stage.assigned() is None
     await stage.trained()
-    await stage.wish("running")
+    await stage.request("running")
     await asyncio.wait_for(driving, 60)
     assert (await stage.status()).state == "succeeded"
 
 
 async def test_a_run_that_is_paused_when_its_conductor_dies_keeps_no_trainer_from_the_others(stage, monkeypatch):
-    monkeypatch.setattr(driver, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(driver, "_POLL_SECONDS", 0.02)
     await stage.trainer()
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", json.dumps(stage.run_id).encode())
-    await stage.wish("paused")
+    await stage.request("paused")
     await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"' and stage.pool.run_of("trainer"))
     driving = asyncio.create_task(stage.drive("second"))
     async with asyncio.timeout(60):
         while await stage.assigned() is not None:  # noqa: ASYNC110 - a bucket has no condition of its own
             await asyncio.sleep(0.02)
     await waits(stage, "paused")
-    await stage.wish("cancelled")
+    await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
 
-@pytest.mark.parametrize("told", [False, True])
-async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_died_after_it(stage, told):
+@pytest.mark.parametrize("emitted", [False, True])
+async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_died_after_it(stage, emitted):
     await stage.trained()
     history = EventLog(stage.clients.bus, stage.run_id)
-    if told:
+    if emitted:
         history.emit("checkpoint", f"checkpoint {STEPS}", key=f"checkpoint:{STEPS}")
         await history.flush()
     await stage.trainer()

@@ -1,4 +1,4 @@
-"""Heads on a real NATS: announced by messages, true in the bucket, and they only grow."""
+"""Heads on a real NATS: the bucket is authoritative, messages announce versions, and both heads only grow."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Scoring over real gRPC: a failure is asked again, never a reward of 0."""
+"""Scoring over real gRPC: a failed sample is scored again, and never gets a reward of 0."""
 
 import asyncio
 import dataclasses
@@ -55,7 +55,7 @@ async def test_rewards_follow_the_sample_id_whatever_the_order(judged, scorer, g
         assert entry.group == group(index).SerializeToString()
 
 
-async def test_the_scorer_is_told_what_it_needs(judged, scorer, group):
+async def test_the_scorer_gets_the_prompt_the_response_and_the_row(judged, scorer, group):
     seen = []
     scorer.answer = lambda sample, _: seen.append(sample) or SampleReward(sample_id=sample.sample_id, status=OK, reward=len(seen))
     await judged(group(3, finish=FinishReason.FINISH_REASON_LENGTH))
@@ -156,7 +156,7 @@ async def failing(clients, run_id, record, scorer, group):
     return scoring
 
 
-async def test_why_a_group_waits_is_told(clients, run_id, record, scorer, group):
+async def test_why_a_group_waits_is_noted(clients, run_id, record, scorer, group):
     scoring = await failing(clients, run_id, record, scorer, group)
     assert "the disk is full" in scoring.state.failing[0]
     await scoring.close()
@@ -213,10 +213,10 @@ async def test_a_service_that_takes_small_calls_alone_gets_small_ones(judged, sc
 
 
 def test_a_call_is_halved_by_failure_and_grows_by_success_alone():
-    assert scoring_module._portion(128, 40, is_of_use=False) == 20
-    assert scoring_module._portion(4, 40, is_of_use=False) == 4, "another call has found that out already"
-    assert scoring_module._portion(1, 2, is_of_use=False) == 1
-    assert scoring_module._portion(128, 1, is_of_use=False) == 128, "no smaller call can be made of one group"
-    assert scoring_module._portion(4, 4, is_of_use=True) == 5
-    assert scoring_module._portion(4, 3, is_of_use=True) == 4, "that it takes less was known"
-    assert scoring_module._portion(128, 128, is_of_use=True) == 128
+    assert scoring_module._next_batch_size(128, 40, any_judged=False) == 20
+    assert scoring_module._next_batch_size(4, 40, any_judged=False) == 4, "another call has found that out already"
+    assert scoring_module._next_batch_size(1, 2, any_judged=False) == 1
+    assert scoring_module._next_batch_size(128, 1, any_judged=False) == 128, "no smaller call can be made of one group"
+    assert scoring_module._next_batch_size(4, 4, any_judged=True) == 5
+    assert scoring_module._next_batch_size(4, 3, any_judged=True) == 4, "that it takes less was known"
+    assert scoring_module._next_batch_size(128, 128, any_judged=True) == 128

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradbus.embedded import StackConfig
-from gradbus.embedded.leftovers import is_running
+from gradbus.embedded.processes import is_running
 from gradbus.embedded.services import REFERENCE, service_names
 
 STAND_IN = Path(__file__).with_name("stand_in.py")

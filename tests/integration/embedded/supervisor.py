@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from gradbus.embedded import StackConfig
-from gradbus.embedded.serve import serve
 from gradbus.embedded.services import service_names
+from gradbus.embedded.supervisor import serve
 
 stand_in = str(Path(__file__).with_name("stand_in.py"))
 commands = {name: [sys.executable, stand_in, name] for name in service_names(1)}

@@ -12,7 +12,7 @@ from nats.js.errors import BadRequestError
 
 from gradbus.access import NATS_USERS
 from gradbus.bus import Buckets, Bus, BusSettings, EventLog, Lease, TaskQueue, subjects
-from gradbus.embedded.credentials import Credentials
+from gradbus.deploy.credentials import Credentials
 from gradbus.embedded.servers import nats_command
 from gradbus.embedded.state import StateFolder
 from gradbus.v1.task_pb2 import Task
@@ -20,7 +20,7 @@ from gradbus.v1.task_pb2 import Task
 RUN = "run-1"
 LAST = "nobody.may"
 WORDS = {"publish": "publish", "subscribe": "subscription"}
-# (subject, who may publish to it): every key pattern, stream and hint, and what nobody may do.
+# (subject, who may publish to it): every key pattern, stream and hint, and subjects that no role may use.
 PUBLISHERS = {
     f"$KV.runs.{RUN}.spec": {"gateway"},
     f"$KV.runs.{RUN}.desired": {"gateway"},
@@ -117,12 +117,12 @@ class Caller:
             self.last.set()
 
     async def refused_of(self, verb, wanted):
-        """Those of the subjects `wanted` that the server refuses. It answers in order, so what nobody may do comes last."""
+        """Those of the subjects `wanted` that the server refuses. It answers in order, so the subject that no role may use comes last."""
         for subject in [*wanted, LAST]:
             await (self.client.publish(subject, b"x") if verb == "publish" else self.client.subscribe(subject))
         await asyncio.wait_for(self.last.wait(), 60)
-        told = {f'nats: permissions violation for {WORDS[verb]} to "{subject.lower()}"': subject for subject in wanted}
-        return {told[one] for one in self.refused if one in told}
+        reported = {f'nats: permissions violation for {WORDS[verb]} to "{subject.lower()}"': subject for subject in wanted}
+        return {reported[one] for one in self.refused if one in reported}
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ async def test_history_is_written_and_followed(buses):
 
 
 async def test_a_long_history_is_read_at_its_readers_pace(buses):
-    """Beyond a few megabytes the server waits for the reader's word of flow control, which is a subject of its own."""
+    """Beyond a few megabytes the server waits for the reader's flow-control reply, which is a subject of its own."""
     made, refused = buses
     log = EventLog(made["trainer"], RUN)
     for _ in range(100):

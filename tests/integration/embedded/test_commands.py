@@ -51,7 +51,7 @@ def test_down_returns_when_everything_has_stopped(tmp_path):
         assert supervisor.stdout.readline() == b"ready\n"
         stopped = gradbus("down", "--state", tmp_path)
         assert stopped.exit_code == 0
-        assert "everything is kept in" in stopped.output
+        assert "all state is kept in" in stopped.output
         assert supervisor.wait(60) == 0
     assert state.owner() is None
     assert not (tmp_path / "stack.json").exists()

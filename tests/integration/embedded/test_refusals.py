@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gradbus.embedded import Stack, StackConfig
-from gradbus.embedded.serve import start_detached
+from gradbus.embedded.supervisor import start_detached
 from gradbus.errors import StackError
 
 

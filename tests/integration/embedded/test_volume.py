@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradbus.embedded import Stack, volume
+from gradbus.embedded import Stack, watches
 
 from .test_life import until
 
@@ -31,8 +31,8 @@ class Volume:
 @pytest.fixture
 def disk(monkeypatch):
     disk = Volume()
-    monkeypatch.setattr(volume, "_free_bytes", disk.ask)
-    monkeypatch.setattr(volume, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(watches, "_free_bytes", disk.ask)
+    monkeypatch.setattr(watches, "_VOLUME_SECONDS", 0.02)
     return disk
 
 

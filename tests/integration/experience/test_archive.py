@@ -36,7 +36,7 @@ async def fill(log, indexes):
 
 
 async def left(log):
-    return [entry.index for entry in await log.read(most=10_000)]
+    return [entry.index for entry in await log.read(limit=10_000)]
 
 
 async def test_only_the_covered_prefix_moves(log, archive, archived):

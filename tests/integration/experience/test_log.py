@@ -77,9 +77,9 @@ async def test_the_bitmap_outlives_trimming(log, entries):
     assert await log.append(1, entries(7)) == []
 
 
-async def test_reading_goes_on_behind_an_id_in_pages(log, entries):
+async def test_reading_goes_on_behind_an_id_in_batches(log, entries):
     await log.append(1, entries(*range(10)))
-    first = await log.read(most=4)
+    first = await log.read(limit=4)
     assert [entry.index for entry in first] == [0, 1, 2, 3]
     assert await indexes(log, first[-1].stream_id) == [4, 5, 6, 7, 8, 9]
 

@@ -58,13 +58,13 @@ def test_a_fault_names_its_place_and_what_to_do(http, client, spec, tmp_path, lo
     assert words in str(fault)
 
 
-def test_what_joins_sections_is_said_beside_a_fault_of_another(client, spec, tmp_path):
+def test_a_fault_across_sections_is_listed_with_a_fault_of_another(client, spec, tmp_path):
     with pytest.raises(SpecError) as refused:
         client.submit(spec | {"name": "No Name", "data": {"train": "train.jsonl"}, "evaluation": {"metric": "exact"}}, tmp_path)
     assert {fault.path for fault in refused.value.faults} == {"name", "data.eval", "evaluation.metric"}
 
 
-def test_a_fault_of_a_file_is_told_by_the_name_that_its_user_gave(client, spec, tmp_path, local_files):
+def test_a_fault_of_a_file_uses_the_name_that_its_user_gave(client, spec, tmp_path, local_files):
     with pytest.raises(SpecError) as refused:
         client.submit(spec | {"data": {"train": "empty.jsonl", "eval": "gone.jsonl"}}, tmp_path)
     given = {fault.path: fault.given for fault in refused.value.faults}
@@ -94,7 +94,7 @@ def test_faults_of_both_sides_come_together(client, spec, tmp_path):
     assert sorted(fault.path for fault in refused.value.faults) == ["data.train", "model", "schedule.steps"]
 
 
-def test_every_fault_comes_in_one_answer(http, stored_spec):
+def test_one_response_lists_every_fault(http, stored_spec):
     body = stored_spec | {"nmae": "x", "data": {"train": "gone.jsonl"}, "model": {"path": "gone"}, "schedule": {"steps": 0}}
     answer = http.post("/v1/runs", json=body)
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:gradbus:problem:invalid-spec")

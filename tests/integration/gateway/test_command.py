@@ -100,10 +100,10 @@ def test_a_run_goes_by_id_prefix_name_and_last(gradbus, run_id):
     assert run_id in gradbus("runs")[1]
 
 
-def test_wishes_are_said_back(gradbus, run_id):
-    assert "wanted: paused" in gradbus("pause", run_id)[1]
-    assert "wanted: running" in gradbus("resume", run_id)[1]
-    assert "wanted: cancelled" in gradbus("cancel", run_id)[1]
+def test_actions_report_the_new_state(gradbus, run_id):
+    assert "requested: paused" in gradbus("pause", run_id)[1]
+    assert "requested: running" in gradbus("resume", run_id)[1]
+    assert "requested: cancelled" in gradbus("cancel", run_id)[1]
     status, _, errors = gradbus("resume", run_id)
     assert (status, "409" in errors) == (2, True)
 
@@ -127,8 +127,8 @@ async def test_a_run_that_goes_on_can_be_followed_again(gradbus, run_id, set_sta
 
 
 def test_what_is_not_there_yet_is_said(gradbus, run_id, tmp_path):
-    assert gradbus("samples", run_id)[1] == "no samples there yet\n"
-    assert gradbus("events", run_id) == (0, "", "no events there yet\n")
+    assert gradbus("samples", run_id)[1] == "no samples yet\n"
+    assert gradbus("events", run_id) == (0, "", "no events yet\n")
     status, _, errors = gradbus("export", run_id, str(tmp_path / "out"))
     assert (status, "no version yet" in errors) == (2, True)
 

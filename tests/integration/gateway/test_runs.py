@@ -50,7 +50,7 @@ def test_the_same_key_and_body_give_the_same_run(http, stored_spec):
     assert (other.status_code, other.json()["type"]) == (422, "urn:gradbus:problem:idempotency-key-reused")
 
 
-async def test_a_repeated_request_is_answered_when_what_it_names_is_gone(http, objects, stored_spec):
+async def test_a_repeated_request_returns_its_run_when_its_files_are_gone(http, objects, stored_spec):
     mine = await objects.put_blob(b'{"prompt": "of this test alone"}\n')
     spec = stored_spec | {"data": {"train": mine, "prompt": "prompt"}, "reward": {"service": "http://127.0.0.1:9/score"}}
     first = http.post("/v1/runs", json=spec, headers={"Idempotency-Key": "gone"})
@@ -100,7 +100,7 @@ async def test_a_run_that_cannot_be_read_hides_no_other_and_says_what_to_do(http
             await bucket.delete(f"{broken}.{name}")
 
 
-async def test_a_key_that_names_no_run_is_left_out(http, bus, submitted):
+async def test_a_key_that_names_no_run_is_ignored(http, bus, submitted):
     bucket = await bus.bucket("runs")
     await bucket.put("No=Run.spec", b"{}")
     try:
@@ -109,7 +109,7 @@ async def test_a_key_that_names_no_run_is_left_out(http, bus, submitted):
         await bucket.delete("No=Run.spec")
 
 
-def test_pause_resume_and_cancel_set_what_is_wanted(client, submitted):
+def test_pause_resume_and_cancel_set_the_desired_state(client, submitted):
     run_id = submitted["id"]
     assert client.pause(run_id)["desired"] == "paused"
     assert client.pause(run_id)["desired"] == "paused"
@@ -125,7 +125,7 @@ def test_a_cancelled_run_cannot_resume(http, client, submitted):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-async def test_a_finished_run_takes_no_wishes(http, submitted, set_state, verb):
+async def test_a_finished_run_takes_no_actions(http, submitted, set_state, verb):
     await set_state(submitted["id"], "succeeded")
     answer = http.post(f"/v1/runs/{submitted['id']}/{verb}")
     assert answer.status_code == 409

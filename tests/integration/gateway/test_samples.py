@@ -68,7 +68,7 @@ async def test_pages_give_each_sample_once_in_order(client, run_id, limit):
     assert found == [f"{index}.{n}" for index in range(GROUPS) for n in range(2)]
 
 
-async def test_a_sample_tells_its_story(client, run_id):
+async def test_a_sample_has_its_reward_and_verdict(client, run_id):
     first, second = client.samples(run_id, index=3)["data"]
     assert (first["prompt"], first["text"], first["step"], first["verdict"]) == ("prompt 3", "text 3.0", 1, "train")
     assert (first["reward"], first["components"], first["finish_reason"]) == (1.0, {"exact": 1.0}, "stop")
@@ -76,25 +76,25 @@ async def test_a_sample_tells_its_story(client, run_id):
     assert (second["reward"], second["reward_status"], second["reason"]) == (None, "invalid", "cannot be judged")
 
 
-async def test_a_sample_tells_where_it_came_from_and_when_it_was_let_in(client, run_id):
+async def test_a_sample_tells_its_worker_and_when_it_was_admitted(client, run_id):
     sample = client.samples(run_id, index=3)["data"][0]
     assert (sample["dispatched_version"], sample["worker"], sample["trace_id"], sample["token_count"]) == (1, "w", "ab" * 16, 3)
     assert abs(datetime.fromisoformat(sample["admitted_at"]).timestamp() - time.time()) < 300
     assert sample["tokens"] is None
 
 
-async def test_tokens_come_when_they_are_asked_for(client, run_id):
+async def test_tokens_are_included_on_request(client, run_id):
     tokens = client.samples(run_id, index=3, include="tokens")["data"][0]["tokens"]
     assert tokens == {"ids": [5, 7, 1], "logprobs": [-0.5, -2.0, 0.0], "reference_logprobs": [-1.0] * 3}
 
 
-async def test_a_row_is_found_each_time_it_came(client, run_id):
+async def test_a_row_selects_every_group_of_it(client, run_id):
     assert [sample["index"] for sample in client.samples(run_id, row=1)["data"]] == [1, 1, 5, 5]
     assert [sample["id"] for sample in client.samples(run_id, row=1, index=5)["data"]] == ["5.0", "5.1"]
     assert client.samples(run_id, row=9)["data"] == []
 
 
-async def test_a_time_says_where_reading_begins(client, run_id):
+async def test_after_may_be_a_time(client, run_id):
     admitted = datetime.fromisoformat(client.samples(run_id, index=0)["data"][0]["admitted_at"]).timestamp() * 1000
     assert len(client.samples(run_id, limit=100, after=f"{round(admitted)}-0.0")["data"]) >= 2 * GROUPS - 1
     assert client.samples(run_id, after=f"{round(admitted) + 3_600_000}-0.0")["data"] == []

@@ -64,7 +64,7 @@ async def test_of_many_who_use_a_link_at_once_one_gets_in(bus, store):
     assert sum(token is not None for token in tokens) == 1
 
 
-def test_the_cookie_is_for_the_page_alone_and_for_a_while(stack):
+def test_the_cookie_is_for_the_web_ui_alone_and_for_a_while(stack):
     cookie = redeem(stack, code_of(stack)).headers["set-cookie"]
     name, _, rest = cookie.partition("=")
     assert name == f"gradbus-{stack.url.rpartition(':')[2]}"
@@ -112,7 +112,7 @@ def test_a_session_may_do_what_its_key_may(stack, submitted):
     assert httpx2.post(f"{stack.url}/v1/runs/{submitted['id']}/pause", headers=reader).status_code == 403
 
 
-def test_the_page_may_change_a_run(stack, submitted, signed_in):
+def test_the_web_ui_may_change_a_run(stack, submitted, signed_in):
     assert httpx2.post(f"{stack.url}/v1/runs/{submitted['id']}/pause", headers=signed_in).json()["desired"] == "paused"
 
 
@@ -127,7 +127,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("changed", FOREIGN, ids=str)
-def test_another_page_cannot_use_a_session(stack, submitted, signed_in, changed):
+def test_another_site_cannot_use_a_session(stack, submitted, signed_in, changed):
     headers = {name: value for name, value in (signed_in | changed).items() if value}
     for path in (f"/v1/runs/{submitted['id']}/cancel", "/sign-out"):
         assert httpx2.post(stack.url + path, headers=headers).status_code == 403
@@ -136,7 +136,7 @@ def test_another_page_cannot_use_a_session(stack, submitted, signed_in, changed)
 
 
 @pytest.mark.parametrize("site", ["same-site", "cross-site"])
-def test_another_page_cannot_even_read_by_a_session(stack, signed_in, site):
+def test_another_site_cannot_even_read_by_a_session(stack, signed_in, site):
     assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in | {"Sec-Fetch-Site": site}).status_code == 403
 
 

@@ -45,7 +45,7 @@ async def publish(new_publisher, submitted):
     return await new_publisher(submitted["id"])
 
 
-async def test_versions_name_their_holders(client, submitted, publish, bus):
+async def test_versions_name_the_workers_that_loaded_them(client, submitted, publish, bus):
     await publish(0, b"base")
     await publish(1, b"better")
     worker = WorkerPresence(worker="w1", role="rollout", incarnation="a", run_id=submitted["id"], version=1, digest=digest_of(b"better"))

@@ -4,7 +4,7 @@ from gradbus.bus import Buckets
 from gradbus.control.runs import WorkerPresence
 
 
-async def test_a_live_worker_is_listed_with_what_it_holds(client, bus):
+async def test_a_live_worker_is_listed_with_its_version(client, bus):
     bucket = await bus.bucket(Buckets.WORKERS)
     presence = WorkerPresence(worker="rollout-7", role="rollout", incarnation="a", version=3, claims=[1, 2])
     await bucket.put("rollout-7", presence.to_bytes())

@@ -43,7 +43,7 @@ async def test_a_folder_needs_no_bucket(buffer_url, object_url):
 
 
 async def test_a_buffer_that_is_away_is_named():
-    with pytest.raises(SettingsError, match=r"redis://127\.0\.0\.1:1/0 does not take the functions"):
+    with pytest.raises(SettingsError, match=r"redis://127\.0\.0\.1:1/0 does not load the functions"):
         await prepare_stores(ProcessSettings(buffer_url="redis://127.0.0.1:1/0"))
 
 

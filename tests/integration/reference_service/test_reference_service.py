@@ -152,7 +152,7 @@ async def test_bad_questions_are_answered_with_what_to_do(stub, run_id):
     unknown = LogProbsRequest(run_id="run-nobody", temperature=1.0, sequences=sequences(0))
     assert await status_of(stub.LogProbs(unknown, timeout=60)) == (
         grpc.StatusCode.FAILED_PRECONDITION,
-        "ModelError: run run-nobody is not known; ask for a run that the gateway has taken",
+        "ModelError: run run-nobody is not known; name a run that the gateway has accepted",
     )
     torn = LogProbsRequest(
         run_id=run_id, temperature=1.0, sequences=[ReferenceSequence(sample_id="0.0", prompt_ids=b"123", token_ids=b"1234")]

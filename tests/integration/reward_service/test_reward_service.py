@@ -71,12 +71,12 @@ def found(response):
     return {one.sample_id: (one.status, one.reward) for one in response.results}
 
 
-async def test_every_sample_gets_its_own_answer(stub):
+async def test_every_sample_gets_its_own_result(stub):
     response = await stub.Score(request({"grader": EXACT}, "42", "41", "42"), timeout=60)
     assert found(response) == {"0.0": (OK, 1.0), "1.0": (OK, 0.0), "2.0": (OK, 1.0)}
 
 
-async def test_a_section_that_is_wrong_is_an_error_with_a_reason_not_a_zero(stub):
+async def test_an_invalid_section_is_an_error_with_a_reason_not_a_zero(stub):
     response = await stub.Score(request({"grader": {"type": "nonsense"}}, "42"), timeout=60)
     assert [one.status for one in response.results] == [ERROR]
     assert "submit the run again" in response.results[0].reason
@@ -103,7 +103,7 @@ async def test_a_hanging_scorer_does_not_stop_another(stub):
     assert [one.status for one in (await slow).results] == [ERROR]
 
 
-async def test_more_scorers_than_are_kept_all_answer(stub):
+async def test_more_scorers_than_the_cache_holds_all_score(stub):
     references = [str(number) for number in range(6)]
     calls = [stub.Score(request({"grader": EXACT | {"reference": reference}}, "3"), timeout=60) for reference in references * 2]
     rewards = [found(response)["0.0"] for response in await asyncio.gather(*calls)]

@@ -19,11 +19,11 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.publisher import Publisher
-from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.store_client import StoreClient
-from gradbus_trainer.versions.weights_io import export_version
 from gradbus_trainer.versions.writer import VersionWriter
 
 LETTERS = "abcdefghij"

@@ -14,7 +14,7 @@ from gradbus.errors import EngineHungError
 from gradbus.experience import GroupStore
 from gradbus.process import Process, WorkerClients, WorkerHeartbeat
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_rollout.engines import watchdog as watched_engine
+from gradbus_rollout.engines import watchdog
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngine
 from gradbus_rollout.engines.torch.scheduler import Scheduler
@@ -50,7 +50,7 @@ async def test_a_worker_ends_when_its_engine_hangs(
 ):
     stuck = threading.Event()
     monkeypatch.setattr(Scheduler, "step", lambda _self: stuck.wait())
-    monkeypatch.setattr(watched_engine, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "_CLOSE_SECONDS", 0.1)
     await new_record(files=model_files)
     await write_status(bus, run_id, await objects.put_blob(prompts))
     heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))

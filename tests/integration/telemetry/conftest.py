@@ -1,4 +1,4 @@
-"""The SDK with exporters into memory, and the wires."""
+"""The SDK with in-memory exporters, and clients of the servers."""
 
 import secrets
 

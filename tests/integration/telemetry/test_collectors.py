@@ -90,8 +90,8 @@ def test_a_collector_that_fails_costs_nothing_but_its_spans(collector):
         done = run(port)
     assert done.returncode == 0, done.stderr
     assert '"event": "stopped"' in done.stderr
-    held = int(done.stdout.split()[1])
-    assert held <= QUEUE + 4 * BATCH, "more is kept than the queue and what is on its way"
+    kept = int(done.stdout.split()[1])
+    assert kept <= QUEUE + 4 * BATCH, "more is kept than the queue and what is on its way"
     handled = counted(done.stdout, "otel.sdk.processor.span.processed")
     assert sum(handled.values()) <= SPANS
     refused = counted(done.stdout, "otel.sdk.exporter.span.exported")

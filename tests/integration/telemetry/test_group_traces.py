@@ -1,4 +1,4 @@
-"""What a group's trace says when things do not go as they should: not sampled, failing, dispatched again, dropped, given up."""
+"""A group's trace in the uncommon cases: not sampled, failing, dispatched again, dropped, abandoned."""
 
 import pytest
 from opentelemetry.trace import SpanKind
@@ -9,7 +9,7 @@ from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import ScoreSample
 from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_conductor.groups.traces import GroupTraces
-from gradbus_reward.grade_traces import graded
+from gradbus_reward.scorers.telemetry import grade_spans
 from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
 from gradbus_rollout.telemetry.generation_traces import recorded as generation_recorded
 
@@ -18,7 +18,7 @@ RUN = {"gradbus.run.id": "run"}
 
 def dispatched(traces, *indexes):
     task = Task(task_id="1.0.0", groups=[GroupTask(index=index, traceparent=traces.begin(index, 10)) for index in indexes])
-    traces.sent([task], 10)
+    traces.dispatched([task], 10)
     return task
 
 
@@ -42,7 +42,7 @@ def test_a_group_that_is_not_traced_leaves_nothing(told):
         call.answered(1, [])
     with generation_recorded(Delivery(task, 5), RUN) as times:
         times.mark_sampled([GroupCompletion("1", ())])
-    with graded(["part"], [ScoreSample(group_id="1")]):
+    with grade_spans(["part"], [ScoreSample(group_id="1")]):
         pass
     made = entry(traces, 1)
     assert made.traceparent == ""
@@ -75,7 +75,7 @@ def test_a_group_that_is_not_traced_is_from_its_first_failure_on(told):
     assert orphans(told()) == []
 
 
-def test_a_call_that_breaks_is_told_for_all_its_groups(told):
+def test_a_call_that_breaks_is_recorded_for_all_its_groups(told):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1, 2)
     with pytest.raises(ZeroDivisionError), traces.call("reference", [1, 2]):
@@ -100,13 +100,13 @@ def test_a_group_dispatched_again_has_one_root(told):
 def test_another_conductor_goes_on_in_the_same_trace(told):
     first, second = GroupTraces("run", 1.0), GroupTraces("run", 1.0)
     task = dispatched(first, 1)
-    second.found([Group(index=1, traceparent=task.groups[0].traceparent), Group(index=2)])
+    second.fetched([Group(index=1, traceparent=task.groups[0].traceparent), Group(index=2)])
     second.admitted([entry(second, 1), entry(second, 2)], 30)
     assert orphans(told()) == []
     assert len({span.context.trace_id for span in told()}) == 1
 
 
-def test_what_is_in_the_log_by_anothers_word_is_not_told_twice(told):
+def test_a_group_that_another_conductor_appended_is_not_recorded_twice(told):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1)
     traces.forget([1])
@@ -117,7 +117,7 @@ def test_what_is_in_the_log_by_anothers_word_is_not_told_twice(told):
 def test_a_group_dropped_while_it_is_scored_leaves_no_orphan(told):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1)
-    with traces.call("score", [1]) as call, graded(["part"], [ScoreSample(traceparent=call.spans[1])]):
+    with traces.call("score", [1]) as call, grade_spans(["part"], [ScoreSample(traceparent=call.spans[1])]):
         traces.admitted([entry(traces, 1, Verdict.VERDICT_DROPPED, "deadline")], 30)
     assert orphans(told()) == []
     (root,) = [span for span in told() if span.name == "group"]
@@ -132,8 +132,8 @@ def test_a_run_that_is_cancelled_ends_the_traces_under_way(told):
     assert [span.attributes["gradbus.verdict"] for span in told() if span.name == "group"] == ["abandoned"] * 2
 
 
-def test_a_part_of_the_grader_that_breaks_is_told(told):
-    with pytest.raises(ZeroDivisionError), graded(["part"], [ScoreSample(traceparent=group_trace("run", 1))]):
+def test_a_part_of_the_grader_that_breaks_is_recorded(told):
+    with pytest.raises(ZeroDivisionError), grade_spans(["part"], [ScoreSample(traceparent=group_trace("run", 1))]):
         raise ZeroDivisionError
     assert not told()[0].status.is_ok
 
@@ -155,7 +155,7 @@ def test_samples_say_which_versions_made_them(told):
     assert samples[0].attributes["gradbus.span.starts"] == [0, 1]
 
 
-def test_an_engine_that_cannot_tell_leaves_out_what_it_does_not_know(told):
+def test_an_engine_without_times_leaves_out_the_sample_spans(told):
     task = dispatched(GroupTraces("run", 1.0), 1)
     with generation_recorded(Delivery(task, 5), RUN) as times:
         times.mark_sampled([GroupCompletion("1", (completion(None),))])
@@ -163,7 +163,7 @@ def test_an_engine_that_cannot_tell_leaves_out_what_it_does_not_know(told):
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_an_engine_that_breaks_is_told_whether_its_groups_are_traced_or_not(told, share):
+def test_an_engine_that_breaks_is_recorded_whether_its_groups_are_traced_or_not(told, share):
     task = dispatched(GroupTraces("run", share), 1)
     with pytest.raises(ZeroDivisionError), generation_recorded(Delivery(task, 5), RUN):
         raise ZeroDivisionError("a fault")

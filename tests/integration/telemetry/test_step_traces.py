@@ -5,13 +5,13 @@ import pytest
 from gradbus.telemetry import current_traceparent, group_trace, is_sampled, span, step_trace
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus_trainer.learners.base import StepMetrics
-from gradbus_trainer.learners.phases import Phases
-from gradbus_trainer.step.collector import Collected
+from gradbus_trainer.learners.gradient_step import PhaseClock
+from gradbus_trainer.step.groups import DecodedGroup, LoggedGroup
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
 
 
 def collected(index, traceparent="", verdict=Verdict.VERDICT_TRAIN):
-    return Collected(LogEntry(index=index, verdict=verdict, traceparent=traceparent), "digest", 1, written=5)
+    return LoggedGroup(LogEntry(index=index, verdict=verdict, traceparent=traceparent), "digest", 1, DecodedGroup(), written=5)
 
 
 def groups(*indexes):
@@ -19,12 +19,12 @@ def groups(*indexes):
 
 
 def trained(traces, items, step=0):
-    phases = Phases()
+    phases = PhaseClock()
     with traces.step(step) as trace, trace.training(items):
         for name in ("forward", "backward", "optimise"):
             with phases(name):
                 pass
-        trace.trained(StepMetrics(noop=False, learning_rate=0.0, phases=phases.noted))
+        trace.trained(StepMetrics(noop=False, learning_rate=0.0, phases=phases.recorded))
         trace.exported()
         with span("publish_version"):
             return current_traceparent()
@@ -130,11 +130,11 @@ def test_a_step_that_fails_before_its_groups_are_there_has_its_name_all_the_same
 
 
 def test_of_very_many_micro_batches_the_first_are_told_and_the_optimiser_always():
-    phases = Phases()
+    phases = PhaseClock()
     for _ in range(100):
         with phases("forward"), phases("backward"):
             pass
     with phases("optimise"):
         pass
-    assert len(phases.noted) == 65
-    assert phases.noted[-1].name == "optimise"
+    assert len(phases.recorded) == 65
+    assert phases.recorded[-1].name == "optimise"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gradbus.bus import Buckets, Bus, EventLog, Lease
+from gradbus.algorithms import algorithm_of
+from gradbus.bus import Buckets, Bus, EventLog
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import ExperienceLog
 from gradbus.objects import ObjectStore
@@ -22,15 +23,18 @@ from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus_trainer.checkpoints import restore
+from gradbus_trainer.checkpoints.state import restore
+from gradbus_trainer.checkpoints.writer import CheckpointWriter
 from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.step.collector import collector_for
-from gradbus_trainer.step.log_reader import LogReader
+from gradbus_trainer.step.live_log import LiveLog, missing_reporter
 from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
 from gradbus_trainer.versions.publisher import Publisher
-from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.store_client import StoreClient
 from gradbus_trainer.versions.writer import VersionWriter
 
@@ -131,43 +135,33 @@ class Trained:
         await self.log.append(1, {index: make_entry(index, (verdicts or {}).get(index, Verdict.VERDICT_TRAIN)) for index in indexes})
 
     @asynccontextmanager
-    async def fold(self):
-        """A trainer's life from its lease to its fold, as the service builds it."""
-        spec, run_id = self.record.spec, self.run_id
-        lease = await Lease.acquire(await self.bus.bucket(Buckets.LEASES), f"trainer.{run_id}", "trainer")
+    async def train_loop(self, source=None):
+        """A trainer's life from its lease to its train loop, as the service builds it; `source` takes the place of the live log."""
+        spec, run_id, algorithm = self.record.spec, self.run_id, algorithm_of(self.record.spec.algorithm)
+        control = await RunControl.acquire(self.bus, run_id, self.heartbeat)
         events = EventLog(self.bus, run_id)
         try:
             store = StoreClient(self.stub, run_id)
-            await store.open_term(lease.term)
+            await store.open_term(control.term)
             learner = TorchLearner(self.model_folder, spec)
             state = await restore(store, self.objects, learner, self.scratch, spec.schedule.max_staleness)
-            reader = LogReader(self.bus, self.log, run_id, collector_for(spec, state.frontier), spec.algorithm)
-            publisher = Publisher(store, VersionWriter(self.objects, run_id, lease.term, spec.weights), events, run_id)
-            self.numbers = run_metrics(run_id)
-            traces, shown = StepTraces(run_id, lease.term, StepSampler()), StepRecorder(self.numbers)
-            parts = TrainLoopParts(
-                learner,
-                reader,
-                store,
-                self.objects,
-                self.scratch,
-                publisher,
-                events,
-                self.heartbeat,
-                lease,
-                traces,
-                shown,
-                self.checkpoint_bytes,
-            )
-            async with reader.reading():
+            missing = missing_reporter(self.bus, run_id, state.frontier)
+            live = LiveLog(run_id, self.log, algorithm, collector_for(spec, state.frontier), missing)
+            publisher = Publisher(store, VersionWriter(self.objects, run_id, control.term, spec.weights), events, run_id)
+            self.metrics = run_metrics(run_id)
+            checkpoints = CheckpointWriter(store, self.objects, events, self.record, control.term, self.checkpoint_bytes)
+            reporter = StepReporter(events, self.heartbeat, StepRecorder(self.metrics), algorithm.metric_names)
+            traces = StepTraces(run_id, control.term, StepSampler())
+            parts = TrainLoopParts(source or live, learner, self.scratch, publisher, checkpoints, control, reporter, traces)
+            async with live.reading():
                 yield TrainLoop(self.record, parts, state)
         finally:
-            await lease.release()
+            await control.release()
             await events.flush()
 
-    async def train(self):
-        async with self.fold() as fold:
-            await fold.run()
+    async def train(self, source=None):
+        async with self.train_loop(source) as loop:
+            await loop.run()
 
 
 @pytest.fixture

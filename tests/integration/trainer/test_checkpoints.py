@@ -9,16 +9,19 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
+from gradbus.algorithms.grpo import Grpo
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
 from gradbus.spec import AlgorithmSpec, WeightsSpec
 from gradbus_kernels.weights.digest import weights_digest
-from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit, restore
+from gradbus_trainer.checkpoints.state import Snapshot, TrainerState, restore
+from gradbus_trainer.checkpoints.writer import commit
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch_builder import build_batch
-from gradbus_trainer.step.collector import Collected
+from gradbus_trainer.step.groups import LoggedGroup, decode_group
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.versions.object_storage import load_tensors, store_files
 from gradbus_trainer.versions.store_client import StoreClient
-from gradbus_trainer.versions.weights_io import export_version, load_tensors, store_files
 from gradbus_trainer.versions.writer import VersionWriter
 
 from .conftest import GROUPS, make_entry
@@ -26,8 +29,9 @@ from .conftest import GROUPS, make_entry
 
 def train(learner, steps):
     for step in steps:
-        items = [Collected(make_entry(index), f"digest {index}", 1) for index in range(GROUPS * step, GROUPS * (step + 1))]
-        learner.train(build_batch(step, items, AlgorithmSpec())[0])
+        entries = [make_entry(index) for index in range(GROUPS * step, GROUPS * (step + 1))]
+        groups = [LoggedGroup(entry, f"digest {entry.index}", 1, decode_group(entry, Grpo(AlgorithmSpec()))) for entry in entries]
+        learner.train(build_batch(step, groups)[0])
 
 
 @pytest.fixture(params=[{}, {"trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}], ids=["whole", "adapters"])

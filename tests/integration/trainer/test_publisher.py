@@ -11,11 +11,13 @@ from gradbus.bus import EventLog, subjects
 from gradbus.errors import FencedError, ObjectMissingError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_trainer.checkpoints import Snapshot, TrainerState, commit
-from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
+from gradbus_trainer.checkpoints.writer import commit, fingerprint
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.versions.object_storage import load_tensors, store_files
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
-from gradbus_trainer.versions.weights_io import export_version, fingerprint, load_tensors, store_files
 from gradbus_trainer.versions.writer import VersionWriter
 
 from .conftest import until

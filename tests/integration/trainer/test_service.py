@@ -12,8 +12,7 @@ from gradbus.process import Process, WorkerClients
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.service import TrainerService
-from gradbus_trainer.settings import Settings
-from gradbus_trainer.torchrun import TorchrunRank
+from gradbus_trainer.settings import Settings, TorchrunRank
 
 from .conftest import until
 
@@ -55,8 +54,8 @@ async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_r
         return heads.checkpoint_step == 6 and (await presence(bus, run)).version == 6
 
     await until(is_trained)
-    told = [event for event in await EventLog(bus, run.run_id).read() if event.type == "learner"]
-    assert [event.data["trained_parameters"] > 0 and event.message.endswith(" trainable parameters") for event in told] == [True]
+    learner_events = [event for event in await EventLog(bus, run.run_id).read() if event.type == "learner"]
+    assert [event.data["trained_parameters"] > 0 and event.message.endswith(" trainable parameters") for event in learner_events] == [True]
     shown = await presence(bus, run)
     assert (shown.role, shown.run_id, shown.trouble) == ("trainer", run.run_id, "")
     assert not task.done(), "the run is ours until the conductor has ended it"

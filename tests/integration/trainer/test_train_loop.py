@@ -1,4 +1,4 @@
-"""The fold over a log as a real buffer holds it, with a real weight store and a tiny model."""
+"""The train loop over a log as a real buffer holds it, with a real weight store and a tiny model."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.group_pb2 import Verdict
-from gradbus_trainer.versions import scratch
+from gradbus_trainer.tensors import scratch
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
 
@@ -69,7 +69,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("mode", "sections"), CASES.values(), ids=CASES)
-async def test_a_killed_fold_comes_back_to_the_same_bits(new_run, make_spec, mode, sections):
+async def test_a_killed_train_loop_comes_back_to_the_same_bits(new_run, make_spec, mode, sections):
     whole, killed = [await new_run(make_spec(mode, **sections)) for _ in range(2)]
     await whole.write(range(12))
     await whole.train()
@@ -118,17 +118,17 @@ async def test_log_bytes_force_a_checkpoint_before_its_step(new_run, make_spec, 
 async def test_the_history_of_a_step_is_stored_before_its_checkpoint(new_run, make_spec, monkeypatch):
     run = await new_run(make_spec(steps=2))
     await run.write(range(4))
-    told = {}
+    recorded = {}
 
     async def commit_and_look(store, manifest):
-        told[manifest.step] = [event.data["step"] for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"]
+        recorded[manifest.step] = [event.data["step"] for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"]
         return await commit(store, manifest)
 
     commit = StoreClient.commit
     monkeypatch.setattr(StoreClient, "commit", commit_and_look)
     monkeypatch.setattr(events, "_FLUSH_SECONDS", 60.0)
     await run.train()
-    assert told == {2: [0, 1]}, "a trainer killed now would not train these steps again"
+    assert recorded == {2: [0, 1]}, "a trainer killed now would not train these steps again"
 
 
 @pytest.mark.parametrize("weights", [{}, DELTAS], ids=["store", "delta"])
@@ -152,7 +152,7 @@ async def test_no_file_outlives_its_use(new_run, make_spec, weights):
     assert list(run.scratch.new().parent.iterdir()) == []
 
 
-async def test_a_full_disk_is_waited_for_and_told_and_costs_no_bit(new_run, make_spec, monkeypatch):
+async def test_a_full_disk_is_waited_for_and_reported_and_costs_no_bit(new_run, make_spec, monkeypatch):
     full, undisturbed = await new_run(make_spec()), await new_run(make_spec())
     for run in (full, undisturbed):
         await run.write(range(12))
@@ -187,8 +187,8 @@ async def test_a_finished_run_taken_up_again_trains_nothing(new_run, make_spec):
 async def test_a_newer_trainer_ends_an_older_one(new_run, make_spec):
     run = await new_run(make_spec())
     await run.write(range(8))
-    async with run.fold() as fold:
-        older = asyncio.create_task(fold.run())
+    async with run.train_loop() as loop:
+        older = asyncio.create_task(loop.run())
         await reached(run, 2)
         term = (await heads(run)).term
         await run.stub.OpenTerm(pb.OpenTermRequest(run_id=run.run_id, term=term + 1000))

@@ -52,11 +52,13 @@ class Rendezvous:
 
     def open(self, term=1, held="", join_seconds=20.0, shards=(SHARD,)):
         broadcast = Broadcast(run_id=self.run_id, term=term, step=5, shards=shards, config=BroadcastConfig(join_seconds=join_seconds))
-        request = pb.OpenBroadcastRequest(broadcast=broadcast, address="here:1", held_group=held)
+        request = pb.OpenBroadcastRequest(broadcast=broadcast, address="here:1", previous_group=held)
         return asyncio.ensure_future(self.stub.OpenBroadcast(request, wait_for_ready=True, timeout=60))
 
     def join(self, name, broadcast, held=""):
-        request = pb.JoinBroadcastRequest(run_id=self.run_id, broadcast_id=broadcast.broadcast_id, worker=self.name(name), held_group=held)
+        request = pb.JoinBroadcastRequest(
+            run_id=self.run_id, broadcast_id=broadcast.broadcast_id, worker=self.name(name), previous_group=held
+        )
         return asyncio.ensure_future(self.stub.JoinBroadcast(request, timeout=60))
 
     async def opened(self, **options):

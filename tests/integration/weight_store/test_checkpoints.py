@@ -166,7 +166,7 @@ async def test_runs_are_asked_side_by_side_which_blobs_they_need(bus, objects, m
     monkeypatch.setattr(manifests, "paths", paths_once_all_are_asked)
     retention = Retention(manifests, await bus.bucket(Buckets.RUNS), StoreDeleteLock())
     async with asyncio.timeout(30):
-        needed = await retention._needed(without={"runs/run-0/versions/0-1"})
+        needed = await retention._needed_blobs(without={"runs/run-0/versions/0-1"})
     assert needed.intersection(digests) == set(digests[1:])
 
 

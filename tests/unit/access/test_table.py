@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS, SERVERS, buffer_rules, callers_of, nats_permissions
-from gradbus.access.markdown import page
+from gradbus.access.markdown import render_markdown
 from gradbus.access.table import KEYS, METHODS, READERS
 from gradbus.bus import Buckets
 from gradbus.v1 import reference_service_pb2, reward_service_pb2, weight_store_service_pb2
@@ -61,4 +61,4 @@ def test_rules_of_the_buffer_name_commands_and_never_groups_of_them(role):
 
 def test_the_page_is_made_from_the_table():
     stored = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
-    assert stored == page(), "run: python -m gradbus.access > docs/access.md"
+    assert stored == render_markdown(), "run: python -m gradbus.access > docs/access.md"

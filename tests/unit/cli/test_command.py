@@ -42,10 +42,10 @@ def test_a_gateway_that_does_not_answer_is_waited_for_and_named(monkeypatch, cap
     monkeypatch.setenv("GRADBUS_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("GRADBUS_KEY", "a.b")
     with connect(None) as client:
-        client.patience = replace(client.patience, seconds=0.3)
+        client.retries = replace(client.retries, seconds=0.3)
         with pytest.raises(StackError, match=r"http://127\.0\.0\.1:9 does not answer"):
             client.runs()
-    assert "trying for" in capsys.readouterr().err
+    assert "retrying for" in capsys.readouterr().err
 
 
 def test_a_key_is_not_made_where_no_stack_ever_was(tmp_path):

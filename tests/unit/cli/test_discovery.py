@@ -50,5 +50,5 @@ def test_half_an_address_is_no_address(state, monkeypatch, name, value, missing)
 def test_what_is_no_address_is_named_so(state, monkeypatch, url):
     monkeypatch.setenv("GRADBUS_URL", url)
     monkeypatch.setenv("GRADBUS_KEY", "k.s")
-    with pytest.raises(StackError, match="no address"):
+    with pytest.raises(StackError, match="not an address"):
         find_gateway()

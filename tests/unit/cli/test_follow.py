@@ -21,7 +21,7 @@ WAITS = "the scorer on sample 0.0: the scorer gave no result for this sample; an
 
 
 class Runs:
-    """A gateway whose run is as told, from one look to the next."""
+    """A gateway whose run has the given state at each look."""
 
     def __init__(self, *looks):
         self._looks = iter(looks)
@@ -42,20 +42,20 @@ def test_in_a_pipe_a_line_is_not_said_again_until_it_changes(capsys):
     waiting = {"state": "queued", "waiting_for": "a free trainer"}
     assert follow.follow_run(Runs(*[waiting] * 20, {}, {"state": "succeeded"}), "run-1") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["queued", "step", "succeeded", "run", "take"]
+    assert [line.partition(" ")[0] for line in lines] == ["queued", "step", "succeeded", "run", "export"]
     assert lines[0].endswith("waits for a free trainer")
 
 
-def test_what_is_wrong_while_a_run_goes_on_is_said_once(capsys):
-    barren = [
+def test_a_problem_of_an_active_run_is_printed_once(capsys):
+    no_signal = [
         {"reason": f"none of the last {32 * step} groups could be trained", "progress": PROGRESS | {"step": step}} for step in range(1, 9)
     ]
-    assert follow.follow_run(Runs({}, *barren, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
+    assert follow.follow_run(Runs({}, *no_signal, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
     shown = capsys.readouterr().out
     assert (shown.count("none of the last"), shown.count("nothing was learned"), shown.count("step 7/9")) == (1, 1, 1)
 
 
-def test_what_it_advises_reaches_the_same_stack(capsys):
+def test_suggested_commands_reach_the_same_stack(capsys):
     assert follow.follow_run(Runs({"state": "succeeded"}), "run-1", " --state there") == 0
     assert "gradbus export run-1 DIR --state there\n" in capsys.readouterr().out
     assert follow.follow_run(Runs({"state": "succeeded"}), "run-1", None) == 0

@@ -33,11 +33,13 @@ def test_a_run_goes_by_last_by_its_name_and_by_the_start_of_its_id(given):
 
 def test_a_run_that_is_too_old_for_the_list_goes_by_its_whole_id():
     assert find_run(FULL, OLD)["id"] == OLD
-    with pytest.raises(StackError, match="an older one goes by its whole id"):
+    with pytest.raises(StackError, match="give the full id of an older one"):
         find_run(FULL, OLD[:-1])
 
 
-@pytest.mark.parametrize(("given", "words"), [("run-0", "the start of 2 runs"), ("", "no run is called ''"), ("products", "gradbus runs")])
+@pytest.mark.parametrize(
+    ("given", "words"), [("run-0", "the beginning of 2 run ids"), ("", "no run is called ''"), ("products", "gradbus runs")]
+)
 def test_what_names_no_run_or_several_is_said(given, words):
     with pytest.raises(StackError, match=words):
         find_run(FULL, given)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gradbus.client.upload import in_words_of, merged, with_uploads
+from gradbus.client.upload import merged_faults, upload_local_files, with_local_names
 from gradbus.errors import Fault
 from gradbus.ids import digest_of
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
 def test_files_become_digests_and_the_given_spec_stays(folder):
     sent = {}
     spec = {"model": {"path": "model"}, "data": {"train": "train.jsonl", "eval": "elsewhere.jsonl"}}
-    body, faults = with_uploads(spec, folder, lambda path, digest: sent.update({path.name: digest}))
+    body, faults = upload_local_files(spec, folder, lambda path, digest: sent.update({path.name: digest}))
     assert faults == []
     assert body["data"] == {"train": digest_of(b"rows"), "eval": "elsewhere.jsonl"}
     assert set(body["model"]["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
@@ -35,13 +35,13 @@ def test_files_become_digests_and_the_given_spec_stays(folder):
 
 def test_a_hub_id_and_given_files_are_left_alone(folder):
     for model in ({"path": "owner/name", "revision": "x"}, {"path": "model", "files": {"a": "sha256:0"}}):
-        assert with_uploads({"model": model}, folder, pytest.fail)[0]["model"] == model
+        assert upload_local_files({"model": model}, folder, pytest.fail)[0]["model"] == model
 
 
 def test_python_graders_are_inlined_at_every_depth(folder):
     part = {"type": "python", "file": "grade.py"}
     spec = {"reward": {"grader": {"type": "multi", "graders": {"a": dict(part), "b": dict(part)}, "calculate_output": "a"}}}
-    body, faults = with_uploads(spec, folder, pytest.fail)
+    body, faults = upload_local_files(spec, folder, pytest.fail)
     assert faults == []
     assert all(
         grader == {"type": "python", "source": "def grade(sample, item): ..."} for grader in body["reward"]["grader"]["graders"].values()
@@ -51,13 +51,13 @@ def test_python_graders_are_inlined_at_every_depth(folder):
 def test_local_faults_are_gathered(folder):
     (folder / "model" / "tokenizer.json").unlink()
     spec = {"model": {"path": "model"}, "reward": {"grader": {"type": "python", "file": "gone.py"}}}
-    _, faults = with_uploads(spec, folder, pytest.fail)
+    _, faults = upload_local_files(spec, folder, pytest.fail)
     assert [fault.path for fault in faults] == ["model", "reward.grader.file"]
 
 
 def test_what_is_there_and_cannot_be_read_is_a_fault_of_its_field(folder):
     (folder / "notes.txt").write_text("no folder")
-    _, faults = with_uploads({"model": {"path": "notes.txt"}, "data": {"train": "model", "eval": "x" * 999}}, folder, pytest.fail)
+    _, faults = upload_local_files({"model": {"path": "notes.txt"}, "data": {"train": "model", "eval": "x" * 999}}, folder, pytest.fail)
     assert [fault.path for fault in faults] == ["model", "data.train", "data.eval"]
     assert "Hugging Face layout" in faults[0].message
     assert faults[1].message == "cannot be read: Is a directory"
@@ -67,21 +67,21 @@ def test_what_is_there_and_cannot_be_read_is_a_fault_of_its_field(folder):
     "spec", [{}, {"model": "x", "data": 3, "reward": []}, {"model": {"path": 7}, "data": {"train": None}, "reward": {"grader": 1}}]
 )
 def test_a_malformed_spec_goes_to_the_server_as_it_is(folder, spec):
-    assert with_uploads(spec, folder, pytest.fail) == (spec, [])
+    assert upload_local_files(spec, folder, pytest.fail) == (spec, [])
 
 
 def test_this_side_s_word_stands_where_both_speak_of_one_place():
     near = [Fault("model", "no tokenizer")]
     far = [Fault("model.path", "not readable"), Fault("model", "empty"), Fault("modelling", "unknown"), Fault("data.train", "gone")]
-    assert [fault.path for fault in merged(near, far)] == ["model", "modelling", "data.train"]
+    assert [fault.path for fault in merged_faults(near, far)] == ["model", "modelling", "data.train"]
 
 
 def test_a_server_s_fault_is_told_with_the_user_s_own_names(folder):
     spec = {"model": {"path": "nowhere"}, "data": {"train": "train.jsonl", "eval": digest_of(b"else")}}
-    gone = in_words_of(spec, folder, Fault("model.path", "not a folder", "nowhere", "roots"))
+    gone = with_local_names(spec, folder, Fault("model.path", "not a folder", "nowhere", "roots"))
     assert gone.given == str(folder / "nowhere")
     assert gone.message.startswith("neither on this machine nor on the server")
-    assert in_words_of(spec, folder, Fault("data.train", "no rows", digest_of(b"rows"))).given == "train.jsonl"
+    assert with_local_names(spec, folder, Fault("data.train", "no rows", digest_of(b"rows"))).given == "train.jsonl"
     for fault in (Fault("data.eval", "not stored", digest_of(b"else")), Fault("seed", "too large", "9"), Fault("model", "no tokenizer")):
-        assert in_words_of(spec, folder, fault) == fault
-    assert in_words_of({"model": 7}, folder, Fault("model.path", "missing")) == Fault("model.path", "missing")
+        assert with_local_names(spec, folder, fault) == fault
+    assert with_local_names({"model": 7}, folder, Fault("model.path", "missing")) == Fault("model.path", "missing")

@@ -1,4 +1,4 @@
-"""What a run that finds nothing to learn from says."""
+"""What the status of a run without a learning signal says."""
 
 import pytest
 
@@ -22,13 +22,13 @@ def learning_signal(make_spec):
     return make
 
 
-def test_a_steps_worth_of_filtered_groups_is_told(learning_signal):
+def test_a_steps_worth_of_filtered_groups_is_reported(learning_signal):
     found = learning_signal()
     for _ in range(3):
         found.add(entry(FILTERED))
     assert found.warning == ""
     found.add(entry(FILTERED))
-    assert found.warning.startswith("none of the last 4 groups could be trained: all 4 valid rewards are equal; see to")
+    assert found.warning.startswith("none of the last 4 groups could be trained: all 4 valid rewards are equal; check the scorer")
     found.add(entry(TRAIN))
     assert found.warning == ""
 
@@ -58,7 +58,7 @@ def test_a_run_that_finds_every_group_too_late_says_so(learning_signal):
 
 
 @pytest.mark.parametrize(("mode", "size", "groups"), [("free", 4, 1024), ("free", 512, 4096), ("fixed_lag", 4, None)])
-def test_a_free_run_that_fills_its_log_without_a_step_is_barren(learning_signal, mode, size, groups):
+def test_a_free_run_that_fills_its_log_without_a_step_has_no_signal(learning_signal, mode, size, groups):
     found = learning_signal(mode, size)
     for _ in range((groups or 10_000) - 1):
         found.add(entry(FILTERED))

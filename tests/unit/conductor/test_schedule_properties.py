@@ -1,6 +1,6 @@
 """Whatever the order of readiness, deadlines, crashes and training: both schedules keep their promises.
 
-`SimulatedRun` is a run without wires: the schedule under test, a log, and a trainer that trains what the log holds.
+`SimulatedRun` is a run without services: the schedule under test, a log, and a trainer that trains what the log holds.
 """
 
 from dataclasses import dataclass, field
@@ -49,8 +49,8 @@ class SimulatedRun:
         return [index for index in self.schedule.outstanding() if index not in self.sampled]
 
     @property
-    def place(self):
-        """Places of the log that are taken: trainable entries in `free`, all of them in `fixed_lag`."""
+    def position(self):
+        """Positions of the log that are taken: trainable entries in `free`, all of them in `fixed_lag`."""
         return sum(entry.trainable or not self.free for entry in self.log)
 
     def dispatch(self):
@@ -58,7 +58,7 @@ class SimulatedRun:
             assert item.version <= self.spec.oldest_version(item.index // self.size) if not self.free else item.version == self.head
         if self.free and not self.recovered:
             bound = (self.spec.schedule.max_staleness + 1) * self.size
-            assert len(self.schedule.outstanding()) + self.place - self.head * self.size <= bound
+            assert len(self.schedule.outstanding()) + self.position - self.head * self.size <= bound
 
     @property
     def size(self):
@@ -88,7 +88,7 @@ class SimulatedRun:
     def _append(self, entry):
         assert entry.index not in {known.index for known in self.log}
         if entry.trainable:
-            step = self.place // self.size if self.free else entry.index // self.size
+            step = self.position // self.size if self.free else entry.index // self.size
             assert entry.version >= step - self.spec.schedule.max_staleness
             assert step < self.spec.schedule.steps
         self.log.append(entry)
@@ -100,11 +100,11 @@ class SimulatedRun:
             assert index in late
             assert index not in self.sampled
         elif reason == "stale":
-            assert self.sampled[index].version < self.place // self.size - self.spec.schedule.max_staleness
+            assert self.sampled[index].version < self.position // self.size - self.spec.schedule.max_staleness
             assert self.was_late or self.recovered
         else:
             assert reason == "end of run"
-            assert self.place >= self.spec.total_groups
+            assert self.position >= self.spec.total_groups
 
     def train(self):
         if self.head < self.spec.schedule.steps:
@@ -117,18 +117,18 @@ class SimulatedRun:
         if not self.free:
             wanted = [entry for entry in self.log if entry.index < steps * self.size]
             return wanted if len(wanted) == steps * self.size else None
-        places = [at for at, entry in enumerate(self.log) if entry.trainable]
-        if len(places) < steps * self.size:
+        positions = [at for at, entry in enumerate(self.log) if entry.trainable]
+        if len(positions) < steps * self.size:
             return None
-        return self.log[: places[steps * self.size - 1] + 1] if steps else []
+        return self.log[: positions[steps * self.size - 1] + 1] if steps else []
 
     def restart(self, checkpoint, trims, kept):
         """A conductor's death: what is left is the log, the checkpoint and the groups `kept` in the buffer."""
         trained = {entry.index for entry in self.consumed(checkpoint) or []}
         below = next(index for index in range(len(trained) + 1) if index not in trained)
-        held = [(entry.index, entry.trainable) for entry in self.log if not (trims and entry.index in trained)]
+        entries = [(entry.index, entry.trainable) for entry in self.log if not (trims and entry.index in trained)]
         self.schedule = schedule_for(self.spec)
-        self.schedule.recover(held, below, [index for index in trained if index > below], checkpoint)
+        self.schedule.recover(entries, below, [index for index in trained if index > below], checkpoint)
         self.sampled = {index: self.sampled[index] for index in kept if index in self.schedule.outstanding()}
         self.recovered = True
 
@@ -219,7 +219,7 @@ TestFixedLag = FixedLagMachine.TestCase
 TestFixedLag.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_an_overtaken_group_keeps_its_place():
+def test_an_overtaken_group_keeps_its_position():
     run = SimulatedRun(spec_of("free", 2, 2, 5))
     run.dispatch()
     for index in (0, 1):
@@ -229,7 +229,7 @@ def test_an_overtaken_group_keeps_its_place():
     run.dispatch()
     for index in (6, 7):
         run.sample(index)
-    # Steps 1 and 2 have four places, and the four groups of version 0 still under way may take no others.
+    # Steps 1 and 2 have four positions, and the four groups of version 0 still under way may take no others.
     assert run.admit().append == []
     for index in (2, 3, 4, 5):
         run.sample(index)
@@ -239,11 +239,11 @@ def test_an_overtaken_group_keeps_its_place():
 def test_a_hung_worker_does_not_hold_the_first_step_for_ever():
     run = SimulatedRun(spec_of("free", 1, 2, 3))
     run.dispatch()
-    # Nothing else can fill step 0, so as many late groups go as it has places; the others may still come for step 1.
+    # Nothing else can fill step 0, so as many late groups go as it has positions; the others may still come for step 1.
     assert run.admit(late=[0, 1, 2, 3]).drop == {0: "deadline", 1: "deadline"}
 
 
-def test_filtered_groups_take_no_place_in_a_free_step():
+def test_filtered_groups_take_no_position_in_a_free_step():
     run = SimulatedRun(spec_of("free", 0, 2, 2))
     run.dispatch()
     run.sample(0, trainable=False)

@@ -1,4 +1,4 @@
-"""A run that stands still says what it waits for and who owes it."""
+"""A run without progress says what it waits for, and at which worker."""
 
 import pytest
 
@@ -15,26 +15,26 @@ TRAINER = worker("trainer-0", "trainer")
 
 
 @pytest.mark.parametrize(
-    ("debt", "words"),
+    ("blockers", "words"),
     [
-        (Blockers([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0 is in trouble: the engine broke"),
-        (Blockers([], [worker("rollout-0")], [4]), "no trainer serves the run"),
-        (Blockers([TRAINER], [], [4, 5]), "2 groups wait for a rollout worker and none serves the run"),
-        (Blockers([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups, first 4, owed by rollout-0 or the scorer"),
-        (Blockers([TRAINER], [worker("rollout-0")], []), "the next version, owed by trainer-0"),
-        (Blockers([TRAINER], [worker("rollout-0")], [], 60), "the evaluation of version 60, owed by rollout-0 or the scorer"),
-        (Blockers([TRAINER], [], [], 60), "the evaluation of version 60 waits for a rollout worker and none serves the run"),
+        (Blockers([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0, which is in trouble: the engine broke"),
+        (Blockers([], [worker("rollout-0")], [4]), "a trainer: none serves the run; start one"),
+        (Blockers([TRAINER], [], [4, 5]), "a rollout worker for 2 groups: none serves the run; start one"),
+        (Blockers([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups outstanding (lowest 4) at rollout-0 or the scorer"),
+        (Blockers([TRAINER], [worker("rollout-0")], []), "the next version from trainer-0"),
+        (Blockers([TRAINER], [worker("rollout-0")], [], 60), "the evaluation of version 60 at rollout-0 or the scorer"),
+        (Blockers([TRAINER], [], [], 60), "a rollout worker for the evaluation of version 60: none serves the run; start one"),
     ],
 )
-def test_the_debtor_is_named(debt, words):
-    assert str(debt).startswith(words)
+def test_the_blocker_is_named(blockers, words):
+    assert str(blockers).startswith(words)
 
 
-async def test_movement_is_no_stall_and_standing_still_becomes_one(monkeypatch):
-    watch, debt = StallDetector(), Blockers([TRAINER], [], [1])
-    assert watch.reason(1, 4, debt) == ""
+async def test_progress_is_no_stall_and_its_absence_becomes_one(monkeypatch):
+    detector, blockers = StallDetector(), Blockers([TRAINER], [], [1])
+    assert detector.reason(1, 4, blockers) == ""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
-    assert watch.reason(1, 4, debt).startswith("something to move, for")
+    assert detector.reason(1, 4, blockers) == f"{blockers}; no progress for 0 s"
     monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
-    assert watch.reason(2, 4, debt) == "", "a new version is movement"
-    assert watch.reason(2, 3, debt) == "", "a group less is movement"
+    assert detector.reason(2, 4, blockers) == "", "a new version is progress"
+    assert detector.reason(2, 3, blockers) == "", "a group less is progress"

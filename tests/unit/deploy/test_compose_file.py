@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from gradbus.deploy.roles import HEALTH_PORT, ROLES, SHARED_SETTINGS, container_placement, role_environment
 from gradbus.process import ProcessSettings
 from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus_rollout.engines.sglang.config import SGLangSettings
@@ -69,6 +70,41 @@ def test_compose_accepts_every_profile(overlay):
     subprocess.run(["docker", "compose", *files, "--profile", "*", "config", "-q"], cwd=ROOT, check=True)
 
 
+def role_of(name):
+    return ROLES[name.removesuffix("-gpu").replace("-", "_")]
+
+
+def test_the_file_is_what_the_table_of_roles_renders(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "deploy/compose")
+    render = importlib.import_module("render")
+    assert render.rendered(render.COMPOSE.read_text()) == render.COMPOSE.read_text(), "run python deploy/compose/render.py"
+    assert {name: container.role for name, container in render.CONTAINERS.items()} == {name: role_of(name).name for name in OURS | GPU}
+
+
+@every(*OURS, *GPU)
+def test_a_service_has_the_environment_of_its_role_and_options_that_an_operator_may_set(name):
+    environment, role = SERVICES[name]["environment"], role_of(name)
+    own = role_environment(role, container_placement(role))
+    assert environment.items() >= own.items()
+    shared = {"GRADBUS_LOG_LEVEL", "GRADBUS_PYTHON_GRADERS", "TMPDIR"} | (
+        {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION"} & set(environment)
+    )
+    allowed = (*role.operator_settings, *SHARED_SETTINGS)
+    assert [variable for variable in environment.keys() - own.keys() - shared if not variable.startswith(allowed)] == []
+
+
+@every(*OURS, *GPU)
+def test_health_pages_are_reached_from_outside_the_container_on_the_port_that_is_probed(name):
+    assert SERVICES[name]["environment"]["GRADBUS_HEALTH"] == f"0.0.0.0:{HEALTH_PORT}"
+    assert SERVICES[name]["healthcheck"]["test"][-1] == str(role_of(name).probe_port)
+
+
+@every(*OURS, *GPU)
+def test_a_service_waits_for_the_servers_it_uses(name):
+    waits = {other for other, how in SERVICES[name]["depends_on"].items() if how.get("required", True)}
+    assert waits == ({"nats", "stores"} if role_of(name).uses_nats else {"secrets"})
+
+
 def test_every_service_is_known_to_these_tests():
     assert set(SERVICES) == JOBS | SERVERS | OURS | GPU | EXAMPLES | OBSERVABILITY
 
@@ -104,7 +140,7 @@ def test_what_stays_up_is_started_again_and_checked(name):
 
 @every(*OURS, *GPU)
 def test_a_service_is_asked_for_its_readiness_and_given_time_to_drain(name):
-    from gradbus.process.frame import _THREADS_SECONDS, DRAIN_SECONDS
+    from gradbus.process.runner import _THREADS_SECONDS, DRAIN_SECONDS
 
     service = SERVICES[name]
     assert "/opt/ready.py" in service["healthcheck"]["test"]
@@ -118,10 +154,10 @@ def test_only_the_gateway_and_grafana_publish_a_port_and_that_on_loopback():
 
 
 def test_what_holds_state_has_no_way_out():
-    assert COMPOSE["networks"]["wires"] == {"internal": True}
+    assert COMPOSE["networks"]["internal"] == {"internal": True}
     assert COMPOSE["networks"]["storage"] == {"internal": True}
     assert COMPOSE["networks"]["telemetry"] == {"internal": True}
-    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"wires", "storage", "telemetry"}}
+    outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"internal", "storage", "telemetry"}}
     assert outside == {"gateway", "reward", "grafana"} | EXAMPLES
 
 

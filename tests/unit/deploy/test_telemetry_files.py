@@ -105,5 +105,5 @@ def test_a_series_that_is_not_pushed_any_more_is_forgotten_within_four_exports()
 
 
 def test_services_reach_the_collector_and_nothing_behind_it():
-    assert "wires" in networks("collector")
-    assert not any("wires" in networks(name) for name in ("prometheus", "tempo", "loki", "grafana"))
+    assert "internal" in networks("collector")
+    assert not any("internal" in networks(name) for name in ("prometheus", "tempo", "loki", "grafana"))

@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
+from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
+from gradbus.deploy.credentials import Credentials
+from gradbus.deploy.secrets import OBJECT_USERS
 from gradbus.embedded import StackConfig, StateFolder
-from gradbus.embedded.credentials import Credentials
 from gradbus.embedded.ports import Ports
-from gradbus.embedded.services import Blueprint, cores_of, service_names
+from gradbus.embedded.services import StackPrograms, cores_of, role_of, service_names
 from gradbus.errors import StackError
 from gradbus.process import ProcessSettings
 from gradbus_conductor.settings import Settings as ConductorSettings
@@ -28,17 +30,25 @@ SETTINGS = {
     "trainer-0": TrainerSettings,
     "weight_store": WeightStoreSettings,
 }
+ADDRESSES = {
+    "GRADBUS_NATS_URL": NATS_USERS,
+    "GRADBUS_BUFFER_URL": BUFFER_USERS,
+    "GRADBUS_OBJECTS_URL": OBJECT_USERS,
+    "GRADBUS_WEIGHT_STORE": CALLERS["weight_store"],
+    "GRADBUS_REWARD": CALLERS["reward"],
+    "GRADBUS_REFERENCE": CALLERS["reference"],
+}
 # Addresses, names and secrets are the stack's own; on loopback the user is the operator.
-DECIDED = ProcessSettings.model_fields.keys() - {"log_level"} | {"weight_store", "reward", "reference"}
+DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_clustered"} | {"weight_store", "reward", "reference"}
 DECIDED |= {"api_keys_file", "allow_loopback", "python_graders"}
 
 
 @pytest.fixture
-def blueprint(tmp_path):
+def programs(tmp_path):
     state = StateFolder(tmp_path)
     state.lock()
     config = StackConfig(tmp_path, 0, 2, model_roots=(tmp_path / "models",))
-    made = Blueprint(config, state, Credentials(state.secrets), Ports({}))
+    made = StackPrograms(config, state, Credentials(state.secrets), Ports({}))
     yield made
     state.unlock()
 
@@ -47,83 +57,80 @@ def test_rollouts_are_numbered():
     assert service_names(3)[-3:] == ["rollout-0", "rollout-1", "rollout-2"]
 
 
-def test_no_secret_is_in_an_argument_or_a_variable(blueprint):
-    secrets = {path.read_text() for path in blueprint.state.secrets.rglob("*") if path.is_file()}
+def test_no_secret_is_in_an_argument_or_a_variable(programs):
+    secrets = {path.read_text() for path in programs.state.secrets.rglob("*") if path.is_file()}
     for name in [*service_names(2), "reference"]:
-        program = blueprint.service(name)
+        program = programs.service(name)
         shown = " ".join([*program.command, *program.environment.values()])
         assert not any(secret in shown for secret in secrets), name
 
 
-def test_all_services_are_told_the_same_wires(blueprint):
-    clients = [
-        "GRADBUS_NATS_URL",
-        "GRADBUS_BUFFER_URL",
-        "GRADBUS_OBJECTS_URL",
-        "GRADBUS_WEIGHT_STORE",
-        "GRADBUS_REWARD",
-        "GRADBUS_REFERENCE",
-    ]
-    told = {tuple(blueprint.service(name).environment[wire] for wire in clients) for name in service_names(2)}
-    assert len(told) == 1
-    assert blueprint.service("reward").environment["GRADBUS_LISTEN"] == blueprint.service("conductor").environment["GRADBUS_REWARD"]
+def test_all_services_get_the_same_address_of_each_server_that_they_use_and_of_no_other(programs):
+    environments = {name: programs.service(name).environment for name in service_names(2)}
+    for variable in ADDRESSES:
+        assert len({environment[variable] for environment in environments.values() if variable in environment}) == 1
+    assert environments["conductor"].keys() >= ADDRESSES.keys(), "the conductor uses every server"
+    for name, environment in environments.items():
+        users = {variable for variable, roles in ADDRESSES.items() if role_of(name) in roles}
+        assert ADDRESSES.keys() & environment.keys() == users
+    assert programs.service("reward").environment["GRADBUS_LISTEN"] == programs.service("conductor").environment["GRADBUS_REWARD"]
 
 
-def test_each_service_has_a_name_a_health_page_and_its_own_secrets(blueprint):
-    programs = {name: blueprint.service(name).environment for name in service_names(2)}
-    assert all(environment["GRADBUS_WORKER_ID"] == name for name, environment in programs.items())
-    assert len({environment["GRADBUS_HEALTH"] for environment in programs.values()}) == len(programs)
-    assert programs["rollout-0"]["GRADBUS_SECRETS_DIR"] == programs["rollout-1"]["GRADBUS_SECRETS_DIR"]
-    assert programs["rollout-0"]["GRADBUS_SECRETS_DIR"] != programs["trainer-0"]["GRADBUS_SECRETS_DIR"]
-    assert "GRADBUS_BUFFER_USER" not in programs["reward"]
+def test_each_service_has_a_name_a_health_page_and_its_own_secrets(programs):
+    environments = {name: programs.service(name).environment for name in service_names(2)}
+    assert all(environment["GRADBUS_WORKER_ID"] == name for name, environment in environments.items())
+    assert len({environment["GRADBUS_HEALTH"] for environment in environments.values()}) == len(environments)
+    assert environments["rollout-0"]["GRADBUS_SECRETS_DIR"] == environments["rollout-1"]["GRADBUS_SECRETS_DIR"]
+    assert environments["rollout-0"]["GRADBUS_SECRETS_DIR"] != environments["trainer-0"]["GRADBUS_SECRETS_DIR"]
+    assert "GRADBUS_BUFFER_USER" not in environments["reward"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_service_is_told_what_its_operator_sets_and_the_stack_does_not_decide(blueprint, monkeypatch, tmp_path, name):
-    blueprint = dataclasses.replace(blueprint, config=StackConfig(tmp_path, 0))
+def test_a_service_is_told_what_its_operator_sets_and_the_stack_does_not_decide(programs, monkeypatch, tmp_path, name):
+    programs = dataclasses.replace(programs, config=StackConfig(tmp_path, 0))
     fields = {"GRADBUS_KERNELS", *(f"GRADBUS_{field.upper()}" for field in SETTINGS[name].model_fields)}
     decided = {f"GRADBUS_{field.upper()}" for field in DECIDED}
     for variable in fields | decided:
         monkeypatch.setenv(variable, "asked for")
-    environment = blueprint.service(name).environment
+    environment = programs.service(name).environment
     told = {variable for variable, value in environment.items() if value == "asked for"}
     assert told == fields - decided
 
 
-def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(blueprint, monkeypatch, tmp_path):
+def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(programs, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "token")
-    gateway, trainer = blueprint.service("gateway").environment, blueprint.service("trainer-0").environment
+    gateway, trainer = programs.service("gateway").environment, programs.service("trainer-0").environment
     assert json.loads(gateway["GRADBUS_MODEL_ROOTS"]) == [str(tmp_path / "models")]
     assert gateway["HF_TOKEN"] == "token"
     assert not {"GRADBUS_MODEL_ROOTS", "GRADBUS_API_KEYS_FILE", "HF_TOKEN"} & trainer.keys()
 
 
-def test_what_computes_learns_of_the_gpus_and_rollouts_alone_of_a_sampling_server(blueprint, monkeypatch):
+def test_what_computes_learns_of_the_gpus_and_rollouts_alone_of_a_sampling_server(programs, monkeypatch):
     gpus, server = {"CUDA_VISIBLE_DEVICES": "1"}, {"GRADBUS_SGLANG_PYTHON": "/opt/sglang/bin/python"}
     for name, value in (gpus | server).items():
         monkeypatch.setenv(name, value)
-    told = {name: blueprint.service(name).environment for name in ("rollout-0", "trainer-0", "reference", "reward")}
+    told = {name: programs.service(name).environment for name in ("rollout-0", "trainer-0", "reference", "reward")}
     assert [name for name, environment in told.items() if environment.items() >= gpus.items()] == ["rollout-0", "trainer-0", "reference"]
     assert [name for name, environment in told.items() if environment.items() >= server.items()] == ["rollout-0"]
 
 
-def test_little_is_inherited(blueprint, monkeypatch):
+def test_little_is_inherited(programs, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("GRADBUS_CRASH_POINT", "mid-publish")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector")
-    environment = blueprint.service("trainer-0").environment
+    environment = programs.service("trainer-0").environment
     assert "AWS_SECRET_ACCESS_KEY" not in environment
     assert environment["GRADBUS_CRASH_POINT"] == "mid-publish"
     assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector"
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_an_override_is_read_at_the_next_start(blueprint):
-    assert blueprint.service("trainer-0").command == [sys.executable, "-m", "gradbus_trainer"]
-    blueprint.config.command_overrides["trainer-0"] = ["planted"]
-    blueprint.config.environment_overrides["trainer-0"] = {"OMP_NUM_THREADS": "2"}
-    assert blueprint.service("trainer-0").command == ["planted"]
-    assert blueprint.service("trainer-0").environment["OMP_NUM_THREADS"] == "2"
+def test_an_override_is_read_at_the_next_start(programs):
+    assert programs.service("trainer-0").command == [sys.executable, "-m", "gradbus_trainer"]
+    programs.config.command_overrides["trainer-0"] = ["planted"]
+    programs.config.environment_overrides["trainer-0"] = {"OMP_NUM_THREADS": "2"}
+    assert programs.service("trainer-0").command == ["planted"]
+    assert programs.service("trainer-0").environment["OMP_NUM_THREADS"] == "2"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cores are set on Linux alone")

@@ -57,6 +57,6 @@ def test_a_large_log_is_set_aside(tmp_path):
 def test_the_tail_of_a_log(tmp_path):
     folder = StateFolder(tmp_path)
     folder.logs.mkdir()
-    assert folder.log_tail("gateway") == "(nothing was written)"
+    assert folder.log_tail("gateway") == "(the log is empty)"
     folder.log_file("gateway").write_text("\n".join(f"line {number}" for number in range(20_000)))
     assert folder.log_tail("gateway", lines=2) == "line 19998\nline 19999"

@@ -35,7 +35,7 @@ def test_without_it_the_spec_decides():
     assert with_operator_scorer(body, "") is body
 
 
-def test_the_operators_own_address_needs_no_leave_and_a_users_does():
+def test_the_operators_address_needs_no_permission_and_a_users_does():
     settings = GatewaySettings(reward_service=SERVICE)
     assert list(reward_faults(RewardSpec(service=SERVICE), None, settings)) == []
     assert [fault.path for fault in reward_faults(RewardSpec(service="grpc://other:1"), None, settings)] == ["reward.service"]

@@ -32,7 +32,7 @@ async def test_a_crash_is_500_without_its_reason(http):
     assert "secret" not in answer.text
 
 
-async def test_a_part_that_is_away_is_503_and_worth_another_try(http):
+async def test_a_service_that_is_unreachable_is_503_with_a_retry(http):
     answer = await http.get("/away")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["type"] == "urn:gradbus:problem:unavailable"

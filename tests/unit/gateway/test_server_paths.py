@@ -19,7 +19,7 @@ def test_relative_and_absolute_paths_under_a_root_are_found(roots):
 
 
 @pytest.mark.parametrize("given", ["../secret", "link", "link/..", "/etc", "gone", "model/../../secret", "\0", "x" * 5000])
-def test_what_leads_out_or_nowhere_is_not(roots, given):
+def test_paths_outside_the_roots_and_missing_paths_are_not_found(roots, given):
     assert under_roots(given, roots) is None
 
 

@@ -10,7 +10,7 @@ def faults(grader, columns=("prompt", "answer")):
     return check_grader(RewardSpec.model_validate({"grader": grader}).grader, columns)
 
 
-def test_a_sound_grader_has_no_faults():
+def test_a_valid_grader_has_no_faults():
     python = {"type": "python", "source": "import re\ndef grade(sample, item):\n    return 1.0"}
     multi = {"type": "multi", "graders": {"a": TEXTS, "b": python}, "calculate_output": "0.5 * a + 0.5 * b"}
     assert faults(TEXTS) == faults(python) == faults(multi) == []

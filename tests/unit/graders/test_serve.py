@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from gradbus.errors import SettingsError
-from gradbus.graders import Result
+from gradbus.graders import ScoreResult
 from gradbus.graders.serve import ScorerServer
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
 
@@ -44,8 +44,8 @@ def test_a_function_of_a_sample_is_a_whole_scorer(serve):
     assert (second.sample_id, second.status, second.reward) == ("0.1", reward_pb2.REWARD_STATUS_OK, 0.0)
 
 
-def test_a_function_may_answer_with_components_or_decline(serve):
-    server = serve(lambda sample: Result(0.5, {"digits": 1.0}) if sample.response else Result.invalid("empty"))
+def test_a_function_may_return_components_or_invalid(serve):
+    server = serve(lambda sample: ScoreResult(0.5, {"digits": 1.0}) if sample.response else ScoreResult.invalid("empty"))
     first, second = asked(server, "12", "")
     assert dict(first.components) == {"digits": 1.0}
     assert (second.status, second.reason) == (reward_pb2.REWARD_STATUS_INVALID, "empty")

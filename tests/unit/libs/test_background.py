@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gradbus.aio.tasks import background, cancel_and_wait, until_done
+from gradbus.aio.tasks import background, cancel_and_wait, run_to_end
 
 
 async def test_the_work_ends_with_the_block():
@@ -53,7 +53,7 @@ async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does()
         await ends.wait()
         return "done"
 
-    task = asyncio.create_task(until_done(work()))
+    task = asyncio.create_task(run_to_end(work()))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -62,7 +62,7 @@ async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does()
     ends.set()
     await asyncio.wait({task})
     assert task.cancelled()
-    assert await until_done(work()) == "done"
+    assert await run_to_end(work()) == "done"
 
 
 async def test_what_failed_meanwhile_comes_before_the_cancellation():
@@ -70,7 +70,7 @@ async def test_what_failed_meanwhile_comes_before_the_cancellation():
         await asyncio.sleep(0)
         raise ValueError("the work")
 
-    task = asyncio.create_task(until_done(fail()))
+    task = asyncio.create_task(run_to_end(fail()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(ValueError, match="the work"):

@@ -79,7 +79,7 @@ async def test_what_a_killed_process_left_is_removed_and_what_another_is_at_stay
     cache, take = tmp_path / "cache", store.get_blob
     asked, may_take = asyncio.Event(), asyncio.Event()
     slow, quick = await store.put_blob(b"slow"), await store.put_blob(b"quick")
-    left = cache / ".draft-of-a-killed-one"
+    left = cache / ".partial-of-a-killed-one"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half of it")
 

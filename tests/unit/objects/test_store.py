@@ -63,14 +63,14 @@ async def test_what_a_process_that_was_killed_in_an_upload_left_is_removed_when_
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", UPLOAD, str(tmp_path / "objects")], check=False)
     blobs = store.local_path(kept).parent
     (left,) = set(blobs.iterdir()) - {store.local_path(kept)}
-    await store.remove_drafts()
+    await store.remove_partial_files()
     assert left.exists(), "somebody may be writing it"
     hours_ago = time.time() - 2 * 3600
     for path in blobs.iterdir():
         os.utime(path, (hours_ago, hours_ago))
-    await store.remove_drafts()
+    await store.remove_partial_files()
     assert list(blobs.iterdir()) == [store.local_path(kept)]
 
 
-async def test_a_folder_without_blobs_has_no_drafts(tmp_path):
-    await ObjectStore.open(f"file://{tmp_path}/objects").remove_drafts()
+async def test_a_folder_without_blobs_has_no_partial_files(tmp_path):
+    await ObjectStore.open(f"file://{tmp_path}/objects").remove_partial_files()

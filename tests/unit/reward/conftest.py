@@ -4,7 +4,7 @@ import pytest
 
 from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.pool import PoolSettings
-from gradbus_reward.scorers.factory import ScorerSettings, scorer_for
+from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 
 def asked(*responses, run_id="run-1", **item):
@@ -25,7 +25,7 @@ async def grader_scorer():
 
     def make(grader, **settings):
         allowed = {"python_graders": True, "pool": PoolSettings(processes=1)} | settings
-        made.append(scorer_for(json.dumps({"grader": grader}), ScorerSettings(**allowed)))
+        made.append(create_scorer(json.dumps({"grader": grader}), ScorerSettings(**allowed)))
         return made[-1]
 
     yield make
@@ -39,8 +39,8 @@ def ask():
 
 
 @pytest.fixture
-def judge(grader_scorer):
-    """Judges samples by a python source."""
+def grade(grader_scorer):
+    """Grades samples by a Python source."""
 
     async def run(source, *responses, seconds=60.0):
         return await grader_scorer({"type": "python", "source": source}).score(asked(*(responses or ("12",))), seconds)

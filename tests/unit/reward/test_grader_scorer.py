@@ -1,7 +1,7 @@
 import pytest
 
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox.pool import BATCH, Call, PoolSettings
+from gradbus_reward.sandbox.pool import BATCH, GradeCall, PoolSettings
 from gradbus_reward.scorers.grader import ATTEMPTS
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
@@ -12,15 +12,15 @@ HANGS = "def grade(sample, item):\n    while sample['output_text'] == 'hang': pa
 DIES = "import os\ndef grade(sample, item):\n    if sample['output_text'] == 'die': os._exit(3)\n    return 1.0"
 
 
-async def test_string_check_answers_each_sample(grader_scorer, ask):
-    answers = await grader_scorer(EXACT).score(ask("12", "13"), 5.0)
-    assert [(answer.sample_id, answer.status, answer.reward) for answer in answers] == [("0.0", OK, 1.0), ("0.1", OK, 0.0)]
+async def test_string_check_scores_each_sample(grader_scorer, ask):
+    results = await grader_scorer(EXACT).score(ask("12", "13"), 5.0)
+    assert [(result.sample_id, result.status, result.reward) for result in results] == [("0.0", OK, 1.0), ("0.1", OK, 0.0)]
 
 
 async def test_a_template_that_does_not_fit_the_rows_is_an_error_that_names_it(grader_scorer, ask):
-    (answer,) = await grader_scorer(EXACT | {"reference": "{{ item.solution }}"}).score(ask("12"), 5.0)
-    assert answer.status == ERROR
-    assert "{{ item.solution }}" in answer.reason
+    (result,) = await grader_scorer(EXACT | {"reference": "{{ item.solution }}"}).score(ask("12"), 5.0)
+    assert result.status == ERROR
+    assert "{{ item.solution }}" in result.reason
 
 
 async def test_a_text_too_long_to_compare_is_invalid_for_it_will_not_shrink(grader_scorer, ask):
@@ -47,39 +47,39 @@ async def test_multi_is_invalid_where_a_part_or_the_formula_has_no_value(grader_
 @pytest.mark.parametrize(
     "value", ["None", "'1'", "float('nan')", "float('inf')", "{}", "{'reward': None}", "{'reward': 1, 'x': 'y'}", "[1]", "1j"]
 )
-async def test_what_is_no_finite_number_is_invalid_for_it_will_not_change(judge, value):
-    (answer,) = await judge(f"def grade(sample, item):\n    return {value}")
-    assert answer.status == INVALID
-    assert "grade() returned" in answer.reason
+async def test_what_is_no_finite_number_is_invalid_for_it_will_not_change(grade, value):
+    (result,) = await grade(f"def grade(sample, item):\n    return {value}")
+    assert result.status == INVALID
+    assert "grade() returned" in result.reason
 
 
-async def test_an_exception_spoils_its_own_sample(judge):
-    a, b, c = await judge("def grade(sample, item):\n    return 1 / (item['n'] - 1)", "x", "y", "z")
+async def test_an_exception_spoils_its_own_sample(grade):
+    a, b, c = await grade("def grade(sample, item):\n    return 1 / (item['n'] - 1)", "x", "y", "z")
     assert [a.reward, c.reward] == [-1.0, 1.0]
     assert (b.status, b.reason) == (INVALID, "ZeroDivisionError: division by zero (line 2 of the grader)")
 
 
 @pytest.mark.parametrize("statement", ["raise SystemExit", "raise KeyboardInterrupt", "return grade(sample, item)", "return [0] * 10**10"])
-async def test_a_grader_cannot_leave_by_exceptions(judge, statement):
-    (answer,) = await judge(f"def grade(sample, item):\n    {statement}")
-    assert answer.status == INVALID
+async def test_a_grader_cannot_leave_by_exceptions(grade, statement):
+    (result,) = await grade(f"def grade(sample, item):\n    {statement}")
+    assert result.status == INVALID
 
 
 async def test_what_one_sample_changes_in_its_item_no_other_part_sees(grader_scorer, ask):
     spoils = {"type": "python", "source": "def grade(sample, item):\n    item['n'] += 1\n    return item['n']"}
     grader = {"type": "multi", "graders": {"a": spoils, "b": spoils}, "calculate_output": "a + b"}
-    (answer,) = await grader_scorer(grader).score(ask("x"), 20.0)
-    assert answer.reward == 2.0
+    (result,) = await grader_scorer(grader).score(ask("x"), 20.0)
+    assert result.reward == 2.0
 
 
 @pytest.mark.parametrize(("source", "word", "reason"), [(HANGS, "hang", "stopped after"), (DIES, "die", "exit code 3")])
-async def test_one_that_stops_the_process_leaves_its_neighbours_their_rewards(judge, source, word, reason):
+async def test_one_that_stops_the_process_leaves_its_neighbours_their_rewards(grade, source, word, reason):
     texts = ["good"] * (2 * BATCH)
     texts[5] = texts[BATCH + 7] = word
-    answers = await judge(source, *texts, seconds=12.0)
-    assert [n for n, answer in enumerate(answers) if answer.status != OK] == [5, BATCH + 7]
-    assert answers[5].status == ERROR
-    assert reason in answers[5].reason
+    results = await grade(source, *texts, seconds=12.0)
+    assert [n for n, result in enumerate(results) if result.status != OK] == [5, BATCH + 7]
+    assert results[5].status == ERROR
+    assert reason in results[5].reason
 
 
 async def test_a_sample_that_keeps_stopping_the_process_is_given_up(grader_scorer, ask):
@@ -87,30 +87,30 @@ async def test_a_sample_that_keeps_stopping_the_process_is_given_up(grader_score
     seen = [(await scorer.score(ask("good", "die"), 20.0))[1].status for _ in range(ATTEMPTS)]
     assert seen == [ERROR, ERROR, INVALID]
     other_run = await scorer.score(ask("good", "die", run_id="run-2"), 20.0)
-    assert [answer.status for answer in other_run] == [OK, ERROR]
+    assert [result.status for result in other_run] == [OK, ERROR]
 
 
 async def test_held_out_samples_of_other_versions_have_the_same_ids_and_attempts_of_their_own(grader_scorer, ask):
     scorer = grader_scorer({"type": "python", "source": DIES})
     for _ in range(ATTEMPTS):
         await scorer.score(ask("good", "die"), 20.0)
-    assert [answer.status for answer in await scorer.score(ask("good", "die then"), 20.0)] == [OK, OK]
-    assert [answer.status for answer in await scorer.score(ask("die", "die"), 20.0)] == [ERROR, INVALID]
+    assert [result.status for result in await scorer.score(ask("good", "die then"), 20.0)] == [OK, OK]
+    assert [result.status for result in await scorer.score(ask("die", "die"), 20.0)] == [ERROR, INVALID]
 
 
-async def test_a_name_too_long_for_a_component_is_the_graders_fault_and_is_not_tried_again(judge):
-    (answer,) = await judge("def grade(sample, item):\n    return {'reward': 1.0, 'x' * 201: 2.0}")
-    assert answer.status == INVALID
-    assert "201 characters" in answer.reason
+async def test_a_name_too_long_for_a_component_is_the_graders_fault_and_is_not_tried_again(grade):
+    (result,) = await grade("def grade(sample, item):\n    return {'reward': 1.0, 'x' * 201: 2.0}")
+    assert result.status == INVALID
+    assert "201 characters" in result.reason
 
 
 async def test_parts_with_more_components_than_fit_keep_their_rewards(grader_scorer, ask):
     many = {"type": "python", "source": "def grade(s, i):\n    return {'reward': 1.0} | {f'c{n}': 0.5 for n in range(60)}"}
     grader = {"type": "multi", "graders": {"a": many, "b": many}, "calculate_output": "a + b"}
-    (answer,) = await grader_scorer(grader).score(ask("x"), 20.0)
-    assert (answer.status, answer.reward) == (OK, 2.0)
-    assert len(answer.components) == 64
-    assert (answer.components["a"], answer.components["b"], answer.components["a.c0"]) == (1.0, 1.0, 0.5)
+    (result,) = await grader_scorer(grader).score(ask("x"), 20.0)
+    assert (result.status, result.reward) == (OK, 2.0)
+    assert len(result.components) == 64
+    assert (result.components["a"], result.components["b"], result.components["a.c0"]) == (1.0, 1.0, 0.5)
 
 
 async def test_a_grader_that_always_hangs_does_not_hold_the_run_forever(grader_scorer, ask):
@@ -119,20 +119,20 @@ async def test_a_grader_that_always_hangs_does_not_hold_the_run_forever(grader_s
     seen = []
     while {INVALID} not in seen:
         assert len(seen) < 5 * ATTEMPTS, seen
-        seen.append({answer.status for answer in await scorer.score(request, 1.0)})
+        seen.append({result.status for result in await scorer.score(request, 1.0)})
     assert seen[: ATTEMPTS - 1] == [{ERROR}] * (ATTEMPTS - 1)
 
 
-async def test_a_source_that_does_not_load_is_an_error_for_all(judge):
-    answers = await judge("def grade(sample, item)\n", "a", "b")
-    assert {answer.status for answer in answers} == {ERROR}
-    assert "SyntaxError" in answers[0].reason
+async def test_a_source_that_does_not_load_is_an_error_for_all(grade):
+    results = await grade("def grade(sample, item)\n", "a", "b")
+    assert {result.status for result in results} == {ERROR}
+    assert "SyntaxError" in results[0].reason
 
 
 async def test_python_is_off_unless_the_operator_allows_it(grader_scorer, ask):
-    (answer,) = await grader_scorer(LENGTH, python_graders=False).score(ask("x"), 5.0)
-    assert answer.status == ERROR
-    assert "python graders are off" in answer.reason
+    (result,) = await grader_scorer(LENGTH, python_graders=False).score(ask("x"), 5.0)
+    assert result.status == ERROR
+    assert "python graders are off" in result.reason
 
 
 async def test_calls_side_by_side_share_the_processes(grader_scorer, ask):
@@ -140,17 +140,17 @@ async def test_calls_side_by_side_share_the_processes(grader_scorer, ask):
 
     scorer = grader_scorer(LENGTH, pool=PoolSettings(processes=2))
     calls = [scorer.score(ask(*["x" * size] * 70), 30.0) for size in (1, 2, 3)]
-    for size, answers in zip((1, 2, 3), await asyncio.gather(*calls), strict=True):
-        assert {answer.reward for answer in answers} == {float(size)}
+    for size, results in zip((1, 2, 3), await asyncio.gather(*calls), strict=True):
+        assert {result.reward for result in results} == {float(size)}
 
 
 def test_a_call_takes_suspects_alone_and_last():
-    call = Call([("", "", "")] * 4, frozenset({1}))
+    call = GradeCall([("", "", "")] * 4, frozenset({1}))
     assert [call.take(), call.take(), call.take()] == [[0, 2, 3], [1], []]
 
 
-def test_a_batch_that_was_lost_is_judged_again_one_by_one():
-    call = Call([("", "", "")] * 3, frozenset())
+def test_a_batch_that_was_lost_is_graded_again_one_by_one():
+    call = GradeCall([("", "", "")] * 3, frozenset())
     call.stop(call.take(), "died")
     assert [call.take(), call.take()] == [[0], [1]]
     call.stop([1], "died")

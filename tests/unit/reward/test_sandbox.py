@@ -71,11 +71,11 @@ def forge(body, length=None):
 
 
 @pytest.mark.parametrize("deed", REFUSED)
-async def test_the_deed_is_refused_and_the_sample_says_so(judge, deed, tmp_path):
+async def test_the_attempt_is_refused_and_the_result_says_so(grade, deed, tmp_path):
     victim = tmp_path / "blob"
     victim.write_text("content")
     before = victim.stat()
-    (answer,) = await judge(REFUSED[deed], str(victim))
+    (answer,) = await grade(REFUSED[deed], str(victim))
     assert answer.status == INVALID, answer
     assert "line" in answer.reason
     after = victim.stat()
@@ -83,18 +83,18 @@ async def test_the_deed_is_refused_and_the_sample_says_so(judge, deed, tmp_path)
     assert (after.st_mode, after.st_uid, after.st_mtime) == (before.st_mode, before.st_uid, before.st_mtime)
 
 
-async def test_every_layer_holds_here_and_raw_system_calls_are_refused_too(judge):
-    (answer,) = await judge(RAW_SOCKET)
+async def test_every_layer_holds_here_and_raw_system_calls_are_refused_too(grade):
+    (answer,) = await grade(RAW_SOCKET)
     assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
 
 
-async def test_the_environment_is_empty(judge, monkeypatch):
+async def test_the_environment_is_empty(grade, monkeypatch):
     monkeypatch.setenv("GRADBUS_SECRET", "x")
-    (answer,) = await judge("import os\ndef grade(s, i):\n    return len([k for k in os.environ if k != 'LC_CTYPE'])")
+    (answer,) = await grade("import os\ndef grade(s, i):\n    return len([k for k in os.environ if k != 'LC_CTYPE'])")
     assert (answer.status, answer.reward) == (OK, 0.0)
 
 
-async def test_only_its_pipes_and_dev_null_are_open(judge):
+async def test_only_its_pipes_and_dev_null_are_open(grade):
     source = """
 import os
 def grade(s, i):
@@ -107,27 +107,27 @@ def grade(s, i):
             pass
     return found
 """
-    (answer,) = await judge(source)
+    (answer,) = await grade(source)
     assert answer.reward == 5.0
 
 
-async def test_the_standard_library_is_there(judge):
-    (answer,) = await judge("import re, math, json, decimal, fractions, statistics, datetime\ndef grade(s, i):\n    return math.sqrt(4)")
+async def test_the_standard_library_is_there(grade):
+    (answer,) = await grade("import re, math, json, decimal, fractions, statistics, datetime\ndef grade(s, i):\n    return math.sqrt(4)")
     assert (answer.status, answer.reward) == (OK, 2.0)
 
 
-async def test_a_flood_of_output_harms_nobody(judge):
-    assert [answer.reward for answer in await judge(FLOOD, "a", "b", "c")] == [1.0, 1.0, 1.0]
+async def test_a_flood_of_output_harms_nobody(grade):
+    assert [answer.reward for answer in await grade(FLOOD, "a", "b", "c")] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("call", ["forge(b'{}')", "forge(b'', 2**32 - 1)", "forge(b'abc')", "forge(b'[' * 50_000)"])
-async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(judge, call):
-    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    {call}\n    return 1.0", seconds=4.0)
+async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(grade, call):
+    (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    {call}\n    return 1.0", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 
 
-async def test_an_answer_much_longer_than_its_samples_need_is_not_read(judge):
-    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=60.0)
+async def test_a_response_much_longer_than_its_samples_need_is_not_read(grade):
+    (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=60.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
     assert "bytes at once" in answer.reason
 
@@ -141,8 +141,8 @@ async def test_a_flood_that_nobody_reads_holds_up_no_end():
 
 
 @pytest.mark.parametrize("body", ['{"faults": 3}', "[]", '{"faults": {}}{'])
-async def test_a_source_that_speaks_for_the_child_while_it_loads_is_found_out(judge, body):
-    (answer,) = await judge(f"{FORGE}\nforge({body.encode()!r})\ndef grade(s, i): return 1.0", seconds=4.0)
+async def test_a_source_that_speaks_for_the_child_while_it_loads_is_found_out(grade, body):
+    (answer,) = await grade(f"{FORGE}\nforge({body.encode()!r})\ndef grade(s, i): return 1.0", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 
 
@@ -150,9 +150,9 @@ BIG = "1" + "0" * 400
 
 
 @pytest.mark.parametrize("reward", ["1e999", "NaN", BIG, '"x"', "null"])
-async def test_an_answer_forged_in_the_pipe_is_checked_like_any_other(judge, reward):
+async def test_a_result_forged_in_the_pipe_is_checked_like_any_other(grade, reward):
     body = f'[{{"grader": [{reward}, {{}}]}}]'.encode()
-    (answer,) = await judge(f"{FORGE}\ndef grade(s, i):\n    forge({body!r})\n    os._exit(0)", seconds=4.0)
+    (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge({body!r})\n    os._exit(0)", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 
 
@@ -181,15 +181,15 @@ async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkey
     await grader.stop()
 
 
-async def test_the_filter_alone_keeps_the_network_away(judge, monkeypatch):
+async def test_the_filter_alone_keeps_the_network_away(grade, monkeypatch):
     """As in a container, whose kernel gives no user namespaces: played by a flag that no kernel knows."""
     no_namespace = "import gradbus_reward.sandbox.confinement as c; c._CLONE_NEWUSER = 1 << 20; "
     run = "from gradbus_reward.sandbox import child; child.main()"
     monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {no_namespace}{run}")
-    (answer,) = await judge(RAW_SOCKET)
+    (answer,) = await grade(RAW_SOCKET)
     assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
     for deed in ("fork", "kill the service", "read the service", "read a file"):
-        (answer,) = await judge(REFUSED[deed])
+        (answer,) = await grade(REFUSED[deed])
         assert answer.status == INVALID
 
 

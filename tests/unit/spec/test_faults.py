@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gradbus.algorithms import learner_computes_reference, needs_reference_service
 from gradbus.errors import SpecError
 from gradbus.spec import RunSpec, parse_spec
 
@@ -149,7 +150,7 @@ def test_determinism_is_the_default_where_it_is_possible(mode, given, expected):
 )
 def test_a_run_with_adapters_is_its_own_reference(kl, trainer, asked, shared):
     spec = parse_spec(body(algorithm={"kl": kl}, trainer=trainer))
-    assert (spec.needs_reference, spec.shares_reference) == (asked, shared)
+    assert (needs_reference_service(spec), learner_computes_reference(spec)) == (asked, shared)
 
 
 def test_a_layer_that_has_no_adapter_is_answered_with_those_that_can():

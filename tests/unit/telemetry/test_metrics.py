@@ -6,13 +6,13 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from gradbus.telemetry import CardinalityLimit, Metrics, exporting, run_metrics
+from gradbus.telemetry import CardinalityLimit, Metrics, export_metrics, run_metrics
 from gradbus.telemetry import metrics as module
 from gradbus.telemetry.registry import EVERY, METRICS
 
 
-def read(numbers, name):
-    return {tuple(one.attributes.items()): one.value for one in numbers.read(name)}
+def read(metrics, name):
+    return {tuple(one.attributes.items()): one.value for one in metrics.read(name)}
 
 
 @pytest.fixture
@@ -35,32 +35,32 @@ def exported(monkeypatch):
 
 
 def test_counts_add_up_by_attributes():
-    numbers = Metrics()
+    metrics = Metrics()
     for side in ("low", "high", "low"):
-        numbers.count("gradbus.groups", 2, {"gradbus.side": side})
-    assert read(numbers, "gradbus.groups") == {(("gradbus.side", "low"),): 4, (("gradbus.side", "high"),): 2}
-    assert read(numbers, "gradbus.of_nobody") == {}
+        metrics.count("gradbus.groups", 2, {"gradbus.side": side})
+    assert read(metrics, "gradbus.groups") == {(("gradbus.side", "low"),): 4, (("gradbus.side", "high"),): 2}
+    assert read(metrics, "gradbus.of_nobody") == {}
 
 
 def test_what_gives_a_value_is_asked_when_it_is_read():
-    numbers, depth = Metrics(), [1]
-    numbers.set("gradbus.groups.waiting", lambda: len(depth))
+    metrics, depth = Metrics(), [1]
+    metrics.set("gradbus.groups.waiting", lambda: len(depth))
     depth.append(2)
-    assert list(read(numbers, "gradbus.groups.waiting").values()) == [2]
+    assert list(read(metrics, "gradbus.groups.waiting").values()) == [2]
 
 
 def test_values_that_are_replaced_are_gone():
-    numbers = Metrics()
-    numbers.replace("gradbus.run.state", "gradbus.state", {"running": 1})
-    numbers.replace("gradbus.run.state", "gradbus.state", {"paused": 1})
-    assert read(numbers, "gradbus.run.state") == {(("gradbus.state", "paused"),): 1}
+    metrics = Metrics()
+    metrics.replace("gradbus.run.state", "gradbus.state", {"running": 1})
+    metrics.replace("gradbus.run.state", "gradbus.state", {"paused": 1})
+    assert read(metrics, "gradbus.run.state") == {(("gradbus.state", "paused"),): 1}
 
 
 def test_a_spread_is_a_histograms_cumulative_buckets():
-    numbers = Metrics()
-    numbers.observe_many("gradbus.samples.staleness", [0, 1, 1, 5])
-    numbers.observe_many("gradbus.samples.staleness", [100])
-    found = {key[0][1]: value for key, value in read(numbers, "gradbus.samples.staleness").items()}
+    metrics = Metrics()
+    metrics.observe_many("gradbus.samples.staleness", [0, 1, 1, 5])
+    metrics.observe_many("gradbus.samples.staleness", [100])
+    found = {key[0][1]: value for key, value in read(metrics, "gradbus.samples.staleness").items()}
     assert found == {"0": 1, "1": 3, "2": 3, "3": 3, "4": 3, "6": 4, "8": 4, "12": 4, "16": 4, "32": 4, "+Inf": 5}
 
 
@@ -72,8 +72,8 @@ def test_a_bounded_number_of_names_gets_through():
 def test_a_run_is_exported_while_it_is_worked_on_and_never_again(exported):
     module.publish_metrics("trainer")
     for name in ("run-a", "run-b"):
-        with exporting(run_metrics(name)) as numbers:
-            numbers.count("gradbus.trained.steps", 3)
+        with export_metrics(run_metrics(name)) as metrics:
+            metrics.count("gradbus.trained.steps", 3)
             assert exported()["gradbus.trained.steps"] == {(("gradbus.run.id", name),): 3}
     assert exported().get("gradbus.trained.steps", {}) == {}
 
@@ -87,19 +87,19 @@ def test_what_alerts_watch_begins_at_zero_where_it_is_emitted(exported):
 
 
 def test_reading_beside_a_service_that_adds_loses_nothing():
-    numbers, over = Metrics(), threading.Event()
+    metrics, over = Metrics(), threading.Event()
 
     def watch():
         while not over.is_set():
-            numbers.read("gradbus.groups")
+            metrics.read("gradbus.groups")
 
     thread = threading.Thread(target=watch)
     thread.start()
     for at in range(20_000):
-        numbers.count("gradbus.groups", 1, {"gradbus.verdict": str(at % 200)})
+        metrics.count("gradbus.groups", 1, {"gradbus.verdict": str(at % 200)})
     over.set()
     thread.join()
-    assert sum(read(numbers, "gradbus.groups").values()) == 20_000
+    assert sum(read(metrics, "gradbus.groups").values()) == 20_000
 
 
 def test_the_registry_names_each_metric_once_with_services_that_are_there():

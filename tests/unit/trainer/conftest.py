@@ -59,7 +59,7 @@ def make_batch():
                 behaviour = rng.normal(-3.0, 0.6, length).astype(np.float32)
                 trainable = (rng.random(length) < 0.8) | all_trainable
                 reference = (behaviour + rng.normal(0.0, 0.2, length)).astype(np.float32)
-                samples.append(TrainSample(prompt, tokens, behaviour, trainable, float(rng.normal()), reference))
+                samples.append(TrainSample(prompt, tokens, behaviour, trainable, np.full(length, rng.normal(), np.float32), reference))
         return Batch(step, samples)
 
     return make

@@ -4,18 +4,18 @@ from gradbus_weight_store.delete_lock import StoreDeleteLock
 
 
 async def test_deleting_waits_for_those_who_store_and_keeps_others_out():
-    gate = StoreDeleteLock()
+    lock = StoreDeleteLock()
     order = []
     leave = asyncio.Event()
 
     async def store(name, until):
-        async with gate.storing():
+        async with lock.storing():
             order.append(f"{name} in")
             await until.wait()
             order.append(f"{name} out")
 
     async def delete():
-        async with gate.deleting():
+        async with lock.deleting():
             order.append("deleting")
             late = asyncio.create_task(store("late", leave))
             await asyncio.sleep(0)
@@ -33,13 +33,13 @@ async def test_deleting_waits_for_those_who_store_and_keeps_others_out():
     assert order.index("late in") > order.index("deleted")
 
 
-async def test_a_failure_inside_opens_the_gate_again():
-    gate = StoreDeleteLock()
-    for enter in (gate.storing, gate.deleting):
+async def test_a_failure_inside_releases_the_lock():
+    lock = StoreDeleteLock()
+    for enter in (lock.storing, lock.deleting):
         try:
             async with enter():
                 raise ValueError
         except ValueError:
             pass
-    async with asyncio.timeout(60), gate.deleting():
+    async with asyncio.timeout(60), lock.deleting():
         pass

@@ -1,1 +1,1 @@
-"""The policy loss of GRPO and its kin, and the same fused with the LM head."""
+"""The policy loss of GRPO and its variants, and the same fused with the LM head."""

@@ -18,14 +18,9 @@ from gradbus_kernels.operators.base.arguments import check_finite, check_head, c
 from gradbus_kernels.operators.base.dispatch import Implementation, choose
 from gradbus_kernels.operators.linear_logprob.api import backend, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Head, Statistics
-from gradbus_kernels.operators.policy_loss.api import (
-    PolicyLoss,
-    PolicySettings,
-    PolicyTokens,
-    policy_loss,
-    policy_loss_of_used,
-    policy_terms,
-)
+from gradbus_kernels.operators.policy_loss.api import PolicyLoss, policy_loss, policy_loss_of_used
+from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
+from gradbus_kernels.operators.policy_loss.terms import policy_terms
 
 
 def linear_grpo_loss(

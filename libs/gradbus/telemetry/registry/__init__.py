@@ -1,4 +1,4 @@
-"""All telemetry there is: whatever is not here is not emitted, and whatever is here is. A run's tests hold it to that.
+"""The registry of telemetry: services emit every metric and span listed here and no others. Tests on real runs check both.
 
 Names follow OpenTelemetry's semantic conventions where they have one, and are `gradbus.*` otherwise.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Instrument = Literal["counter", "up_down_counter", "gauge", "histogram"]
-"""Histograms record; the others are read when metrics are exported, so that adding to one costs next to nothing."""
+"""Histograms record each value; the others are read when metrics are exported, so that an update costs next to nothing."""
 
 EVERY: Final = ("gateway", "conductor", "rollout", "reward", "reference", "trainer", "weight_store")
 _RUN: Final = "gradbus.run.id"
@@ -18,18 +18,18 @@ _TOKENS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. Attributes with a value for each run, group or sample are `gradbus.run.id` alone, and that only while it is worked on."""
+    """One metric. Only `gradbus.run.id` has unbounded values, and its series are exported only while the run is active."""
 
     name: str
     instrument: Instrument
     unit: str
     services: tuple[str, ...]
-    """Which services emit it."""
+    """The services that emit it."""
     description: str
     attributes: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     zeros: tuple[Mapping[str, str], ...] = field(default=(), hash=False)
-    """Attributes under which it begins at 0, so that its first increase is seen as one."""
+    """Attributes whose series start at 0, so that their first increase is visible to `rate`."""
 
 
 def _each(name: str, *values: str) -> tuple[Mapping[str, str], ...]:
@@ -37,19 +37,24 @@ def _each(name: str, *values: str) -> tuple[Mapping[str, str], ...]:
 
 
 _PROCESS: Final = (
-    Metric("process.cpu.time", "counter", "s", EVERY, "Processor time that the process has used.", ("cpu.mode",)),
-    Metric("process.memory.usage", "up_down_counter", "By", EVERY, "Physical memory that the process holds."),
+    Metric("process.cpu.time", "counter", "s", EVERY, "Processor time used by the process.", ("cpu.mode",)),
+    Metric("process.memory.usage", "up_down_counter", "By", EVERY, "Physical memory of the process."),
     Metric("process.uptime", "gauge", "s", EVERY, "Time since the process started; it falls at a restart."),
-    Metric("gradbus.process.ready", "gauge", "{process}", EVERY, "1 while the process can do its work, as /readyz says."),
+    Metric("gradbus.process.ready", "gauge", "{process}", EVERY, "1 while the process is ready, as on /readyz."),
     Metric(
-        "gradbus.leases.held", "up_down_counter", "{lease}", ("conductor", "trainer"), "Runs that the process holds.", ("gradbus.lease",)
+        "gradbus.leases.held",
+        "up_down_counter",
+        "{lease}",
+        ("conductor", "trainer"),
+        "Runs whose lease the process holds.",
+        ("gradbus.lease",),
     ),
     Metric(
         "gradbus.leases.lost",
         "counter",
         "{lease}",
         ("conductor", "trainer"),
-        "Leases that ended while they were held: NATS was away too long, or another process has the run.",
+        "Leases lost: NATS was unreachable for too long, or another process took over the run.",
         zeros=({},),
     ),
 )
@@ -62,14 +67,14 @@ _WIRE: Final = tuple(dict.fromkeys(("gradbus.wire", "gradbus.side", *_MESSAGING,
 _ON_NATS: Final = tuple(service for service in EVERY if service != "reward")
 
 _WIRES: Final = (
-    Metric("gradbus.wire.items", "counter", "{item}", EVERY, "Messages, groups or objects moved by operations that succeeded.", _WIRE),
-    Metric("gradbus.wire.payload", "counter", "By", EVERY, "Bytes put on or taken off a wire.", _WIRE),
+    Metric("gradbus.wire.items", "counter", "{item}", EVERY, "Messages, groups or objects moved by successful operations.", _WIRE),
+    Metric("gradbus.wire.payload", "counter", "By", EVERY, "Bytes sent or received.", _WIRE),
     Metric(
         "gradbus.wire.duration",
         "histogram",
         "s",
         ("gateway", "conductor", "rollout", "trainer", "weight_store"),
-        "Time an operation on object storage or a broadcast took.",
+        "Duration of an operation on object storage, or of a broadcast.",
         ("gradbus.wire", "gradbus.operation", "error.type"),
         _LONG_SECONDS,
     ),
@@ -78,7 +83,7 @@ _WIRES: Final = (
         "histogram",
         "s",
         _ON_NATS,
-        "Time a NATS operation took; a fetch's wait for tasks is in it.",
+        "Duration of a NATS operation; for a fetch including its wait for tasks.",
         _MESSAGING,
         _SECONDS,
     ),
@@ -87,7 +92,7 @@ _WIRES: Final = (
         "histogram",
         "s",
         ("conductor", "rollout"),
-        "Time a message's handler took.",
+        "Duration of a message handler.",
         _PROCESSED,
         _SECONDS,
     ),
@@ -96,7 +101,7 @@ _WIRES: Final = (
         "histogram",
         "s",
         ("gateway", "conductor", "rollout", "trainer"),
-        "Time an operation on the buffer took; a read's wait for news is in it.",
+        "Duration of an operation on the buffer; for a read including its wait for entries.",
         _DATABASE,
         _SECONDS,
     ),
@@ -105,7 +110,7 @@ _WIRES: Final = (
         "histogram",
         "s",
         ("gateway", "conductor", "rollout", "trainer"),
-        "Time a gRPC call took, as its caller saw it.",
+        "Duration of a gRPC call, measured by the client.",
         _RPC,
         _SECONDS,
     ),
@@ -114,20 +119,20 @@ _WIRES: Final = (
         "histogram",
         "s",
         ("reward", "reference", "weight_store"),
-        "Time a gRPC call took, as its server saw it.",
+        "Duration of a gRPC call, measured by the server.",
         _RPC,
         _SECONDS,
     ),
 )
 
 _TRAINING: Final = (
-    Metric("gradbus.step.duration", "histogram", "s", ("trainer",), "Time a step computed: training and export.", (), _LONG_SECONDS),
+    Metric("gradbus.step.duration", "histogram", "s", ("trainer",), "Compute time of a step: training and export.", (), _LONG_SECONDS),
     Metric(
         "gradbus.run.time",
         "counter",
         "s",
         ("trainer", "rollout", "conductor"),
-        "Time by what it was spent on. A trainer waits, trains or publishes; generate, score and reference go on beside it.",
+        "Time by phase. A trainer waits, trains or publishes; generation, scoring and reference run in parallel.",
         (_RUN, "gradbus.phase"),
     ),
     Metric("gradbus.trained.steps", "counter", "{step}", ("trainer",), "Steps trained.", (_RUN,)),
@@ -137,28 +142,30 @@ _TRAINING: Final = (
         "gauge",
         "{reward}",
         ("trainer",),
-        "Mean over the step's judged samples, of the reward and of its parts.",
+        "Mean reward of the step's scored samples, and of each reward component.",
         (_RUN, "gradbus.reward.part"),
     ),
     Metric(
-        "gradbus.reward.deviation",
+        "gradbus.reward.std",
         "gauge",
         "{reward}",
         ("trainer",),
-        "Standard deviation over the step's judged samples, of the reward and of its parts.",
+        "Standard deviation of the reward over the step's scored samples, and of each reward component.",
         (_RUN, "gradbus.reward.part"),
     ),
-    Metric("gradbus.policy.kl", "gauge", "{nat}", ("trainer",), "KL to the base model, k3, a token.", (_RUN,)),
-    Metric("gradbus.policy.entropy", "gauge", "{nat}", ("trainer",), "Entropy of the policy, a token.", (_RUN,)),
+    Metric(
+        "gradbus.policy.kl", "gauge", "{nat}", ("trainer",), "KL divergence from the base model, k3 estimate, mean over tokens.", (_RUN,)
+    ),
+    Metric("gradbus.policy.entropy", "gauge", "{nat}", ("trainer",), "Entropy of the policy, mean over tokens.", (_RUN,)),
     Metric("gradbus.policy.loss", "gauge", "{loss}", ("trainer",), "The step's loss.", (_RUN,)),
-    Metric("gradbus.policy.gradient", "gauge", "{norm}", ("trainer",), "Norm of the gradient before clipping.", (_RUN,)),
+    Metric("gradbus.policy.grad_norm", "gauge", "{norm}", ("trainer",), "Norm of the gradient before clipping.", (_RUN,)),
     Metric("gradbus.policy.learning_rate", "gauge", "{rate}", ("trainer",), "Learning rate of the step.", (_RUN,)),
     Metric(
-        "gradbus.policy.clipped",
+        "gradbus.policy.clip_fraction",
         "gauge",
         "{share}",
         ("trainer",),
-        "Share of the trained tokens whose ratio lies below (low) or above (high) the clip range.",
+        "Fraction of the trained tokens whose ratio is below (low) or above (high) the clip range.",
         (_RUN, "gradbus.side"),
     ),
     Metric(
@@ -166,7 +173,7 @@ _TRAINING: Final = (
         "gauge",
         "{ratio}",
         ("trainer",),
-        "Importance ratio of the trained policy to the one that sampled.",
+        "Importance ratio between the trained policy and the sampling policy.",
         (_RUN, "gradbus.statistic"),
     ),
     Metric(
@@ -174,7 +181,7 @@ _TRAINING: Final = (
         "gauge",
         "{nat}",
         ("trainer",),
-        "Mean absolute difference of log-probability between trainer and rollout.",
+        "Mean absolute difference of log-probabilities between trainer and rollout.",
         (_RUN,),
     ),
     Metric(
@@ -182,16 +189,16 @@ _TRAINING: Final = (
         "gauge",
         "{token}",
         ("trainer",),
-        "Tokens of the step's responses.",
+        "Response length of the step.",
         (_RUN, "gradbus.statistic"),
     ),
-    Metric("gradbus.response.truncated", "gauge", "{share}", ("trainer",), "Share of responses cut at max_new_tokens.", (_RUN,)),
+    Metric("gradbus.response.truncated", "gauge", "{share}", ("trainer",), "Fraction of responses truncated at max_new_tokens.", (_RUN,)),
     Metric(
         "gradbus.samples.length",
         "counter",
         "{sample}",
         ("trainer",),
-        "Samples with at most `le` response tokens: a histogram's cumulative buckets.",
+        "Samples with at most `le` response tokens: cumulative histogram buckets.",
         (_RUN, "le"),
         (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     ),
@@ -200,17 +207,17 @@ _TRAINING: Final = (
         "counter",
         "{sample}",
         ("trainer",),
-        "Samples at most `le` versions old when they were trained: a histogram's cumulative buckets.",
+        "Samples with a staleness of at most `le` versions when trained: cumulative histogram buckets.",
         (_RUN, "le"),
         (0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
     ),
-    Metric("gradbus.samples.masked", "counter", "{sample}", ("trainer",), "Samples that could not be judged.", (_RUN,)),
+    Metric("gradbus.samples.masked", "counter", "{sample}", ("trainer",), "Samples that could not be scored; they are masked.", (_RUN,)),
     Metric(
         "gradbus.groups",
         "counter",
         "{group}",
         ("trainer",),
-        "Groups that left the log, by verdict: trained, filtered (nothing to learn) or dropped (too late).",
+        "Groups consumed from the log, by verdict: trained, filtered (no learning signal) or dropped (too stale).",
         (_RUN, "gradbus.verdict"),
     ),
     Metric(
@@ -218,7 +225,7 @@ _TRAINING: Final = (
         "counter",
         "{sample}",
         ("trainer",),
-        "Samples of the groups that left the log, by verdict.",
+        "Samples of the groups consumed from the log, by verdict.",
         (_RUN, "gradbus.verdict"),
     ),
     Metric(
@@ -226,33 +233,38 @@ _TRAINING: Final = (
         "counter",
         "{token}",
         ("trainer",),
-        "Response tokens of the groups that left the log, by verdict; by samples, their mean length.",
+        "Response tokens of the groups consumed from the log, by verdict; divided by samples, their mean length.",
         (_RUN, "gradbus.verdict"),
     ),
 )
 
 _SCHEDULING: Final = (
     Metric(
-        "gradbus.run.state", "gauge", "{run}", ("conductor",), "1 for the state a run is in, 0 for earlier ones.", (_RUN, "gradbus.state")
+        "gradbus.run.state",
+        "gauge",
+        "{run}",
+        ("conductor",),
+        "1 for the current state of a run, 0 for earlier states.",
+        (_RUN, "gradbus.state"),
     ),
-    Metric("gradbus.run.step", "gauge", "{step}", ("conductor",), "Steps published of each run that a conductor drives.", (_RUN,)),
-    Metric("gradbus.run.steps", "gauge", "{step}", ("conductor",), "Steps that the run is to make.", (_RUN,)),
-    Metric("gradbus.run.still", "gauge", "s", ("conductor",), "Time since the run last made a step; 0 unless it should.", (_RUN,)),
-    Metric("gradbus.run.accuracy", "gauge", "{score}", ("conductor",), "The newest evaluation's metric.", (_RUN,)),
+    Metric("gradbus.run.step", "gauge", "{step}", ("conductor",), "Published steps of each run that a conductor drives.", (_RUN,)),
+    Metric("gradbus.run.steps", "gauge", "{step}", ("conductor",), "Steps that the spec asks for.", (_RUN,)),
+    Metric("gradbus.run.time_since_step", "gauge", "s", ("conductor",), "Time since the run's last step; 0 while no step is due.", (_RUN,)),
+    Metric("gradbus.evaluation.score", "gauge", "{score}", ("conductor",), "Score of the newest evaluation.", (_RUN,)),
     Metric(
         "gradbus.groups.waiting",
         "up_down_counter",
         "{group}",
         ("conductor", "trainer"),
-        "Groups on their way, by where they are: sampling, judging, admission or log.",
+        "Outstanding groups by stage: sampling, judging, admission or log.",
         (_RUN, "gradbus.stage"),
     ),
     Metric(
-        "gradbus.groups.unjudged",
+        "gradbus.groups.unscored",
         "up_down_counter",
         "{group}",
         ("conductor",),
-        "Groups whose last scoring failed; they are asked for again.",
+        "Groups whose last scoring attempt failed; scoring is retried.",
         (_RUN,),
     ),
     Metric(
@@ -260,7 +272,7 @@ _SCHEDULING: Final = (
         "counter",
         "{group}",
         ("conductor",),
-        "Groups sent to workers: for the first time, or again because a worker or its answer was lost.",
+        "Groups dispatched to workers: first, or again after a worker or its answer was lost.",
         ("gradbus.dispatch",),
         zeros=_each("gradbus.dispatch", "first", "again"),
     ),
@@ -272,7 +284,7 @@ _GENERATION: Final = (
         "histogram",
         "s",
         ("rollout",),
-        "Time the engine took for a task: several groups.",
+        "Duration of a task (several groups) in the engine.",
         ("gen_ai.operation.name", "gen_ai.provider.name", "error.type"),
         _LONG_SECONDS,
     ),
@@ -281,16 +293,16 @@ _GENERATION: Final = (
         "histogram",
         "{token}",
         ("rollout",),
-        "Tokens of a task: prompts in, responses out.",
+        "Tokens of a task: prompts as input, responses as output.",
         ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.token.type"),
         _TOKENS,
     ),
     Metric(
-        "gradbus.groups.stranded",
+        "gradbus.groups.abandoned",
         "counter",
         "{group}",
         ("rollout",),
-        "Groups given up by a worker because their version was gone; they are dispatched again.",
+        "Groups that a worker abandoned because their version was no longer available; they are dispatched again.",
         zeros=({},),
     ),
 )
@@ -301,7 +313,7 @@ _WEIGHTS: Final = (
         "gauge",
         "{version}",
         ("trainer", "rollout"),
-        "The version a trainer has published or a worker's engine holds.",
+        "The policy version that a trainer has published or that a worker's engine has loaded.",
         (_RUN,),
     ),
     Metric(
@@ -309,7 +321,7 @@ _WEIGHTS: Final = (
         "counter",
         "By",
         ("trainer", "rollout"),
-        "Bytes of weights put into or taken out of object storage.",
+        "Bytes of weights written to or read from object storage.",
         ("gradbus.weights.transport", "gradbus.weights.direction"),
     ),
     Metric(
@@ -317,7 +329,7 @@ _WEIGHTS: Final = (
         "histogram",
         "s",
         ("rollout",),
-        "From a version's announcement to the proof that an engine holds it; the wait for a task that wants it is in it.",
+        "Time from a version's announcement to the proof that an engine has loaded it, including the wait for a task that needs it.",
         (),
         _LONG_SECONDS,
     ),
@@ -326,7 +338,7 @@ _WEIGHTS: Final = (
         "counter",
         "{shard}",
         ("rollout",),
-        "Shards that one way failed to bring and another had to.",
+        "Shards that one transport failed to deliver, so that another was used.",
         ("gradbus.weights.transport",),
         zeros=_each("gradbus.weights.transport", "broadcast", "delta"),
     ),
@@ -335,7 +347,7 @@ _WEIGHTS: Final = (
         "counter",
         "{event}",
         ("trainer", "weight_store"),
-        "Versions that changed nothing, and workers with old or other weights.",
+        "Versions without a change, and workers with old or wrong weights.",
         ("gradbus.weights.trouble",),
         zeros=_each("gradbus.weights.trouble", "unchanged", "behind", "digest_differs"),
     ),
@@ -344,7 +356,7 @@ _WEIGHTS: Final = (
         "counter",
         "{broadcast}",
         ("trainer",),
-        "Broadcasts of a version, by outcome: it reached all workers, some or none.",
+        "Broadcasts by outcome: the version reached all workers, some or none.",
         ("gradbus.outcome",),
         zeros=_each("gradbus.outcome", "all", "some", "none"),
     ),
@@ -356,7 +368,7 @@ _REWARDS: Final = (
         "histogram",
         "s",
         ("reward",),
-        "Time a scorer took for a call: every group that waited.",
+        "Duration of a scorer's call, which covers all waiting groups.",
         ("gradbus.scorer",),
         _SECONDS,
     ),
@@ -365,7 +377,7 @@ _REWARDS: Final = (
         "counter",
         "{sample}",
         ("reward",),
-        "Samples asked about, by the answer: ok, invalid (cannot be judged) or error (the scorer failed).",
+        "Samples sent to a scorer, by answer: ok, invalid (cannot be scored) or error (the scorer failed).",
         ("gradbus.scorer", "gradbus.reward.status"),
     ),
     Metric(
@@ -373,20 +385,25 @@ _REWARDS: Final = (
         "counter",
         "{sample}",
         ("reward",),
-        "Samples answered with an error, by its cause.",
+        "Samples answered with an error, by cause.",
         ("gradbus.reward.cause",),
         zeros=_each("gradbus.reward.cause", "timeout", "unreachable", "refused", "malformed", "missing", "scorer"),
     ),
     Metric(
-        "gradbus.reward.calls", "up_down_counter", "{call}", ("reward",), "Calls in a scorer or waiting for a turn.", ("gradbus.scorer",)
+        "gradbus.reward.calls",
+        "up_down_counter",
+        "{call}",
+        ("reward",),
+        "Calls running in a scorer or waiting for it.",
+        ("gradbus.scorer",),
     ),
 )
 
 _HTTP: Final = ("http.request.method", "http.response.status_code", "http.route", "url.scheme", "error.type")
 _ADDRESSED: Final = ("server.address", "server.port", "network.protocol.name", "network.protocol.version")
 
-_REST: Final = (  # the web framework's own
-    Metric("http.server.request.duration", "histogram", "s", ("gateway",), "Time a REST request took.", (*_HTTP, *_ADDRESSED)),
+_REST: Final = (  # emitted by the web framework's instrumentation
+    Metric("http.server.request.duration", "histogram", "s", ("gateway",), "Duration of a REST request.", (*_HTTP, *_ADDRESSED)),
     Metric(
         "http.server.active_requests", "up_down_counter", "{request}", ("gateway",), "REST requests in progress.", (*_HTTP, *_ADDRESSED)
     ),

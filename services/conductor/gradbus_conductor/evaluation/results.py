@@ -1,4 +1,4 @@
-"""Evaluation: held-out rows, greedy, by a named version. Work like any other, with an index space of its own."""
+"""Results of evaluations: mean rewards over held-out rows, completed greedily by one version."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One result a (run, version)."""
+    """The result of one version of a run."""
 
     version: int
     samples: int
     """Rows that could be judged."""
     reward: float | None
-    """None if no row could be judged: that is no reward of 0."""
+    """Mean; None if no row could be judged, which is not a reward of 0."""
     components: Mapping[str, float]
     accuracy: float | None
-    """The mean of what the spec calls its metric."""
+    """Mean of the metric that the spec names."""
 
     def to_json(self) -> dict[str, object]:
         """As stored and as sent in events."""
@@ -54,12 +54,12 @@ def summarise(version: int, entries: Iterable[LogEntry], metric: str) -> Evaluat
 
 
 def encode_result(newest: EvaluationResult) -> bytes:
-    """A run's newest result, for its key in the bucket `runs`: a list of one. The run's history has them all."""
+    """A run's newest result, for its key in the bucket `runs`: a list of one. The run's events hold all results."""
     return json.dumps([newest.to_json()]).encode()
 
 
 def decode_result(value: bytes | None) -> EvaluationResult | None:
-    """The newest result stored; None if there is none."""
+    """The newest stored result, or None."""
     return max((EvaluationResult(**item) for item in json.loads(value or b"[]")), key=lambda result: result.version, default=None)
 
 

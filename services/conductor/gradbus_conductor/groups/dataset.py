@@ -1,20 +1,48 @@
-"""What a run needs before anything is dispatched: its rows, and the same rows without their answers."""
+"""A run's rows, the same rows without their answers, and the order in which training takes them."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gradbus.control.runs import RunRecord
 from gradbus.formats.jsonl import iterate, prompts_object
 from gradbus.objects import ObjectStore
-from gradbus_conductor.groups.data_order import DataOrder
+
+_CACHED_EPOCHS = 2  # where two epochs meet both are asked for, and a large dataset takes long to shuffle
+
+
+class DataOrder:
+    """Maps a group index to a dataset row: a pure function of (dataset digest, seed, epoch).
+
+    Every epoch is its own permutation, so no row repeats inside one.
+    """
+
+    def __init__(self, dataset_digest: str, rows: int, seed: int) -> None:
+        self._digest = dataset_digest
+        self._rows = rows
+        self._seed = seed
+        self._permutation = lru_cache(_CACHED_EPOCHS)(self._shuffled)
+
+    def row(self, index: int) -> int:
+        """The row that group `index` samples."""
+        epoch, position = divmod(index, self._rows)
+        return self._permutation(epoch)[position]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        key = hashlib.sha256(f"{self._digest}:{self._seed}:{epoch}".encode()).digest()
+        permutation = list(range(self._rows))
+        random.Random(key).shuffle(permutation)
+        return permutation
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Rows as JSON text, which only the conductor and the scorer see, and the digest of what workers see."""
+    """Rows as JSON text, which only the conductor and the scorer see, and the digest of the prompts that workers see."""
 
     items: tuple[str, ...]
     prompts: str
@@ -22,7 +50,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class RunData:
     """A run's data."""
 
     train: Dataset
@@ -30,20 +58,20 @@ class Prepared:
     order: DataOrder
 
 
-async def prepare(objects: ObjectStore, record: RunRecord) -> Prepared:
-    """Reads the datasets and stores their prompts. Doing it again changes nothing: all names are digests.
+async def load_run_data(objects: ObjectStore, record: RunRecord) -> RunData:
+    """Reads the datasets and stores their prompts. May be repeated: all names are digests.
 
     Raises DatasetError, ObjectMissingError.
     """
     spec = record.spec
     train = await _dataset(objects, spec.data.train, spec.data.prompt)
     evaluation = await _dataset(objects, spec.data.eval, spec.data.prompt, spec.evaluation.samples) if spec.data.eval else None
-    return Prepared(train, evaluation, DataOrder(spec.data.train, len(train.items), spec.seed))
+    return RunData(train, evaluation, DataOrder(spec.data.train, len(train.items), spec.seed))
 
 
 async def _dataset(objects: ObjectStore, digest: str, column: str, most: int | None = None) -> Dataset:
     content = await objects.get_blob(digest)
-    # In a thread: a large dataset takes longer than a lease lasts unrenewed.
+    # In a thread: a large dataset takes longer than a lease lasts without renewal.
     items, prompts = await asyncio.to_thread(_rows, content, column)
     return Dataset(items[:most], await objects.put_blob(prompts))
 

@@ -1,7 +1,7 @@
-"""The two schedules as state machines without any wire: what to dispatch, and what may enter the log now.
+"""The two schedules as pure state machines: what to dispatch, and what may enter the log now.
 
-An index is dispatched, then sampled and judged (ready), then in the log. Staleness is kept here, by admission:
-the trainer takes the log as it is.
+An index is dispatched, then sampled and judged (ready), then in the log. AdmissionDecision alone bounds staleness: the trainer
+takes the log as it is.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A judged group that waits for its place in the log."""
+    """A judged group that waits for admission to the log."""
 
     index: int
     version: int
     """Oldest version among its trainable spans."""
     trainable: bool
-    """False for a filtered group, which takes no place in a `free` step."""
+    """False for a filtered group, which takes no position in a `free` step."""
 
 
 @dataclass(slots=True)
-class Admission:
-    """What to do with the groups at hand."""
+class AdmissionDecision:
+    """A decision on the ready and overdue groups."""
 
     append: list[int] = field(default_factory=list)
     drop: dict[int, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Schedule(Protocol):
     """One run's schedule."""
 
     def recover(self, entries: Iterable[tuple[int, bool]], trained_below: int, trained_above: Iterable[int], step: int) -> None:
-        """Starts, or starts again, from the log (index, trainable) and from what the trainer has trained by `step`."""
+        """Sets the state from the log (index, trainable) and from the indexes that the trainer has trained by `step`."""
         ...
 
     def dispatchable(self, head: int) -> list[Dispatch]:
@@ -57,8 +57,8 @@ class Schedule(Protocol):
         """Index to version of every group dispatched and not yet in the log."""
         ...
 
-    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> Admission:
-        """Which ready groups enter the log now, and which overdue or stale ones are dropped."""
+    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> AdmissionDecision:
+        """Decides which ready groups enter the log now, and which overdue or stale groups are dropped."""
         ...
 
     def appended(self, index: int, trainable: bool) -> None:
@@ -66,7 +66,7 @@ class Schedule(Protocol):
         ...
 
     def owes(self, step: int) -> bool:
-        """Whether the log cannot hold yet all that `step` trains."""
+        """Whether groups that `step` needs are not dispatched yet or still outstanding."""
         ...
 
 
@@ -89,7 +89,7 @@ class FixedLag:
         self._outstanding = {index: self.version_of(index) for index in range(trained_below, self._next) if index not in known}
 
     def dispatchable(self, head: int) -> list[Dispatch]:  # noqa: D102
-        # One step more than can be sampled at once: flow control only, the version in the task keeps the staleness.
+        # One step more than can be sampled at once. This is flow control only: the version in the task bounds the staleness.
         steps = min(self._spec.schedule.steps, head + self._spec.schedule.max_staleness + 2)
         new = [Dispatch(index, self.version_of(index)) for index in range(self._next, steps * self._size)]
         self._next += len(new)
@@ -99,9 +99,9 @@ class FixedLag:
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding
 
-    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> Admission:  # noqa: ARG002, D102
-        # Order does not matter to the trainer, and nothing is ever dropped: a late group is waited for.
-        return Admission(append=[group.index for group in ready])
+    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> AdmissionDecision:  # noqa: ARG002, D102
+        # The order does not matter to the trainer, and no group is ever dropped: the step waits for a late group.
+        return AdmissionDecision(append=[group.index for group in ready])
 
     def appended(self, index: int, trainable: bool) -> None:  # noqa: ARG002, D102
         self._outstanding.pop(index, None)
@@ -114,8 +114,8 @@ class FixedLag:
 class Free:
     """Groups train in the order they enter the log. Outstanding groups never exceed (k + 1) * B.
 
-    Every trainable entry takes the next place of the log; place p belongs to step p // B. A group of version v
-    may take the places below (v + k + 1) * B: behind them it would be too stale.
+    Every trainable entry takes the next position of the log; position p belongs to step p // B. A group of version v
+    may take the positions below (v + k + 1) * B: from there on it would be too stale.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -124,8 +124,8 @@ class Free:
         self._total = spec.total_groups
         self._next = 0
         self._outstanding: dict[int, int] = {}
-        self._place = 0
-        self._settled = 0
+        self._position = 0
+        self._untrained = 0
         self._head = 0
 
     def recover(self, entries: Iterable[tuple[int, bool]], trained_below: int, trained_above: Iterable[int], step: int) -> None:  # noqa: D102
@@ -133,17 +133,17 @@ class Free:
         new = {index: trainable for index, trainable in entries if index >= trained_below and index not in above}
         known = above | set(new)
         self._head = max(self._head, step)
-        self._place = step * self._size + sum(new.values())
+        self._position = step * self._size + sum(new.values())
         self._next = max([self._next, trained_below, *(index + 1 for index in known)])
-        self._settled = trained_below + len(known) - self._place
-        # Versions that an earlier conductor knew died with it: those groups are sampled again by the newest.
+        self._untrained = trained_below + len(known) - self._position
+        # The versions of groups that an earlier conductor dispatched are unknown: the newest version samples them again.
         kept = self._outstanding
         self._outstanding = {index: kept.get(index, self._head) for index in range(trained_below, self._next) if index not in known}
 
     def dispatchable(self, head: int) -> list[Dispatch]:  # noqa: D102
         self._head = max(self._head, head)
-        unfinished = self._next - self._head * self._size - self._settled
-        needed = self._total - self._place - len(self._outstanding)
+        unfinished = self._next - self._head * self._size - self._untrained
+        needed = self._total - self._position - len(self._outstanding)
         room = max(0, min((self._lag + 1) * self._size - unfinished, needed))
         new = [Dispatch(index, self._head) for index in range(self._next, self._next + room)]
         self._next += room
@@ -153,54 +153,54 @@ class Free:
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding
 
-    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> Admission:
-        """Oldest version first. A younger group waits where it would take the last place that an expected older one may have."""
+    def admit(self, ready: Iterable[Ready], overdue: Iterable[int]) -> AdmissionDecision:
+        """Oldest version first. A newer group waits rather than take the last position that an expected older group may take."""
         at_hand = sorted(ready, key=lambda group: (group.version, group.index))
         missing = self._outstanding.keys() - {group.index for group in at_hand}
         late = missing & set(overdue)
         expected = Counter(self._outstanding[index] for index in missing - late)
-        result = Admission()
-        place = self._place
+        result = AdmissionDecision()
+        position = self._position
         for group in at_hand:
             if not group.trainable:
                 result.append.append(group.index)
-            elif place >= self._total:
+            elif position >= self._total:
                 result.drop[group.index] = "end of run"
-            elif place >= self._places(group.version):
+            elif position >= self._position_bound(group.version):
                 result.drop[group.index] = "stale"
-            elif place < self._limit(group.version, expected):
+            elif position < self._bound_behind_older(group.version, expected):
                 result.append.append(group.index)
-                place += 1
-        if place < self._total:
-            result.drop |= dict.fromkeys(self._in_the_way(late, place, expected.total()), "deadline")
+                position += 1
+        if position < self._total:
+            result.drop |= dict.fromkeys(self._to_drop(late, position, expected.total()), "deadline")
         return result
 
     def appended(self, index: int, trainable: bool) -> None:  # noqa: D102
         if self._outstanding.pop(index, None) is not None:
-            self._place += trainable
-            self._settled += not trainable
+            self._position += trainable
+            self._untrained += not trainable
 
     def owes(self, step: int) -> bool:  # noqa: D102
-        return self._place < (step + 1) * self._size
+        return self._position < (step + 1) * self._size
 
-    def _places(self, version: int) -> int:
-        """Places that a group of `version` may take: all below this one."""
+    def _position_bound(self, version: int) -> int:
+        """A group of `version` may take the positions below this one."""
         return (version + self._lag + 1) * self._size
 
-    def _limit(self, version: int, expected: Mapping[int, int]) -> int:
-        """Places left to groups of `version` once each expected older group keeps one that it may take."""
+    def _bound_behind_older(self, version: int, expected: Mapping[int, int]) -> int:
+        """The same, if each expected older group keeps a position that it may take."""
         limit, older = self._total, 0
-        for other in sorted(other for other in expected if other < version and self._places(other) > self._place):
+        for other in sorted(other for other in expected if other < version and self._position_bound(other) > self._position):
             older += expected[other]
-            limit = min(limit, self._places(other) - older)
+            limit = min(limit, self._position_bound(other) - older)
         return limit
 
-    def _in_the_way(self, late: Iterable[int], place: int, expected: int) -> list[int]:
-        """Late groups to give up: those whose last step is being filled, and what that step cannot be filled without."""
-        end = (place // self._size + 1) * self._size
-        lacking = end - place - expected
+    def _to_drop(self, late: Iterable[int], position: int, expected: int) -> list[int]:
+        """Late groups to drop: those that may train in no later step, and as many as the current step lacks."""
+        end = (position // self._size + 1) * self._size
+        lacking = end - position - expected
         oldest_first = sorted(late, key=lambda index: (self._outstanding[index], index))
-        return [index for rank, index in enumerate(oldest_first) if rank < lacking or self._places(self._outstanding[index]) <= end]
+        return [index for rank, index in enumerate(oldest_first) if rank < lacking or self._position_bound(self._outstanding[index]) <= end]
 
 
 def schedule_for(spec: RunSpec) -> Schedule:

@@ -1,15 +1,15 @@
-"""The traces of a run's groups, as far as the conductor sees them: from dispatch to the log.
+"""The conductor's part of each group's trace: from dispatch to the log.
 
-    group                        this file: the whole, from the first dispatch to the log
-    ├─ send prompts.*            this file: one each time it is dispatched
+    group                        this file: from the first dispatch to the log
+    ├─ send prompts.*            this file: one for each dispatch
     ├─ generate, ...             the rollout
     ├─ score ─ grade             this file, and the reward service below it
     ├─ reference                 this file
     ├─ admit                     this file
     └─ wait_in_log, train        the trainer
 
-Which groups are traced is decided here once, from run and index; the others leave nothing behind but a failure. A group
-whose scoring failed is traced from there on, whatever was decided.
+Run and index decide here, once, whether a group is traced. A group that is not traced records nothing, until its scoring
+fails: from then on it is traced.
 """
 
 from __future__ import annotations
@@ -22,139 +22,143 @@ from typing import Literal
 
 from opentelemetry.trace import SpanKind
 
-from gradbus.telemetry import Attributes, TimedSpan, child_of, evaluation_trace, group_trace, is_sampled, is_tracing, record, root_span
+from gradbus.telemetry import Attributes, TimedSpan, child_of, is_sampled, is_tracing, record, root_span
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import SampleReward
 from gradbus.v1.task_pb2 import Task
+from gradbus_conductor.groups.tasks import TRAINING, TaskSet
 
 Service = Literal["score", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenTrace:
     root: str
+    """Traceparent of the root span."""
     began: int
+    """Nanoseconds since 1970."""
 
 
 @dataclass(slots=True)
-class Call:
-    """One call for many groups."""
+class ServiceCall:
+    """The spans of one call that serves many groups."""
 
     spans: dict[int, str]
-    """Traceparent of each traced group's part in it."""
-    faults: dict[int, str] = field(default_factory=dict)
-    """Index to why the call did nothing for it."""
+    """Index to the traceparent of the group's own span, for traced groups."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Index to why the call failed for the group."""
     results: dict[int, Attributes] = field(default_factory=dict)
 
     def failed(self, indexes: Iterable[int], reason: str) -> None:
-        """These got nothing; the first reason counts."""
+        """The call failed for these groups; the first reason of a group counts."""
         for index in indexes:
-            self.faults.setdefault(index, reason)
+            self.errors.setdefault(index, reason)
 
     def answered(self, index: int, rewards: Iterable[SampleReward]) -> None:
-        """A group's rewards."""
+        """The call returned these rewards for a group."""
         if index in self.spans:
             self.results[index] = _rewards(rewards)
 
 
 class GroupTraces:
-    """One run's training groups, or the rows of one evaluation. Costs nothing for a group that is not traced."""
+    """Traces of one pipeline's groups. Costs nothing for a group that is not traced."""
 
-    def __init__(self, run_id: str, share: float, evaluated: int | None = None) -> None:
+    def __init__(self, run_id: str, share: float, tasks: TaskSet = TRAINING) -> None:
         self._run_id = run_id
         self._share = share if is_tracing() else 0.0
-        self._evaluated = evaluated
-        self._open: dict[int, _Open] = {}
+        self._tasks = tasks
+        self._open: dict[int, _OpenTrace] = {}
 
     def begin(self, index: int, began: int) -> str:
-        """The group is dispatched: its traceparent, empty if it is not traced."""
+        """Starts the trace of a group that is dispatched; returns its traceparent, empty if it is not traced."""
         if self._share and index not in self._open and is_sampled(root := self._root(index), self._share):
-            self._open[index] = _Open(root, began)
-        return self.of(index)
+            self._open[index] = _OpenTrace(root, began)
+        return self.traceparent(index)
 
-    def of(self, index: int) -> str:
-        """Traceparent of a group that is under way, empty if it is not traced."""
+    def traceparent(self, index: int) -> str:
+        """Traceparent of an open trace, empty if the group is not traced."""
         return self._open[index].root if index in self._open else ""
 
-    def sent(self, tasks: Iterable[Task], began: int) -> None:
-        """The queue has the tasks."""
+    def dispatched(self, tasks: Iterable[Task], began: int) -> None:
+        """Records that the queue has the tasks."""
         now = time.time_ns()
         for task in tasks:
             for group in task.groups:
                 if group.traceparent:
                     record(TimedSpan("send prompts.*", began, now, group.traceparent, attributes=_message(task), kind=SpanKind.PRODUCER))
 
-    def found(self, groups: Iterable[Group]) -> None:
-        """These came out of the buffer: those that an earlier conductor dispatched go on in their trace."""
+    def fetched(self, groups: Iterable[Group]) -> None:
+        """Continues the traces of fetched groups that an earlier conductor dispatched."""
         for group in groups:
             if group.traceparent and group.index not in self._open and is_tracing():
-                self._open[group.index] = _Open(group.traceparent, time.time_ns())
+                self._open[group.index] = _OpenTrace(group.traceparent, time.time_ns())
 
     @contextmanager
-    def call(self, service: Service, indexes: Iterable[int]) -> Iterator[Call]:
-        """A call inside the block: a trace of its own, linked to each group's part in it."""
-        asked = list(indexes)
-        call = Call({index: child_of(self._open[index].root) for index in asked if index in self._open})
+    def call(self, service: Service, indexes: Iterable[int]) -> Iterator[ServiceCall]:
+        """Traces the call inside the block: a trace of its own, linked to a span in the trace of each group."""
+        called = list(indexes)
+        call = ServiceCall({index: child_of(self._open[index].root) for index in called if index in self._open})
         began = time.time_ns()
-        whole: Attributes = {"gradbus.run.id": self._run_id}
+        attributes: Attributes = {"gradbus.run.id": self._run_id}
         try:
-            with root_span(f"{service}_call", call.spans.values(), whole) if call.spans else nullcontext():
+            with root_span(f"{service}_call", call.spans.values(), attributes) if call.spans else nullcontext():
                 yield call
         except Exception as error:
-            call.failed(asked, f"{type(error).__name__}: {error}")
+            call.failed(called, f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._tell(service, call, began)
+            self._record_call(service, call, began)
 
     def stamp(self, entries: Mapping[int, LogEntry]) -> None:
-        """Names the traces in entries that are about to be appended."""
+        """Writes the traceparents into entries that are about to be appended."""
         for index, entry in entries.items():
-            entry.traceparent = self.of(index)
+            entry.traceparent = self.traceparent(index)
 
     def admitted(self, entries: Iterable[LogEntry], began: int) -> None:
-        """The log has these, by this conductor's word: the end of what is seen here."""
+        """Ends the traces of entries that this conductor appended to the log."""
         for entry in entries:
             if entry.traceparent:
                 record(TimedSpan("admit", began, parent=entry.traceparent, attributes={"gradbus.verdict": _verdict(entry)}))
                 self._end(entry.index, _verdict(entry), entry.reason)
 
-    def judged(self, entry: LogEntry) -> None:
-        """A held-out row has its result, and goes into no log."""
+    def evaluated(self, entry: LogEntry) -> None:
+        """Ends the trace of a held-out row, which goes into no log."""
         self._end(entry.index, "evaluated")
 
     def forget(self, indexes: Iterable[int]) -> None:
-        """These are in the log by another's word, who tells of them."""
+        """Drops the traces of groups that another conductor appended, which records their end."""
         for index in indexes:
             self._open.pop(index, None)
 
     def abandon(self, reason: str) -> None:
-        """The run ends without those that are under way."""
+        """Ends all open traces, because the run ends."""
         for index in list(self._open):
             self._end(index, "abandoned", reason)
 
-    def _tell(self, service: Service, call: Call, began: int) -> None:
+    def _record_call(self, service: Service, call: ServiceCall, began: int) -> None:
         now = time.time_ns()
         if is_tracing():
-            for index in call.faults.keys() - call.spans.keys():
-                call.spans[index] = child_of(self._open.setdefault(index, _Open(self._root(index), began)).root)
+            for index in call.errors.keys() - call.spans.keys():
+                call.spans[index] = child_of(self._open.setdefault(index, _OpenTrace(self._root(index), began)).root)
         for index, own in call.spans.items():
-            fault = call.faults.get(index, "")
-            record(TimedSpan(service, began, now, self._root(index), own, call.results.get(index, {}), error=fault))
+            error = call.errors.get(index, "")
+            record(TimedSpan(service, began, now, self._root(index), own, call.results.get(index, {}), error=error))
 
     def _end(self, index: int, verdict: str, reason: str = "") -> None:
         opened = self._open.pop(index, None)
         if opened is None:
             return
-        place: Attributes = {"gradbus.run.id": self._run_id, "gradbus.group.index": index}
-        if self._evaluated is not None:
-            place = {**place, "gradbus.evaluation.version": self._evaluated}
-        attributes: Attributes = {**place, "gradbus.verdict": verdict, "gradbus.reason": reason}
+        attributes: Attributes = {
+            "gradbus.run.id": self._run_id,
+            "gradbus.group.index": index,
+            **self._tasks.trace_attributes,
+            "gradbus.verdict": verdict,
+            "gradbus.reason": reason,
+        }
         record(TimedSpan("group", opened.began, own=opened.root, attributes=attributes))
 
     def _root(self, index: int) -> str:
-        if self._evaluated is None:
-            return group_trace(self._run_id, index)
-        return evaluation_trace(self._run_id, self._evaluated, index)
+        return self._tasks.trace(self._run_id, index)
 
 
 def _message(task: Task) -> Attributes:

@@ -1,1 +1,1 @@
-"""One run: its states, its loop and its status."""
+"""One run: its driver, its loop, recovery, admission and status."""

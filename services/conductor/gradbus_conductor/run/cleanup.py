@@ -1,4 +1,4 @@
-"""What runs that are over left behind: a conductor may die after the final word, and a worker may come back late."""
+"""Removes what finished runs left behind: a conductor may die after the final status, and a worker may write after the end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gradbus.bus import View
 from gradbus.control.runs import FINAL_STATES
 from gradbus.experience import GroupStore, runs_in
 from gradbus.telemetry import get_logger
-from gradbus_conductor.run.known_runs import fault_of, state_of
-from gradbus_conductor.workers.pool import WorkerPool
+from gradbus_conductor.run.runs_bucket import state_of, unreadable_reason
+from gradbus_conductor.workers import WorkerPool
 
 _log = get_logger(__name__)
 _SWEEP_SECONDS = 10.0
 
 
-class Leftovers:
-    """Frees workers and removes buffer keys of runs that are over, again and again. Any number of conductors may.
+class FinishedRunCleanup:
+    """Frees workers and removes buffer keys of finished runs, periodically. Any number of conductors may do so at once.
 
-    A run that cannot be read keeps its buffer keys, for it may be mended, but no worker.
+    An unreadable run keeps its buffer keys, because its record may be fixed, but no worker.
     """
 
     def __init__(self, buffer: Redis, runs: View, pool: WorkerPool) -> None:
@@ -31,22 +31,22 @@ class Leftovers:
         self._runs = runs
         self._pool = pool
 
-    async def watch(self) -> None:
-        """Sweeps for ever."""
+    async def sweep_forever(self) -> None:
+        """Sweeps until it is cancelled."""
         while True:
             try:
                 await self.sweep()
             except (NatsError, APIError, RedisError, OSError) as error:
-                _log.info("sweep_put_off", error=f"{type(error).__name__}: {error}")
+                _log.info("sweep_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Once. A run that is not known here is let alone."""
-        await self._pool.release_finished(lambda run_id: self._is_over(run_id) or bool(fault_of(self._runs, run_id)))
+        """Sweeps once. A run that the bucket `runs` does not hold is left alone."""
+        await self._pool.release_finished(lambda run_id: self._is_finished(run_id) or bool(unreadable_reason(self._runs, run_id)))
         for run_id in await runs_in(self._buffer):
-            if self._is_over(run_id):
-                _log.info("leftovers_removed", run_id=run_id)
+            if self._is_finished(run_id):
+                _log.info("finished_run_removed", run_id=run_id)
                 await GroupStore(self._buffer, run_id).remove_run()
 
-    def _is_over(self, run_id: str) -> bool:
+    def _is_finished(self, run_id: str) -> bool:
         return state_of(self._runs, run_id) in FINAL_STATES

@@ -1,4 +1,4 @@
-"""One run's way through its states, around its loop."""
+"""One run's way through its states: queued until it has a trainer, driven by its loop, and brought to its end."""
 
 from __future__ import annotations
 
@@ -13,130 +13,114 @@ from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.experience.archive import ArchiveWriter
 from gradbus.rpc import describe_rpc_error
-from gradbus.telemetry import exporting, get_logger
+from gradbus.telemetry import export_metrics, get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.groups.dataset import prepare
-from gradbus_conductor.run.known_runs import queued, state_of
-from gradbus_conductor.run.loop import RunFrame, RunLoop
-from gradbus_conductor.run.status import Report
-from gradbus_conductor.workers.pool import WorkerPool
+from gradbus_conductor.groups.dataset import load_run_data
+from gradbus_conductor.run.context import RunContext
+from gradbus_conductor.run.loop import RunLoop
+from gradbus_conductor.run.status import RunStatusWriter
+from gradbus_conductor.run.trainers import TrainerQueue
+from gradbus_conductor.workers import WorkerPool
 
 _log = get_logger(__name__)
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _LAST_TERM = 2**53 - 1
-"""Above every term a lease can have: after it nobody writes to the run again."""
+"""Above every term a lease can have: it fences all writers of a run that is over."""
 
 
 class Driver:
-    """Drives one run under one lease. Whatever it dies between, the next one goes on from what is stored."""
+    """Drives one run under one lease. At whatever point it dies, its successor continues from what is stored."""
 
-    def __init__(self, clients: Clients, record: RunRecord, runs: Bucket, view: View, pool: WorkerPool) -> None:
+    def __init__(self, clients: Clients, record: RunRecord, runs_bucket: Bucket, runs: View, pool: WorkerPool) -> None:
         self._clients = clients
         self._record = record
+        self._runs_bucket = runs_bucket
         self._runs = runs
-        self._view = view
         self._pool = pool
+        self._trainer_queue = TrainerQueue(record.run_id, runs, pool)
         events = EventLog(clients.bus, record.run_id)
-        self._report = Report(runs, events, record.run_id, record.spec.schedule.groups_per_step)
-        self._report.numbers.set("gradbus.run.steps", record.spec.schedule.steps)
+        self._status = RunStatusWriter(runs_bucket, events, record.run_id, record.spec.schedule.groups_per_step)
+        self._status.metrics.set("gradbus.run.steps", record.spec.schedule.steps)
 
     async def drive(self, lease: Lease) -> None:
-        """Returns when the run is over. Whatever stops it otherwise is raised, and told in the run's status."""
+        """Returns when the run is over. Any other interruption is raised, and described in the run's status."""
+        context = RunContext(self._clients, self._record, self._runs_bucket, self._runs, self._pool, lease, self._status)
         try:
-            with exporting(self._report.numbers):
-                await self._drive(lease)
+            with export_metrics(self._status.metrics):
+                await self._drive(context)
         except FencedError:
             raise
         except Exception as error:
-            status = self._report.status
+            status = self._status.status
             if status.state not in FINAL_STATES:
                 with contextlib.suppress(Exception):
-                    await self._report.transition(status.state, status.reason, f"{self._words(error)}; it is tried again")
+                    await self._status.transition(status.state, status.reason, f"{self._describe(error)}; the conductor tries again")
             raise
 
-    def _words(self, error: Exception) -> str:
-        if isinstance(error, AioRpcError):  # of the others' calls none fails a run
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, AioRpcError):  # a failed call to any other service interrupts no run
             return describe_rpc_error("the weight store", self._clients.addresses.weight_store, error)
         return f"{type(error).__name__}: {error}"
 
-    async def _drive(self, lease: Lease) -> None:
-        status = await self._report.recover()
+    async def _drive(self, context: RunContext) -> None:
+        status = await self._status.recover()
         if status.state in FINAL_STATES:
             return
         if status.ending:
             await self._end(status.ending, status.reason)
             return
-        while await self._has_trainer(lease):
-            if await self._worked(lease):
+        while await self._wait_for_trainer(context):
+            if await self._run_with_trainer(context):
                 return
-            # Paused, and another run waits: the next trainer goes on from the checkpoint and the log, as after a kill.
-            await self._pool.release(self._record.run_id)
+            # Paused, and another run waits: the next trainer continues from the checkpoint and the log, as after a kill.
+            await self._pool.release(context.run_id)
         await self._end("cancelled")
 
-    async def _worked(self, lease: Lease) -> bool:
-        """Drives the run with the trainer it has: to its end, or False if it makes way."""
+    async def _run_with_trainer(self, context: RunContext) -> bool:
+        """Drives the run to its end; False if it yields its trainer to another run."""
         try:
-            prepared = await prepare(self._clients.objects, self._record)
+            data = await load_run_data(self._clients.objects, self._record)
         except (DatasetError, ObjectMissingError) as error:
             await self._end("failed", str(error))
             return True
-        self._report.prepared(prepared.train.prompts, prepared.evaluation.prompts if prepared.evaluation else "")
-        state = self._report.status.state
-        await self._report.transition("starting" if state == "queued" else state)
-        loop = RunLoop(RunFrame(self._clients, self._record, prepared, self._runs, self._view, self._pool, lease, self._report))
+        self._status.set_prompts(data.train.prompts, data.evaluation.prompts if data.evaluation else "")
+        state = self._status.status.state
+        await self._status.transition("starting" if state == "queued" else state)
+        loop = RunLoop(context, data)
         ending = await loop.drive()
         if ending.state == "paused":
             return False
         if ending.state == "succeeded":
-            await loop.settle()
+            await loop.drop_outstanding()
         await self._end(ending.state, ending.reason)
         return True
 
-    async def _has_trainer(self, lease: Lease) -> bool:
-        """True once a trainer is assigned, False if the run is cancelled before. A paused run takes none."""
-        run_id = self._record.run_id
+    async def _wait_for_trainer(self, context: RunContext) -> bool:
+        """True once a trainer is assigned, False if the run is cancelled before. A paused run takes no trainer."""
         while True:
-            if lease.lost.is_set():
-                raise FencedError(f"the lease of {run_id} is lost; another conductor goes on with it")
-            desired = self._report.desired(self._view)
+            context.check_lease()
+            desired = context.desired
             if desired == "cancelled":
                 return False
             if desired == "paused":
-                await self._pool.release(run_id)  # what an earlier conductor took, for others may wait
-                await self._wait("paused", "")
-            elif not self._ahead() and await self._pool.keep_trainer(run_id):
+                await self._pool.release(context.run_id)  # an earlier conductor may have taken workers that other runs wait for
+                await self._show("paused", "")
+            elif await self._trainer_queue.acquire():
                 return True
             else:
-                await self._wait("queued", f"a free trainer: {self._who_has_the_trainers()}")
-            await asyncio.sleep(_LOOK_SECONDS)
+                await self._show("queued", self._trainer_queue.waiting_for())
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def _wait(self, state: RunState, waiting_for: str) -> None:
-        status = self._report.status
+    async def _show(self, state: RunState, waiting_for: str) -> None:
+        status = self._status.status
         if not status.updated_unix_ns or (status.state, status.waiting_for) != (state, waiting_for):
-            await self._report.transition(state, waiting_for=waiting_for)
-
-    def _ahead(self) -> str:
-        """The oldest run that waits as well, if it is older than this one."""
-        oldest = next(queued(self._view), "")
-        return oldest if oldest < self._record.run_id else ""
-
-    def _who_has_the_trainers(self) -> str:
-        serving = [(worker.worker, self._pool.run_of(worker.worker)) for worker in self._pool.present("trainer")]
-        if not serving:
-            return "none is there; start one, or look into its log"
-        if any(not run_id for _, run_id in serving) and (first := self._ahead()):
-            return f"run {first} comes first"
-        return ", ".join(f"{worker} has run {run_id}, {self._state_in_words(run_id)}" for worker, run_id in serving if run_id)
-
-    def _state_in_words(self, run_id: str) -> str:
-        state = state_of(self._view, run_id)
-        return "which is paused: resume or cancel it" if state == "paused" else str(state or "starting").replace("_", " ")
+            await self._status.transition(state, waiting_for=waiting_for)
 
     async def _end(self, state: RunState, reason: str = "") -> None:
-        """Decided first, then quiet, then the final word. Every part may be done again."""
+        """Stores the decision, stops all writers, then writes the final status. Every part may be repeated."""
         run_id = self._record.run_id
-        await self._report.transition("cancelling" if state == "cancelled" else self._report.status.state, reason, ending=state)
+        await self._status.transition("cancelling" if state == "cancelled" else self._status.status.state, reason, ending=state)
         await TaskQueue(self._clients.bus, run_id).remove()
         await self._pool.release(run_id)
         log = ExperienceLog(self._clients.buffer, run_id)
@@ -144,7 +128,7 @@ class Driver:
             await log.open_term(_LAST_TERM)
             await self._clients.weight_store.OpenTerm(OpenTermRequest(run_id=run_id, term=_LAST_TERM), timeout=10.0)
         await ArchiveWriter(self._clients.objects, log, run_id).finish()
-        await self._report.transition(state, reason)
-        # Last of all: until the final word is written, another conductor may have to read what is there.
+        await self._status.transition(state, reason)
+        # Last: until the final status is written, another conductor may have to read these keys.
         await GroupStore(self._clients.buffer, run_id).remove_run()
         _log.info("run_ended", run_id=run_id, state=state)

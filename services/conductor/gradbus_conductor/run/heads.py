@@ -1,4 +1,4 @@
-"""The newest version and checkpoint of a run: announced by messages, true in the key-value store."""
+"""The newest version and checkpoint of a run. The bucket `heads` is authoritative; messages announce a version sooner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradbus.v1.weights_pb2 import CheckpointHead, WeightManifest
 
 
 class Heads:
-    """Both only grow here: after a trainer's restart its versions are announced again, and change nothing."""
+    """Both only grow: a restarted trainer announces its versions again, which changes nothing."""
 
     def __init__(self, run_id: str, wake: asyncio.Event) -> None:
         self._run_id = run_id
@@ -22,7 +22,7 @@ class Heads:
 
     @asynccontextmanager
     async def follow(self, bus: Bus) -> AsyncIterator[None]:
-        """Keeps both up to date inside the block."""
+        """Keeps both heads up to date inside the block."""
 
         async def announced(payload: bytes) -> None:
             self._advance(WeightManifest.FromString(payload).step)

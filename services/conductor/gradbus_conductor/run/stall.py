@@ -1,4 +1,4 @@
-"""Names what a run waits for, and who owes it, when nothing moves."""
+"""Names what a run waits for, and at which worker, when it makes no progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STALL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Blockers:
-    """Who could owe what."""
+    """The workers and the work that may hold a run up; as text, what it waits for."""
 
     trainers: Sequence[WorkerPresence]
     rollouts: Sequence[WorkerPresence]
@@ -25,34 +25,33 @@ class Blockers:
     def __str__(self) -> str:
         for worker in (*self.trainers, *self.rollouts):
             if worker.trouble:
-                return f"{worker.worker} is in trouble: {worker.trouble}"
+                return f"{worker.worker}, which is in trouble: {worker.trouble}"
         if not self.trainers:
-            return "no trainer serves the run; start one, or look into the log of the one that is assigned"
-        held_out = "" if self.evaluated is None else f"the evaluation of version {self.evaluated}"
-        if (self.outstanding or held_out) and not self.rollouts:
-            what = f"{len(self.outstanding)} groups wait" if self.outstanding else f"{held_out} waits"
-            return f"{what} for a rollout worker and none serves the run; start one, or look into its log"
+            return "a trainer: none serves the run; start one, or look into the log of the one that is assigned"
+        evaluation = "" if self.evaluated is None else f"the evaluation of version {self.evaluated}"
+        if (self.outstanding or evaluation) and not self.rollouts:
+            work = f"{len(self.outstanding)} groups" if self.outstanding else evaluation
+            return f"a rollout worker for {work}: none serves the run; start one, or look into its log"
         names = ", ".join(worker.worker for worker in self.rollouts)
         if self.outstanding:
-            return f"{len(self.outstanding)} groups, first {min(self.outstanding)}, owed by {names} or the scorer"
-        if held_out:
-            return f"{held_out}, owed by {names} or the scorer"
-        names = ", ".join(worker.worker for worker in self.trainers)
-        return f"the next version, owed by {names}"
+            return f"{len(self.outstanding)} groups outstanding (lowest {min(self.outstanding)}) at {names} or the scorer"
+        if evaluation:
+            return f"{evaluation} at {names} or the scorer"
+        return f"the next version from {', '.join(worker.worker for worker in self.trainers)}"
 
 
 class StallDetector:
-    """Watches numbers that a healthy run keeps changing."""
+    """Watches values that change all the time in a healthy run."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since = 0.0
 
-    def reason(self, version: int, outstanding: int, debt: Blockers) -> str:
-        """Empty while version or number of outstanding groups change; then what is waited for and who owes it."""
+    def reason(self, version: int, outstanding: int, blockers: Blockers) -> str:
+        """Empty while the version or the number of outstanding groups changes; then what the run waits for, and how long."""
         now = asyncio.get_running_loop().time()
         if (version, outstanding) != self._seen:
             self._seen, self._since = (version, outstanding), now
         if now - self._since < STALL_SECONDS:
             return ""
-        return f"something to move, for {now - self._since:.0f} s now: {debt}"
+        return f"{blockers}; no progress for {now - self._since:.0f} s"

@@ -1,4 +1,4 @@
-"""Checks the Host header, against DNS rebinding: another site whose name resolves to this gateway gets nothing."""
+"""Checks the Host header, against DNS rebinding: another site whose name resolves to this gateway gets no response."""
 
 from __future__ import annotations
 

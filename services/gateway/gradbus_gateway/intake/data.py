@@ -1,4 +1,4 @@
-"""Takes the datasets that a spec names into object storage, with every row checked."""
+"""Checks every row of the datasets that a spec names, and stores them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DataIntake:
             try:
                 content = await self._objects.get_blob(source)
             except ObjectMissingError:
-                return Fault("", "the file is not stored", source, "the id that POST /v1/files answered with")
+                return Fault("", "the file is not stored", source, "the id that POST /v1/files returned")
         else:
             path = await asyncio.to_thread(under_roots, source, self._settings.model_roots)
             if path is None or not await asyncio.to_thread(path.is_file):

@@ -1,4 +1,4 @@
-"""Takes the model that a spec names into object storage, with its folder checked."""
+"""Checks the model that a spec names, and stores its files."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _ModelFault(Exception):  # noqa: N818 - carries a fault to `store`
 
 
 def _missing(name: str, digest: str) -> _ModelFault:
-    return _ModelFault(Fault(f"model.files.{name}", "the file is not stored", digest, "the id that POST /v1/files answered with"))
+    return _ModelFault(Fault(f"model.files.{name}", "the file is not stored", digest, "the id that POST /v1/files returned"))
 
 
 def _downloaded(hub_id: str, revision: str, cache: Path) -> Path:

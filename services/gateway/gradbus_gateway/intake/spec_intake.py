@@ -35,7 +35,7 @@ class SpecIntake:
             spec = parse_spec(body)
         except SpecError as error:
             faults.extend(error.faults)
-        # Of a spec with faults the valid sections are checked further, so that one answer lists everything.
+        # If the spec has faults, its valid sections are checked further, so that one response lists all faults.
         sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
@@ -57,7 +57,7 @@ class SpecIntake:
 
 
 def with_operator_scorer(body: object, service: str) -> object:
-    """`body` with the operator's scorer, if there is one, in place of its own. The stored spec thus names it; the timeout stays."""
+    """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed."""
     if not service or not isinstance(body, Mapping):
         return body
     given = body.get("reward")

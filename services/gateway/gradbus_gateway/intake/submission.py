@@ -1,4 +1,4 @@
-"""Submission of a run: everything is checked before the run is stored, and one answer lists every fault."""
+"""Submission of a run: everything is checked before the run is stored, and one response lists every fault."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class RunIntake:
         try:
             spec = await self._specs.accept(submission.body)
         except SpecError:
-            # The files that a repeated request names may be gone since; it is answered with its run all the same.
+            # A repeated request gets its run even if the files that it names are gone by now.
             if is_idempotent and (run := await self._earlier_run(key, body)):
                 return run
             raise
         record = IdempotencyRecord(body, new_run_id())
         if is_idempotent:
-            # Of two concurrent requests, or after one that ended before its run was stored, the first record decides the run id.
+            # The first record decides the run id: of two concurrent requests, or if the first ended before its run was stored.
             record = _with_body(await self._keys.claim(key, record), body)
         return await self._runs.create(RunRecord(run_id=record.run_id, spec=spec, created_unix_ns=time.time_ns(), key_id=submission.key_id))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gradbus.algorithms import compute_advantages
+from gradbus.algorithms import algorithm_of
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import RunSpec
@@ -40,8 +40,9 @@ class LoggedGroup:
         rewards = [self.rewards[sample.sample_id] for sample in samples if sample.sample_id in self.rewards]
         if self.entry.verdict != VERDICT_TRAIN or len(rewards) < len(samples):
             return (None,) * len(samples)
-        judged = compute_advantages(rewards, [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples], spec.algorithm)
-        return tuple(value if valid else None for value, valid in zip(judged.advantages, judged.valid, strict=True))
+        truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
+        advantages = algorithm_of(spec.algorithm).compute_advantages(rewards, truncated)
+        return tuple(value if valid else None for value, valid in zip(advantages.advantages, advantages.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:
         entry, group, reward = self.entry, self.group, self.rewards.get(sample.sample_id)

@@ -24,7 +24,7 @@ class ExportFile(BaseModel):
     """One file of an exported model."""
 
     name: str
-    id: str = Field(description="GET /v1/files/{id} downloads it.")
+    id: str = Field(description="Digest of the file; download it by GET /v1/files/{id}.")
     bytes: int | None = None
 
 

@@ -26,7 +26,7 @@ _BATCH = 500  # events
 @router.get(
     "",
     response_model=Page[EventResource],
-    summary="Events of a run",
+    summary="List events of a run",
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def list_events(

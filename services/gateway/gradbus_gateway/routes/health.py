@@ -10,7 +10,7 @@ from pydantic import Field
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(tags=["health"])
-Word = Annotated[str, Field(description="One word.")]
+Word = Annotated[str, Field(description="The status, as one word.")]
 
 
 @router.get("/healthz", summary="Whether the process is alive")

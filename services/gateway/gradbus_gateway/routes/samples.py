@@ -58,7 +58,7 @@ class SampleQuery:
         return SampleFilter(_indexes(schedule, self.step, self.index), self.row, self.include == "tokens")
 
 
-@router.get("", summary="Samples of a run")
+@router.get("", summary="List samples of a run")
 async def list_samples(
     run_id: str, gateway: GatewayDep, query: Annotated[SampleQuery, Depends()], after: After = "", limit: Limit = 20
 ) -> Page[SampleResource]:

@@ -23,7 +23,7 @@ class SignInResource(BaseModel):
     """A link that signs a browser in, once."""
 
     object: Literal["sign_in"] = "sign_in"
-    path: str = Field(description="Below the gateway's address.")
+    path: str = Field(description="Path of the link, below the gateway's address.")
     expires_at: datetime
 
 

@@ -1,4 +1,4 @@
-"""Idempotency keys of submissions: a request that is sent again is answered with the run of the first one."""
+"""Idempotency keys of submissions: a repeated request returns the run of the first one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRun:
-    """A run whose stored record cannot be read. It is listed, so that somebody can repair it."""
+    """A run whose stored record cannot be read. It is listed, so that it can be repaired."""
 
     run_id: str
     reason: str

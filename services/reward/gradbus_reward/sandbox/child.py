@@ -5,7 +5,7 @@ Frames both ways: four bytes of length, big-endian, then JSON.
   in   {"sources": {part: source}}                once
   out  {"faults": {part: reason}}                 once
   in   [[output_text, finish_reason, item_json]]  a batch
-  out  [{part: [reward, components] | reason}]    its answers, in the order of the batch
+  out  [{part: [reward, components] | reason}]    its results, in the order of the batch
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ MAX_COMPONENTS = 64
 MAX_NAME = 200
 
 Grade = Callable[[dict[str, str], Any], object]
-Answer = tuple[float, dict[str, float]] | str
-"""A reward with its components, or why there is none."""
+PartResult = tuple[float, dict[str, float]] | str
+"""A reward with its components, or the reason why there is none."""
 
 
 def main() -> None:
-    """Serve the parent until it closes the pipe."""
+    """Serves the parent until it closes the pipe."""
     parent = os.getppid()
     incoming, outgoing = _private_pipes()
     layers = confine()
-    if os.getppid() != parent:  # it died before the kernel was told to take us along
+    if os.getppid() != parent:  # the parent died before PR_SET_PDEATHSIG was set
         return
     _send(outgoing, {"layers": asdict(layers)})
-    opening = _receive(incoming)
-    if opening is None:
+    first = _receive(incoming)
+    if first is None:
         return
-    grades, faults = _loaded(opening["sources"])
+    grades, faults = _loaded(first["sources"])
     _send(outgoing, {"faults": faults})
     while (rows := _receive(incoming)) is not None:
-        _send(outgoing, [_judged(grades, *row) for row in rows])
+        _send(outgoing, [_grade(grades, *row) for row in rows])
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the parent, moved away from where user code prints and reads."""
+    """The pipes to the parent, moved away from the standard streams, which user code reads and prints to."""
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    os.close(nothing)
+        os.dup2(null, standard)
+    os.close(null)
     return incoming, outgoing
 
 
@@ -75,8 +75,8 @@ def _loaded(sources: Mapping[str, str]) -> tuple[dict[str, Grade], dict[str, str
     for part, source in sources.items():
         names: dict[str, Any] = {"__name__": f"grader_{part}"}
         try:
-            exec(compile(source, f"<grader {part}>", "exec"), names)  # noqa: S102 - running the user's code is what this process is for
-        except BaseException as error:  # noqa: BLE001 - whatever it raises is the user's to read
+            exec(compile(source, f"<grader {part}>", "exec"), names)  # noqa: S102 - this process exists to run the user's code
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is reported to the user
             faults[part] = _described(error)
             continue
         if callable(names.get("grade")):
@@ -86,20 +86,20 @@ def _loaded(sources: Mapping[str, str]) -> tuple[dict[str, Grade], dict[str, str
     return grades, faults
 
 
-def _judged(grades: Mapping[str, Grade], output_text: str, finish_reason: str, item_json: str) -> dict[str, Answer]:
-    answers: dict[str, Answer] = {}
+def _grade(grades: Mapping[str, Grade], output_text: str, finish_reason: str, item_json: str) -> dict[str, PartResult]:
+    results: dict[str, PartResult] = {}
     for part, grade in grades.items():
-        # Made anew for every part: what one grader changes, no other sees.
+        # New objects for every part, so that no grader sees what another one changes.
         sample = {"output_text": output_text, "finish_reason": finish_reason}
         try:
-            answers[part] = _checked(grade(sample, json.loads(item_json)))
-        except BaseException as error:  # noqa: BLE001 - the sample is answered with it
-            answers[part] = _described(error)
-    return answers
+            results[part] = _checked(grade(sample, json.loads(item_json)))
+        except BaseException as error:  # noqa: BLE001 - it becomes the sample's result
+            results[part] = _described(error)
+    return results
 
 
-def _checked(result: object) -> Answer:
-    """The reward and components in what `grade` returned; a value that is no finite number is a reason."""
+def _checked(result: object) -> PartResult:
+    """The reward and components that `grade` returned, or a reason if a value is not a finite number."""
     parts: dict[Any, Any] = dict(result) if isinstance(result, dict) else {"reward": result}
     if len(parts) > MAX_COMPONENTS:
         return f"grade() returned {len(parts)} named values; at most {MAX_COMPONENTS}"
@@ -115,7 +115,7 @@ def _checked(result: object) -> Answer:
 
 
 def _described(error: BaseException) -> str:
-    """The error in one line, with the line of the user's source where it arose."""
+    """The error in one line, with the line of the user's source that raised it."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith("<grader "):

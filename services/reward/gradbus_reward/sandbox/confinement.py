@@ -1,8 +1,8 @@
-"""What a grader's process gives up before it sees any user's code.
+"""Confines a grader's process before it loads any user's code.
 
 Three layers of Linux, none of which needs privileges: a seccomp filter (no sockets, no processes, no signals to
 others, no change to a file's length, mode, owner or times), Landlock (no files but the standard library) and,
-where the kernel lets us, an empty network namespace. Standard library only: this runs in the bare interpreter of the child.
+where the kernel allows it, an empty network namespace. Standard library only, because the child runs a bare interpreter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "chroot": (161, 51), "setpriority": (141, 140),
     "io_uring_setup": (425, 425), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # Landlock leaves these alone, whatever folders it closes.
+    # Landlock does not restrict these.
     "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
@@ -61,7 +61,7 @@ _READABLE_FILES = ("/dev/null", "/dev/urandom")
 
 @dataclass(frozen=True)
 class Confinement:
-    """Which layers hold."""
+    """The layers that are in force."""
 
     seccomp: bool
     namespace: bool
@@ -74,8 +74,8 @@ class Confinement:
 
 
 def confine() -> Confinement:
-    """Give everything up, for good; call it while the process has one thread."""
-    _limit()
+    """Confines this process for the rest of its life. Call it while the process has one thread."""
+    _set_limits()
     if not sys.platform.startswith("linux"):
         return Confinement(seccomp=False, namespace=False, landlock=False)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -90,7 +90,7 @@ def confine() -> Confinement:
     return Confinement(seccomp=_filter_calls(libc), namespace=namespace, landlock=landlock)
 
 
-def _limit() -> None:
+def _set_limits() -> None:
     for kind, value in [
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, CPU_SECONDS),
@@ -110,7 +110,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _restrict_files(libc: ctypes.CDLL) -> bool:
-    """Read the standard library and system libraries, nothing else (Linux 5.13)."""
+    """Allows to read the standard library and system libraries, and nothing else (Linux 5.13)."""
     attributes = struct.pack("=Q", _ALL_FILE_RIGHTS)
     ruleset = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
@@ -126,7 +126,7 @@ def _restrict_files(libc: ctypes.CDLL) -> bool:
 
 
 def _filter_calls(libc: ctypes.CDLL) -> bool:
-    """Refuse `_REFUSED` with EPERM for the rest of this process's life."""
+    """Makes the system calls of `_REFUSED` fail with EPERM for the rest of this process's life."""
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         return False
@@ -140,11 +140,17 @@ def _filter_calls(libc: ctypes.CDLL) -> bool:
 
 
 def _program(arch: int, refused: list[int]) -> bytes:
-    """Classic BPF over seccomp_data (call number at 0, architecture at 4): kill foreign ones, refuse the listed, allow the rest."""
-    load, jump_equal, jump_at_least, give_back = 0x20, 0x15, 0x35, 0x06
+    """Classic BPF over seccomp_data (call number at 0, architecture at 4): kills foreign ones, refuses the listed, allows the rest."""
+    load, jump_equal, jump_at_least, result = 0x20, 0x15, 0x35, 0x06
     kill, refuse, allow = 0x80000000, 0x00050001, 0x7FFF0000
     count = len(refused)
-    steps = [(load, 0, 0, 4), (jump_equal, 1, 0, arch), (give_back, 0, 0, kill), (load, 0, 0, 0), (jump_at_least, count + 1, 0, _X32_BIT)]
+    steps = [
+        (load, 0, 0, 4),
+        (jump_equal, 1, 0, arch),
+        (result, 0, 0, kill),
+        (load, 0, 0, 0),
+        (jump_at_least, count + 1, 0, _X32_BIT),
+    ]
     steps += [(jump_equal, count - n, 0, number) for n, number in enumerate(refused)]
-    steps += [(give_back, 0, 0, allow), (give_back, 0, 0, refuse)]
+    steps += [(result, 0, 0, allow), (result, 0, 0, refuse)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)

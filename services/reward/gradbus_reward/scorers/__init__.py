@@ -1,1 +1,1 @@
-"""Scorers: built-in graders, and the user's own services over gRPC and HTTP."""
+"""Scorers: the built-in graders, and users' services over gRPC and HTTP."""

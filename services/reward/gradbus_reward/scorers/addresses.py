@@ -1,4 +1,4 @@
-"""Which addresses a scorer's URL may lead to (a server that calls users' URLs must not be led to its own neighbours)."""
+"""Addresses that a scorer's URL may resolve to, against server-side request forgery: users choose the URLs that this service calls."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _LOOPBACK_OR_NONE = frozenset({ipaddress.IPv6Address("::"), ipaddress.IPv6Addres
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A scorer's host with the addresses that it may be reached at."""
+    """A scorer's host with its checked addresses."""
 
     host: str
     port: int
     addresses: tuple[IPAddress, ...]
-    """IPv4 first: `localhost` has both, and most scorers listen on that one."""
+    """IPv4 first: `localhost` has both, and most scorers listen on IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddressPolicy:
-    """Hosts the operator allows. Link-local, metadata, multicast and unspecified addresses are refused whatever it says."""
+    """The hosts that the operator allows. Link-local, metadata, multicast and unspecified addresses are always refused."""
 
     allowed_hosts: Sequence[str] = ()
     """Host patterns, e.g. `scorer`, `*.rewards.svc`, or `*` for any."""
     allow_loopback: bool = False
 
     async def resolve(self, url: str) -> Endpoint:
-        """The checked endpoint of `url`. Connect to its addresses, never to the name again: the name may answer otherwise next time.
+        """The checked endpoint of `url`. Connect to its addresses, not to the name, which may resolve to others the next time.
 
         Raises ScorerError if the URL is not one, the name has no address, or any of its addresses is refused.
         """
@@ -60,16 +60,16 @@ class AddressPolicy:
         return Endpoint(host, port, addresses)
 
     def check(self, host: str, address: IPAddress) -> None:
-        """Raise ScorerError if `host` must not be reached at `address`."""
-        inner = _unwrapped(address)
-        if _is_never_called(inner):
+        """Raises ScorerError if `host` must not be called at `address`."""
+        inner = _embedded_ipv4(address)
+        if _is_always_refused(inner):
             raise ScorerError(
                 f"the scorer's host {host!r} leads to {address}, which no scorer may use; give the address of your own service"
             )
         if inner.is_loopback:
             if not self.allow_loopback:
                 raise ScorerError(
-                    f"the scorer's host {host!r} leads to loopback ({address}); only the embedded stack allows that, name a service"
+                    f"the scorer's host {host!r} leads to loopback ({address}); only the embedded stack allows it, use another host"
                 )
         elif not any(fnmatch.fnmatchcase(host.lower(), pattern.lower()) for pattern in self.allowed_hosts):
             raise ScorerError(
@@ -90,15 +90,15 @@ def _host_and_port(url: str) -> tuple[str, int]:
     return parts.hostname, port
 
 
-def _is_never_called(address: IPAddress) -> bool:
+def _is_always_refused(address: IPAddress) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
-        return True  # an address of one link
+        return True  # link-local, with an interface
     if isinstance(address, ipaddress.IPv4Address) and address in _THIS_NETWORK:
         return True
     return address.is_link_local or address.is_multicast or address.is_unspecified or address in _METADATA
 
 
-def _unwrapped(address: IPAddress) -> IPAddress:
+def _embedded_ipv4(address: IPAddress) -> IPAddress:
     """The IPv4 address inside an IPv6 one (mapped, 6to4, Teredo, translated), else the address."""
     if isinstance(address, ipaddress.IPv4Address) or address in _LOOPBACK_OR_NONE or address.scope_id:
         return address

@@ -1,65 +1,33 @@
-"""The seam between the service and whatever judges samples."""
+"""From a run's `[reward]` section to its scorer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pydantic import ValidationError
 
 from gradbus.errors import GraderError
 from gradbus.spec import RewardSpec
-from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
+from gradbus_reward.scorers.base import RefusingScorer, Scorer
 from gradbus_reward.scorers.grader import GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer
 from gradbus_reward.scorers.http import HttpScorer
-from gradbus_reward.scorers.results import all_failed
-
-
-class Scorer(Protocol):
-    """Judges samples."""
-
-    async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
-        """Exactly one answer per sample of the request, matched by id, within the deadline.
-
-        Never raises for a scorer's failure: that is an `error` answer with a reason.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections and processes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerSettings:
-    """What the operator allows."""
+    """What the operator allows scorers."""
 
     addresses: AddressPolicy = field(default_factory=AddressPolicy)
     python_graders: bool = False
-    """Whether users' Python runs here, each grader in processes of its own."""
+    """Whether Python graders run here, each in processes of its own."""
     pool: PoolSettings = field(default_factory=PoolSettings)
 
 
-class RefusingScorer:
-    """Stands in for a scorer that cannot be made: every answer says why."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:  # noqa: ARG002 - the seam's shape
-        """`error` for every sample."""
-        return all_failed(request.samples, self._reason, "refused")
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-def scorer_for(reward_json: str, settings: ScorerSettings) -> Scorer:
-    """The scorer that a run's `[reward]` section asks for. Never raises: a section that is wrong gives a RefusingScorer."""
+def create_scorer(reward_json: str, settings: ScorerSettings) -> Scorer:
+    """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         if spec.grader is not None:
@@ -73,4 +41,4 @@ def scorer_for(reward_json: str, settings: ScorerSettings) -> Scorer:
         return GrpcScorer(service, settings.addresses)
     if service.startswith(("http://", "https://")):
         return HttpScorer(service, settings.addresses)
-    return RefusingScorer("the run's reward section has neither a grader nor a service of a known kind; mend it and submit the run again")
+    return RefusingScorer("the run's reward section has neither a grader nor a service of a known kind; fix it and submit the run again")

@@ -1,1 +1,1 @@
-"""The rollout's end of the weight broadcast."""
+"""The worker's side of weight broadcasts."""

@@ -70,7 +70,7 @@ class BroadcastReceiver:
 
     def _publish(self, receives: bool) -> None:
         self._clients.heartbeat.presence.receives = receives
-        self._clients.heartbeat.touch()
+        self._clients.heartbeat.publish_now()
 
     async def _receive_all(self, process: BroadcastProcess) -> None:
         """Receives broadcast after broadcast; returns when one was missed."""
@@ -97,10 +97,10 @@ class BroadcastReceiver:
         async with asyncio.timeout(config.seconds):
             await in_own_thread(lambda: process.receive(broadcast, members), "broadcast-receive")
 
-    async def _join(self, broadcast: Broadcast, held_group: str) -> BroadcastMembership | None:
+    async def _join(self, broadcast: Broadcast, group: str) -> BroadcastMembership | None:
         """The members of the group; None if it was closed before this worker joined."""
         name = self._member.worker
-        request = JoinBroadcastRequest(run_id=self._run_id, broadcast_id=broadcast.broadcast_id, worker=name, held_group=held_group)
+        request = JoinBroadcastRequest(run_id=self._run_id, broadcast_id=broadcast.broadcast_id, worker=name, previous_group=group)
         seconds = _CALL_SECONDS + broadcast.config.join_seconds
         members = (await self._clients.weight_store.JoinBroadcast(request, timeout=seconds)).membership
         if name in members.workers:

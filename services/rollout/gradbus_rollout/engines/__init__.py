@@ -1,1 +1,1 @@
-"""Sampling engines behind one seam."""
+"""Sampling engines behind one Protocol, `base.Engine`; `registry` opens the engine that a spec names."""

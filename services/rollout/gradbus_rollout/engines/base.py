@@ -1,18 +1,18 @@
-"""The seam between the worker and whatever samples: prompts in, tokens with versions out.
+"""`Engine`: the Protocol of all sampling engines. Prompts in, tokens with log-probabilities and versions out.
 
-Requests are whole groups, not batches: an engine joins concurrent calls as it likes. What it must not do
-is let a sample depend on anything but the weights, the prompt and the sample's seed.
+A call asks for whole groups, not for a batch: an engine batches concurrent calls as it likes. Where `EngineTraits.deterministic`
+holds, a sample depends on nothing but the weights, the prompt and the sample's seed.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from gradbus.errors import ModelError
+from gradbus.formats.tokens import unpack_ids, unpack_logprobs
 from gradbus.telemetry import Interval
 from gradbus.v1 import weights_pb2
 
@@ -22,17 +22,17 @@ class PromptGroup:
     """One prompt and how many samples to draw from it."""
 
     key: str
-    """Handed back with the completions; the engine does not read it."""
+    """Returned with the completions; the engine does not read it."""
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
-    """One a sample, 63 bits each."""
+    """One for each sample, 63 bits."""
     greedy: bool = False
-    """Take the likeliest token (evaluation); seeds then only count the samples."""
+    """Take the likeliest token, as evaluation does. Seeds then only count the samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Response tokens `start` to `end` (exclusive) came from policy `version`."""
+    """Policy `version` drew the response tokens from `start` to `end` (exclusive)."""
 
     start: int
     end: int
@@ -44,14 +44,14 @@ class Completion:
     """One sample."""
 
     token_ids: tuple[int, ...]
-    """`[T]` response tokens; a stop token is the last of them."""
+    """Response tokens `[T]`, including a final stop token."""
     logprobs: bytes
-    """Little-endian float32 `[T]`: log-softmax at the engine's temperature, of each token when it was drawn."""
+    """float32 `[T]`, little-endian: log-softmax at the engine's temperature, of each token when it was drawn."""
     spans: tuple[TokenSpan, ...]
-    """Cover `[0, T)` without gaps."""
+    """Spans that cover `[0, T)` without gaps."""
     finish: Literal["stop", "length"]
     times: Interval | None = field(default=None, compare=False)
-    """When its decoding began and ended, in nanoseconds since 1970, if the engine can tell."""
+    """Begin and end of its decoding, in nanoseconds since 1970; None if the engine does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class GroupCompletion:
     key: str
     completions: tuple[Completion, ...]
     prefill: Interval | None = field(default=None, compare=False)
-    """When its prompt was computed for all its samples, if the engine can tell."""
+    """Begin and end of the prefill for all its samples; None if the engine does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionProbe:
-    """What the trainer computes for a fixed text: log-probabilities of its tokens but the first, at temperature 1."""
+    """The trainer's log-probabilities of a fixed text: of all tokens but the first, at temperature 1."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -76,13 +76,8 @@ class VersionProbe:
 
     @classmethod
     def of(cls, message: weights_pb2.VersionProbe) -> Self:
-        """As it came in a manifest."""
-        return cls(_numbers("i", message.token_ids), _numbers("f", message.logprobs), _numbers("f", message.base_logprobs))
-
-
-def _numbers(kind: Literal["i", "f"], content: bytes) -> tuple[Any, ...]:
-    """Little-endian, four bytes each."""
-    return struct.unpack(f"<{len(content) // 4}{kind}", content)
+        """Decodes the probe of a manifest."""
+        return cls(unpack_ids(message.token_ids), unpack_logprobs(message.logprobs), unpack_logprobs(message.base_logprobs))
 
 
 class Engine(Protocol):
@@ -90,30 +85,31 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What decides bits besides the weights, e.g. `torch 2.13.0 cpu float32`."""
+        """Everything that decides bits besides the weights, e.g. `torch 2.13.0 cpu float32`. The first word is the engine's name."""
         ...
 
     @property
     def version(self) -> int | None:
-        """The version held; None before the first load."""
+        """The version loaded; None before the first load."""
         ...
 
     async def progress(self) -> int:
-        """A count that grows for as long as the engine, having work, gets anywhere: steps, answers, loads. Answers at once."""
+        """A count that grows while the engine makes progress on its work: steps, replies, loads. Returns at once."""
         ...
 
     async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
-        """Hold `version` from the next token on; returns the digest of what the engine now holds.
+        """Sample from `version` from the next token on. Returns the digest of the weights that the engine now has.
 
-        `weights` are safetensors files that together hold every tensor of the version: weights or, of a run that trains
-        adapters, these. Samples in flight go on, with a new span, or to their end with the adapters that they began with; a
-        caller that wants them unmixed awaits its `generate` calls first. Raises ModelError, before anything has changed, for
-        tensors that are missing, unknown or of another shape. `probe` is for an engine that cannot read back what it holds.
+        `weights` are safetensors files that together have every tensor of the version: all weights, or the adapters of a LoRA
+        run. Samples in flight go on in a new span, or to their end with the adapters that they began with; a caller that wants
+        samples of one version awaits its `generate` calls first. `probe` is for an engine that cannot read its weights back.
+
+        Raises ModelError, before any change, for tensors that are missing, unknown or of another shape.
         """
         ...
 
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
-        """Sample every group to its end, in the order given. Calls may overlap; a cancelled call frees its slots.
+        """Sample every group to its end; results are in the order of `groups`. Calls may overlap; a cancelled call frees its slots.
 
         Raises ModelError before the first load, for prompts that are empty or too long, and when the engine broke.
         """
@@ -125,7 +121,7 @@ class Engine(Protocol):
 
 
 def check_group(group: PromptGroup, max_prompt_tokens: int, vocab_size: int) -> None:
-    """Raises ModelError for a group that no engine can sample."""
+    """Raises ModelError for a group that an engine of these limits cannot sample."""
     length = len(group.prompt_ids)
     if not 1 <= length <= max_prompt_tokens:
         raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {max_prompt_tokens}; shorten it")

@@ -1,7 +1,7 @@
-"""An engine that is not waited for when it no longer gets anywhere.
+"""An engine with a progress watchdog.
 
-A worker that waits for a stuck device goes on claiming its groups, so nobody else samples them. Here every call ends, and
-with it the process: nothing less frees the device, and its supervisor starts it again.
+A worker that waits for a stuck device keeps its claims, so nobody else samples its groups. The watchdog ends every call to an
+engine without progress, and the process ends with it: nothing less frees the device. Its supervisor starts the process again.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gradbus.aio.tasks import background, until_done
+from gradbus.aio.tasks import background, run_to_end
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup, VersionProbe
 from gradbus_rollout.engines.generation_metrics import GenerationMetrics
 
-_LOOKS = 8
+_CHECKS = 8
+"""Looks at the engine's progress within one limit."""
 _CLOSE_SECONDS = 10.0
 
 
 class WatchedEngine:
-    """`Engine` around another. Calls raise EngineHungError once that one has made no progress for `limit` seconds."""
+    """`Engine` around another engine. Calls raise EngineHungError once it has made no progress for `limit` seconds."""
 
     def __init__(self, engine: Engine, limit: float) -> None:
         self._engine = engine
         self._limit = limit
-        self._generation = GenerationMetrics(engine.name)
+        self._metrics = GenerationMetrics(engine.name)
 
     @property
     def name(self) -> str:
@@ -44,24 +45,24 @@ class WatchedEngine:
 
     async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
         """See `Engine.load`."""
-        async with self._watch(f"version {version} to be loaded"):
+        async with self._watch(f"a load of version {version}"):
             return await self._engine.load(weights, version, probe)
 
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
         """See `Engine.generate`."""
         async with self._watch(f"{len(groups)} groups"):
-            with self._generation.measured(groups) as generated:
+            with self._metrics.measured(groups) as generated:
                 generated.completions = await self._engine.generate(groups)
             return generated.completions
 
     async def close(self) -> None:
-        """See `Engine.close`; a hung one is left to the end of the process.
+        """See `Engine.close`; a hung engine is left to the end of the process.
 
-        Whoever is cancelled closes it to the end all the same: the next run's engine must not meet its server.
+        A cancelled caller waits for the close too: the next run's engine must not meet this engine's server.
         """
-        await until_done(self._closed())
+        await run_to_end(self._close())
 
-    async def _closed(self) -> None:
+    async def _close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.close()
@@ -69,7 +70,7 @@ class WatchedEngine:
             raise EngineHungError(f"{self.name} did not close in {_CLOSE_SECONDS:.0f} s; the worker ends: start it again") from None
 
     @asynccontextmanager
-    async def _watch(self, what: str) -> AsyncIterator[None]:
+    async def _watch(self, work: str) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._limit) as deadline, background(self._postpone(deadline), "engine progress"):
                 yield
@@ -77,15 +78,15 @@ class WatchedEngine:
             if not deadline.expired():
                 raise
             raise EngineHungError(
-                f"{self.name} has {what} to do and got nowhere for {self._limit:.0f} s; the worker ends and is to be started again: "
+                f"{self.name} has {work} to do and made no progress for {self._limit:.0f} s; the worker ends: start it again, "
                 "look at the device, or raise GRADBUS_ENGINE_PROGRESS_SECONDS for a slow one"
             ) from None
 
     async def _postpone(self, deadline: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
-        seen = await self._engine.progress()
+        last = await self._engine.progress()
         while True:
-            await asyncio.sleep(self._limit / _LOOKS)
-            if (progress := await self._engine.progress()) != seen:
-                seen = progress
+            await asyncio.sleep(self._limit / _CHECKS)
+            if (progress := await self._engine.progress()) != last:
+                last = progress
                 deadline.reschedule(clock() + self._limit)

@@ -1,1 +1,1 @@
-"""Tasks of the worker: prompts in, groups out."""
+"""From tasks to groups: the inbox, prompts, samples, and the buffer."""

@@ -1,4 +1,4 @@
-"""Text to tokens and back, once: ids travel from here on, and nobody tokenises again."""
+"""Prompts to tokens, and responses to text. Tokenised once, here: every other service works on the ids (R11)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gradbus.formats.jsonl import numbered
 _KINDS = "a prompt is a text, or a list of {role, content} messages; correct the dataset's prompt column"
 _CHECKED_ROWS = 10_000
 _KEPT_ROWS = 10_000
-"""Ids take ten times the room of their text: those of a whole dataset would fill the memory, epoch by epoch."""
+"""Bounds the ids in memory: they take ten times the room of their text, so a whole dataset's might not fit."""
 
 
 class PromptEncoder:
-    """The tokenizer of a model folder, with the limits of a run."""
+    """The tokenizer of a model folder, and a run's limits on prompts."""
 
     def __init__(self, folder: Path, max_new_tokens: int, max_prompt_tokens: int | None = None, extra_stop_ids: Iterable[int] = ()) -> None:
         """Raises ModelError when the folder has no tokenizer that works, or its context is shorter than the response."""
@@ -40,7 +40,7 @@ class PromptEncoder:
         self.stop_token_ids = frozenset(_stop_ids(folder)) | frozenset(extra_stop_ids) | _as_ids(self._tokenizer.eos_token_id)
 
     def encode(self, prompt: object, line: int) -> tuple[int, ...]:
-        """Ids of a prompt: text as the tokenizer takes it, messages through the chat template.
+        """Token ids `[P]` of a prompt: plain text by the tokenizer, messages by the chat template.
 
         Raises DatasetError (naming `line`) for a prompt of another kind, empty or too long, ModelError without a template.
         """
@@ -56,11 +56,11 @@ class PromptEncoder:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of response ids, without special tokens."""
+        """Text of a response's ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def decode_all(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """`decode` of many, without transformers' cost per text where the tokenizer does all the work."""
+        """`decode` of many responses; with a fast tokenizer in one call, which saves transformers' cost per text."""
         if self._backend is None:
             return [self.decode(ids) for ids in sequences]
         texts: list[str] = self._backend.decode_batch(list(sequences), skip_special_tokens=True)
@@ -80,19 +80,19 @@ class PromptEncoder:
             text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         except TemplateError as error:
             raise DatasetError(f"the chat template refuses the messages of line {line} ({error}); correct the line") from error
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote them
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote the special tokens
         return ids
 
 
 class PromptTable:
-    """Rows of a prompts object. The first rows are encoded at once, so that a prompt the model cannot take shows early."""
+    """The rows of a prompts object. Encodes the first rows at once, so that a prompt which the model cannot take fails early."""
 
     def __init__(self, encoder: PromptEncoder, content: bytes) -> None:
         """Raises DatasetError, naming the line, for a prompt that is empty or too long."""
         self._encoder = encoder
         self._lines, self._prompts = zip(*((line, row["prompt"]) for line, row in numbered(content)), strict=True)
         self.ids = lru_cache(_KEPT_ROWS)(self._encoded)
-        """Token ids of a row's prompt, [P]."""
+        """Token ids `[P]` of a row's prompt, cached."""
         for row in range(min(_CHECKED_ROWS, len(self._prompts))):
             self.ids(row)
 
@@ -100,12 +100,12 @@ class PromptTable:
         return self._encoder.encode(self._prompts[row], self._lines[row])
 
     def text(self, row: int) -> str:
-        """The prompt as text: what the scorer sees. Of a chat, what the model was shown."""
+        """The prompt as text, for the scorer; of chat messages, the text that the template made."""
         prompt = self._prompts[row]
         return prompt if isinstance(prompt, str) else self._encoder.decode(self.ids(row))
 
     def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of responses' ids."""
+        """Texts of responses, from their ids."""
         return self._encoder.decode_all(responses)
 
 
@@ -119,7 +119,7 @@ def _messages(prompt: object, line: int) -> list[dict[str, str]]:
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    """End tokens that config.json and generation_config.json name."""
+    """End tokens in config.json and generation_config.json."""
     stops: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
@@ -128,7 +128,7 @@ def _stop_ids(folder: Path) -> set[int]:
 
 
 def _as_ids(value: object) -> frozenset[int]:
-    """`eos_token_id` is written as nothing, a number or a list."""
+    """Ids in an `eos_token_id`, which is absent, a number or a list."""
     if isinstance(value, int):
         return frozenset({value})
     return frozenset(value) if isinstance(value, list) else frozenset()

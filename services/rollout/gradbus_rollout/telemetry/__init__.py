@@ -1,1 +1,1 @@
-"""Metrics and traces of generation."""
+"""Traces of sampled groups, and the worker's busy time."""

@@ -1,1 +1,1 @@
-"""Policy versions on a worker: shards, their cache, and loading with proof."""
+"""Policy versions on a worker: their shards, the cache of shards, and loading with attestation."""

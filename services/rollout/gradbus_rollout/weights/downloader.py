@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
-from gradbus.aio.tasks import gathered
+from gradbus.aio.tasks import gather_or_cancel
 from gradbus.errors import CorruptRecordError, ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger, transport_failed, weights_moved
@@ -108,7 +108,7 @@ class ShardDownloader:
                     part = await self._objects.get_blob_part(digest, begin, min(begin + PART_BYTES, size))
                     await asyncio.to_thread(_write_at, partial, begin, part)
 
-            await gathered([read(begin) for begin in range(0, size, PART_BYTES)])
+            await gather_or_cancel([read(begin) for begin in range(0, size, PART_BYTES)])
             weights_moved("store", "fetched", size)
             return await asyncio.to_thread(self._cache.adopt, digest, partial)
 
@@ -117,7 +117,7 @@ class ShardDownloader:
             return await self._objects.get_blob(digest)
 
     async def _deltas(self, chain: Sequence[ShardDelta]) -> list[bytes]:
-        found = await gathered([self._blob(delta.digest) for delta in chain])
+        found = await gather_or_cancel([self._blob(delta.digest) for delta in chain])
         weights_moved("delta", "fetched", sum(map(len, found)))
         return found
 

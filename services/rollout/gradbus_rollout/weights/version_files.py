@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradbus.aio.tasks import gathered
+from gradbus.aio.tasks import gather_or_cancel
 from gradbus.errors import DiskError
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
@@ -41,7 +41,7 @@ class VersionFiles:
         return await self._fetched(manifest)
 
     async def _fetched(self, manifest: WeightManifest) -> list[Path]:
-        return await gathered([self._downloader.fetch(shard) for shard in manifest.shards])
+        return await gather_or_cancel([self._downloader.fetch(shard) for shard in manifest.shards])
 
     def loaded(self, files: Sequence[Path]) -> None:
         """The engine has loaded these files: evicts the oldest shards beyond the bound."""

@@ -1,7 +1,7 @@
-"""Offers each version to the rollout workers by broadcast, beside its upload.
+"""Broadcasts each version to the rollout workers, beside its upload.
 
-The broadcast only fills the workers' caches. Every version is in object storage before it is published, so nothing that
-happens here decides anything but time.
+The broadcast only fills the workers' caches. Every version is in object storage before it is published, so a broadcast that
+fails costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from grpc.aio import AioRpcError
 
@@ -25,7 +24,7 @@ from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastMembership
 from gradbus.v1.weight_store_service_pb2 import OpenBroadcastRequest
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_trainer.broadcast.sender import BroadcastSender
-from gradbus_trainer.versions.weights_io import Export
+from gradbus_trainer.tensors.export import Export
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -33,24 +32,23 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _CALL_SECONDS = 2.0
 _BROADCAST = WireOperation("broadcast", {"gradbus.operation": "broadcast"})
-Offer = Callable[[Export], Coroutine[Any, Any, None]]
 Outcome = Literal["all", "some", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastResult:
-    """What became of one broadcast."""
+    """The result of one broadcast."""
 
     step: int
     received: list[str]
     dropped: list[str]
-    """Workers that were waited for and did not get all: they take the version from object storage."""
+    """Workers that did not receive everything; they load the version from object storage."""
     size_bytes: int
     seconds: float
 
     @property
     def outcome(self) -> Outcome:
-        """In a word."""
+        """As one word, for metrics."""
         if not self.dropped:
             return "all"
         return "some" if self.received else "none"
@@ -66,14 +64,14 @@ class BroadcastPublisher:
         self._term = term
         self._device = device
         self._settings = BroadcastSettings()
-        self._broadcaster: BroadcastSender | None = None
+        self._sender: BroadcastSender | None = None
 
-    async def offer(self, export: Export) -> None:
-        """Broadcasts a version to whoever joins. Raises nothing, and returns within the broadcast's deadlines."""
+    async def broadcast(self, export: Export) -> None:
+        """Broadcasts a version to the workers that join. Raises nothing, and returns within the broadcast's deadlines."""
         if export.noop:
             return  # the same bytes as the version before
         try:
-            await self._offer(export)
+            await self._broadcast(export)
         except (AioRpcError, OSError, TimeoutError) as error:
             reason = error.details() if isinstance(error, AioRpcError) else str(error)
             _log.warning("broadcast_not_opened", run_id=self._run_id, step=export.step, error=f"{type(error).__name__}: {reason}")
@@ -83,36 +81,36 @@ class BroadcastPublisher:
             raise
 
     def close(self) -> None:
-        """Lets go of what is under way; a thread that hangs is left behind."""
-        broadcaster, self._broadcaster = self._broadcaster, None
-        if broadcaster is not None:
-            threading.Thread(target=broadcaster.abort, name="broadcast-abort", daemon=True).start()
+        """Aborts the broadcast under way; a thread that hangs is left behind."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            threading.Thread(target=sender.abort, name="broadcast-abort", daemon=True).start()
 
-    async def _offer(self, export: Export) -> None:
-        if self._broadcaster is None:
+    async def _broadcast(self, export: Export) -> None:
+        if self._sender is None:
             async with asyncio.timeout(self._settings.stall_seconds):
-                self._broadcaster = await in_own_thread(lambda: BroadcastSender(self._settings, self._device), "broadcast-open")
-        broadcaster = self._broadcaster
+                self._sender = await in_own_thread(lambda: BroadcastSender(self._settings, self._device), "broadcast-open")
+        sender = self._sender
         digest = await asyncio.to_thread(digest_of_file, export.file.path)
         shard = Shard(digest=digest, size_bytes=export.file.size_bytes)
         broadcast = Broadcast(run_id=self._run_id, term=self._term, step=export.step, shards=[shard], config=self._settings.config)
-        request = OpenBroadcastRequest(broadcast=broadcast, address=broadcaster.address, held_group=broadcaster.held_group)
+        request = OpenBroadcastRequest(broadcast=broadcast, address=sender.address, previous_group=sender.open_group)
         response = await self._stub.OpenBroadcast(request, timeout=_CALL_SECONDS + self._settings.join_seconds)
         members, began = response.membership, time.perf_counter()
-        received = await self._send(broadcaster, members, export) if members.workers else []
+        received = await self._send(sender, members, export) if members.workers else []
         if members.workers or members.absent:
             dropped = sorted({*members.workers, *members.absent} - set(received))
-            self._tell(BroadcastResult(export.step, received, dropped, export.file.size_bytes, time.perf_counter() - began))
+            self._report(BroadcastResult(export.step, received, dropped, export.file.size_bytes, time.perf_counter() - began))
 
-    async def _send(self, broadcaster: BroadcastSender, members: BroadcastMembership, export: Export) -> list[str]:
-        """Who has all of it. Each wait below has a deadline of its own too, but torch keeps not all of them."""
+    async def _send(self, sender: BroadcastSender, members: BroadcastMembership, export: Export) -> list[str]:
+        """The workers that received everything. The waits inside have deadlines too, but torch does not keep all of them."""
         content = export.file.mapped()
         try:
             with _BROADCAST.measured(len(content)) as sending:
                 async with asyncio.timeout(self._settings.stall_seconds):
-                    await in_own_thread(lambda: broadcaster.connect(members), "broadcast-connect")
+                    await in_own_thread(lambda: sender.connect(members), "broadcast-connect")
                 async with asyncio.timeout(self._settings.seconds):
-                    received = await in_own_thread(lambda: broadcaster.send(export.step, members, [content]), "broadcast-send")
+                    received = await in_own_thread(lambda: sender.send(export.step, members, [content]), "broadcast-send")
                 sending.items = len(received)
                 return received
         except (RuntimeError, TimeoutError) as error:
@@ -120,19 +118,19 @@ class BroadcastPublisher:
             self.close()
             return []
 
-    def _tell(self, offered: BroadcastResult) -> None:
-        PROCESS.count("gradbus.broadcasts", 1, {"gradbus.outcome": offered.outcome})
+    def _report(self, result: BroadcastResult) -> None:
+        PROCESS.count("gradbus.broadcasts", 1, {"gradbus.outcome": result.outcome})
         data: dict[str, object] = {
-            "version": offered.step,
-            "outcome": offered.outcome,
-            "received": offered.received,
-            "dropped": offered.dropped,
+            "version": result.step,
+            "outcome": result.outcome,
+            "received": result.received,
+            "dropped": result.dropped,
         }
-        data |= {"bytes": offered.size_bytes, "seconds": offered.seconds}
-        count = len(offered.received) + len(offered.dropped)
-        text = f"version {offered.step} reached {len(offered.received)} of {count} workers by broadcast"
-        if offered.dropped:
+        data |= {"bytes": result.size_bytes, "seconds": result.seconds}
+        count = len(result.received) + len(result.dropped)
+        text = f"version {result.step} reached {len(result.received)} of {count} workers by broadcast"
+        if result.dropped:
             _log.warning("broadcast_dropped", run_id=self._run_id, **data)
-            text += f"; from object storage: {', '.join(offered.dropped)}"
-        key = f"broadcast:{self._term}:{offered.step}"
-        self._events.emit("broadcast", text, data, "warning" if offered.dropped else "info", key)
+            text += f"; from object storage: {', '.join(result.dropped)}"
+        key = f"broadcast:{self._term}:{result.step}"
+        self._events.emit("broadcast", text, data, "warning" if result.dropped else "info", key)

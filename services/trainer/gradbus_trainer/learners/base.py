@@ -1,25 +1,31 @@
-"""The seam between the trainer's fold and whatever moves the weights."""
+"""The seam between the train loop and the learner that computes a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from gradbus.errors import TrainingError
-from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.learners.learning_rate import learning_rate
-from gradbus_trainer.learners.phases import Phase
 from gradbus_trainer.step.batch import Batch
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+
+PhaseName = Literal["forward", "backward", "optimise"]
+
+
+class Phase(NamedTuple):
+    """A part of a step, in nanoseconds since 1970. A GPU works on after the call that began the work has returned."""
+
+    name: PhaseName
+    began: int
+    ended: int
 
 
 @dataclass(frozen=True, slots=True)
 class LossMetrics:
-    """Parts of the step's loss; means over trainable tokens (`aggregate` decides how they are weighted)."""
+    """Terms of the step's loss; means over trainable tokens (`aggregate` decides their weights)."""
 
     total: float = 0.0
     policy: float = 0.0
@@ -45,7 +51,7 @@ class RatioMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What one step did."""
+    """Metrics of one step."""
 
     noop: bool
     """True when the batch had no weight: nothing was changed."""
@@ -57,49 +63,55 @@ class StepMetrics:
     loss: LossMetrics = LossMetrics()
     ratio: RatioMetrics = RatioMetrics()
     phases: Sequence[Phase] = field(default=(), compare=False)
-    """When it did what."""
+    """The step's parts in time."""
 
-
-def before_step(batch: Batch, reached: int, spec: RunSpec) -> StepMetrics:
-    """Of a step that has done nothing yet, which is all of one without weight. Raises TrainingError for one before `reached`."""
-    if batch.step < reached:
-        raise TrainingError(f"step {batch.step} is behind the learner's step {reached}; restore a checkpoint to go back")
-    return StepMetrics(noop=True, learning_rate=learning_rate(batch.step, spec.schedule.steps, spec.trainer))
+    def named(self) -> dict[str, float]:
+        """Every metric that an algorithm may list in its `metric_names`."""
+        return {
+            "policy_loss": self.loss.policy,
+            "kl": self.loss.kl,
+            "entropy": self.loss.entropy,
+            "ratio_mean": self.ratio.mean,
+            "ratio_max": self.ratio.max,
+            "logprob_diff": self.ratio.logprob_diff,
+            "clip_low": self.ratio.clipped_low,
+            "clip_high": self.ratio.clipped_high,
+        }
 
 
 class Learner(Protocol):
-    """Holds weights and optimiser state, and moves them one step at a time. A function of its restored state and the batches.
+    """Holds weights and optimiser state and updates them step by step, as a function of the restored state and the batches alone.
 
-    Its weights are what it trains: with `trainer.lora` the adapters alone, under peft's names.
+    Its weights are those it trains: with `trainer.lora` the adapters alone, under peft's names.
     """
 
     @property
     def trained_parameters(self) -> int:
-        """How many numbers a step moves."""
+        """Number of trainable parameters."""
         ...
 
     def train(self, batch: Batch) -> StepMetrics:
-        """One optimiser step; a batch without weight changes nothing and is told by `noop`.
+        """One optimiser step; a batch without weight changes nothing and sets `noop`.
 
         Raises TrainingError, with everything unchanged, when the gradient is not finite.
         """
         ...
 
     def weights(self) -> LazyTensors:
-        """Under Hugging Face names, or peft's, as they are when each is asked for: float32, without a tied head."""
+        """The trained weights under Hugging Face or peft names: float32, read when each is asked for, without a tied head."""
         ...
 
     def optimizer_tensors(self) -> LazyTensors:
-        """The same by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step."""
+        """The moments by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step."""
         ...
 
     def probe(self) -> VersionProbe:
-        """What its weights compute for a fixed text, with the adapters and without."""
+        """Log-probabilities of a fixed text under its weights, with the adapters and without; a server that serves them must agree."""
         ...
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes the state that another learner gave out after `step` steps; going on from it gives the same bits.
+        """Takes the state of another learner after `step` steps; the steps from there on give the same bits.
 
-        Raises ModelError when the tensors are not this model's.
+        Raises ModelError when the tensors belong to another model.
         """
         ...

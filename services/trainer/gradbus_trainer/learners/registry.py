@@ -1,4 +1,4 @@
-"""Which learner trains a run."""
+"""Selects the learner that a spec names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from gradbus.spec import RunSpec
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.settings import Settings
-from gradbus_trainer.torchrun import TorchrunRank
+from gradbus_trainer.settings import Settings, TorchrunRank
 
 if TYPE_CHECKING:
     from gradbus_trainer.learners.deepspeed.leader import Leader
 
 
 class Learners:
-    """Opens the learner that a spec names; its ranks, if there are several, stay together from run to run."""
+    """Opens a run's learner. The ranks, if there are several, stay connected from run to run."""
 
     def __init__(self, settings: Settings, torchrun: TorchrunRank) -> None:
         self._settings = settings
@@ -27,12 +26,12 @@ class Learners:
         self._leader: Leader | None = None
 
     def start(self) -> None:
-        """Meets the other ranks, which wait for it. Raises SettingsError without DeepSpeed, RankLostError if one does not come."""
+        """Connects to the other ranks, if there are any. Raises SettingsError without DeepSpeed, RankLostError if a rank is missing."""
         if self._torchrun.size > 1:
             self._lead()
 
     def open(self, folder: Path, spec: RunSpec) -> Learner:
-        """The learner of one run. Raises SettingsError when this process cannot be it, and ModelError."""
+        """The learner of one run. Raises SettingsError when this process cannot run it, and ModelError."""
         if spec.trainer.backend == "torch":
             if self._torchrun.size > 1:
                 raise SettingsError(
@@ -46,7 +45,7 @@ class Learners:
         return DeepSpeedLearner(folder, spec, leader)
 
     def close(self) -> None:
-        """Sends the other ranks home."""
+        """Stops the other ranks."""
         if self._leader is not None:
             self._leader.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -11,7 +10,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from gradbus.errors import SettingsError, TrainingError
+from gradbus.algorithms import algorithm_of, learner_computes_reference
+from gradbus.errors import SettingsError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
@@ -20,16 +20,13 @@ from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
-from gradbus_trainer.algorithms.policy_settings import policy_settings
-from gradbus_trainer.algorithms.policy_tokens import policy_tokens
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.learners.adamw import AdamW
-from gradbus_trainer.learners.base import StepMetrics, before_step
-from gradbus_trainer.learners.base_reference import with_base_reference
-from gradbus_trainer.learners.phases import Phases
-from gradbus_trainer.learners.step_stats import StepStats
+from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient
+from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
+from gradbus_trainer.learners.optimizer import AdamW
+from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
-from gradbus_trainer.versions.probe import version_probe
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
 """Log-probabilities and entropies of all response tokens."""
@@ -42,6 +39,9 @@ class TorchLearner:
         """Loads the model and sets the process's torch threads to `trainer.threads`. Raises ModelError."""
         torch.set_num_threads(spec.trainer.threads)
         self._spec = spec
+        loss = algorithm_of(spec.algorithm).loss
+        self._settings, self._aggregate = policy_settings(loss), loss.aggregate
+        self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         self._model = load_causal_lm(model_folder, device=device)
         self._logprobs = _logprobs_for(spec, device)
@@ -89,41 +89,34 @@ class TorchLearner:
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
-        tally, phase = StepStats(), Phases()
+        step = GradientStep()
         for samples, tokens in self._micro_batches(batch):
-            with phase("forward"):
-                loss = self._loss(samples, tokens)
-            with phase("backward"):
-                loss.total.backward()  # type: ignore[no-untyped-call]
-                tally.add(loss, tokens)
-        with phase("optimise"):
-            norm = self._take(batch.step, rate)
-        return tally.metrics(batch, rate, norm, phase.noted)
+            step.accumulate(tokens, partial(self._loss, samples, tokens), torch.Tensor.backward)
+        norm = step.update(lambda: self._clip_and_step(batch.step, rate))
+        return step.metrics(batch, rate, norm)
 
-    def _take(self, step: int, rate: float) -> float:
-        """Clips and steps; the norm before."""
+    def _clip_and_step(self, step: int, rate: float) -> float:
         norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
-        if not math.isfinite(norm):
-            raise TrainingError(f"the gradient of step {step} is not finite; lower trainer.learning_rate, or look at the step's samples")
+        check_gradient(norm, step)
         self._optimizer.step(rate)
         return norm
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         counts = batch.trainable_counts
-        weights = iter(token_weights(counts, self._spec.algorithm.aggregate))
+        weights = iter(token_weights(counts, self._aggregate))
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
-            if self._spec.shares_reference:
+            if self._learner_computes_reference:
                 base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)
             yield samples, tokens
 
     def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
-        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        temperature = self._spec.rollout.temperature
         if self._spec.numerics == "fast":
             # With the gradients of hidden states and head: what is left for the backward pass is the body's.
-            return linear_grpo_loss(*head_inputs(self._model, samples), tokens, settings, temperature=temperature)
-        return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, settings)
+            return linear_grpo_loss(*head_inputs(self._model, samples), tokens, self._settings, temperature=temperature)
+        return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 
 def _logprobs_for(spec: RunSpec, device: str) -> LogProbs:

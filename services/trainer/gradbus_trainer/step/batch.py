@@ -1,4 +1,4 @@
-"""What one optimiser step is made from."""
+"""The batch of one optimiser step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradbus_kernels.models.packing import split_by_tokens
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """A sample with weight: P prompt tokens and T response tokens."""
+    """A sample that is trained: P prompt tokens and T response tokens."""
 
     prompt_ids: NDArray[np.int32]
     """[P]."""
@@ -22,8 +22,9 @@ class TrainSample:
     behaviour_logprobs: NDArray[np.float32]
     """[T], at the rollout's temperature."""
     trainable: NDArray[np.bool_]
-    """[T]; False for tokens the policy did not choose (a tool's)."""
-    advantage: float
+    """[T]; False for tokens that the policy did not choose (a tool's output)."""
+    advantages: NDArray[np.float32]
+    """[T]; the algorithm's, by token."""
     reference_logprobs: NDArray[np.float32] | None = None
     """[T], at the rollout's temperature; only with a KL term."""
 
@@ -47,5 +48,5 @@ class Batch:
 
 
 def micro_batches(batch: Batch, budget: int) -> list[Sequence[TrainSample]]:
-    """The batch in pieces of at most `budget` tokens; a longer sample goes alone. A function of the rows alone."""
+    """The batch in pieces of at most `budget` tokens; a longer sample goes alone. Depends on the rows alone."""
     return list(split_by_tokens(batch.samples, budget))

@@ -1,4 +1,4 @@
-"""From log entries to the rows of a batch, in order of index and n."""
+"""From the groups of a step to its batch, and to the statistics that the step reports."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gradbus.spec import AlgorithmSpec
-from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_trainer.step.batch import Batch, TrainSample
-from gradbus_trainer.step.collector import Collected
-from gradbus_trainer.step.prepared_group import NOTHING, PreparedGroup, prepare
+from gradbus_trainer.step.groups import LoggedGroup
 
 Verdict = Literal["trained", "filtered", "dropped"]
 _VERDICTS: dict[int, Verdict] = {VERDICT_TRAIN: "trained", VERDICT_FILTERED: "filtered", VERDICT_DROPPED: "dropped"}
 
 
 @dataclass(slots=True)
-class Left:
-    """What left the log under one verdict. A group that was dropped before it was sampled has no samples."""
+class VerdictCounts:
+    """Groups of one verdict with their samples and response tokens. A group dropped before it was sampled has no samples."""
 
     groups: int = 0
     samples: int = 0
     tokens: int = 0
 
     def add(self, lengths: Sequence[int]) -> None:
-        """One more group, by the response tokens of its samples."""
+        """Adds a group, by the response tokens of its samples."""
         self.groups += 1
         self.samples += len(lengths)
         self.tokens += sum(lengths)
@@ -36,27 +34,45 @@ class Left:
 
 @dataclass(slots=True)
 class BatchStats:
-    """What is charted of a step besides what the learner measures."""
+    """Statistics of a step's groups; the learner's own are in `StepMetrics`. Dropped groups are in `by_verdict` alone."""
 
     rewards: list[float] = field(default_factory=list)
     components: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     staleness: list[int] = field(default_factory=list)
+    """By sample: versions between the step and the oldest version that sampled it."""
     lengths: list[int] = field(default_factory=list)
+    """By sample: response tokens."""
     truncated: int = 0
     masked: int = 0
-    filtered: int = 0
-    dropped: int = 0
     unjudged: str = ""
-    """Why the first sample that could not be judged was not."""
-    left: dict[Verdict, Left] = field(default_factory=lambda: {verdict: Left() for verdict in _VERDICTS.values()})
+    """Why the first sample without a reward has none."""
+    by_verdict: dict[Verdict, VerdictCounts] = field(default_factory=lambda: {verdict: VerdictCounts() for verdict in _VERDICTS.values()})
+
+    @property
+    def filtered(self) -> int:
+        """Groups that were filtered."""
+        return self.by_verdict["filtered"].groups
+
+    @property
+    def dropped(self) -> int:
+        """Groups that were dropped."""
+        return self.by_verdict["dropped"].groups
 
     @property
     def mean_staleness(self) -> float:
         """In versions, over the step's samples."""
         return _mean(self.staleness)
 
+    def add(self, step: int, group: LoggedGroup) -> None:
+        """Adds a group of step `step`."""
+        # Dropping late work favours short answers (R5), so that the lengths of dropped groups are counted too.
+        self.by_verdict[_VERDICTS[group.entry.verdict]].add(group.decoded.lengths)
+        if group.entry.verdict != VERDICT_DROPPED:
+            self._add_rewards(group)
+            self._add_samples(step, group)
+
     def to_json(self) -> dict[str, Any]:
-        """As sent in a `metrics` event."""
+        """The fields of a `metrics` event."""
         mean = _mean(self.rewards)
         return {
             "reward": mean,
@@ -71,39 +87,31 @@ class BatchStats:
             "dropped": self.dropped,
         }
 
+    def _add_rewards(self, group: LoggedGroup) -> None:
+        for reward in group.entry.rewards:
+            if reward.status == REWARD_STATUS_OK:
+                self.rewards.append(reward.reward)
+                for name, value in reward.components.items():
+                    self.components[name].append(value)
+            else:
+                self.unjudged = self.unjudged or reward.reason
 
-def build_batch(step: int, items: Sequence[Collected], algorithm: AlgorithmSpec) -> tuple[Batch, BatchStats]:
-    """The rows that step `step` trains, and the facts about all its groups."""
+    def _add_samples(self, step: int, group: LoggedGroup) -> None:
+        decoded = group.decoded
+        self.lengths += decoded.lengths
+        self.truncated += decoded.truncated
+        self.masked += decoded.masked
+        self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
+
+
+def build_batch(step: int, groups: Sequence[LoggedGroup]) -> tuple[Batch, BatchStats]:
+    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups."""
     rows: list[TrainSample] = []
-    facts = BatchStats()
-    for item in items:
-        facts.filtered += item.entry.verdict == VERDICT_FILTERED
-        facts.dropped += item.entry.verdict == VERDICT_DROPPED
-        prepared = item.prepared or prepare(item.entry, algorithm)
-        facts.left[_VERDICTS[item.entry.verdict]].add(prepared.lengths if prepared is not NOTHING else _dropped_lengths(item.entry))
-        if prepared is not NOTHING:
-            _note(facts, step, item.entry, prepared)
-        rows += prepared.rows
-    return Batch(step, rows), facts
-
-
-def _dropped_lengths(entry: LogEntry) -> list[int]:
-    """Dropping late work favours short answers (R5): how long they were has to be seen."""
-    return [len(sample.token_ids) // 4 for sample in Group.FromString(entry.group).samples]
-
-
-def _note(facts: BatchStats, step: int, entry: LogEntry, prepared: PreparedGroup) -> None:
-    for reward in entry.rewards:
-        if reward.status == REWARD_STATUS_OK:
-            facts.rewards.append(reward.reward)
-            for name, value in reward.components.items():
-                facts.components[name].append(value)
-        else:
-            facts.unjudged = facts.unjudged or reward.reason
-    facts.lengths += prepared.lengths
-    facts.truncated += prepared.truncated
-    facts.masked += prepared.masked
-    facts.staleness += [step - version if version is not None else 0 for version in prepared.oldest_versions]
+    stats = BatchStats()
+    for group in groups:
+        stats.add(step, group)
+        rows += group.decoded.rows
+    return Batch(step, rows), stats
 
 
 def _mean(values: Sequence[float]) -> float:

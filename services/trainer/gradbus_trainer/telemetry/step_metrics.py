@@ -1,4 +1,4 @@
-"""A step in metrics: what the run's chart says, and the distributions behind its means."""
+"""The metrics of a run's steps: the values of its chart, and the distributions behind its means."""
 
 from __future__ import annotations
 
@@ -13,70 +13,69 @@ from gradbus_trainer.step.batch_builder import BatchStats
 
 WHOLE: Final = "reward"
 _PARTS: Final = 16
-"""Parts of a reward that have curves of their own; their names are the user's."""
+"""Reward components with a series of their own; their names are the user's."""
 
 
 class StepRecorder:
-    """Of one run, as long as it is trained here."""
+    """Metrics of one run, exported as long as it is trained here."""
 
-    def __init__(self, numbers: Metrics) -> None:
-        self._numbers = numbers
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._part = CardinalityLimit(_PARTS)
-        numbers.count("gradbus.trained.steps", 0)
+        metrics.count("gradbus.trained.steps", 0)
 
-    def step(self, metrics: StepMetrics, facts: BatchStats, seconds: Mapping[str, float]) -> None:
-        """One more step; `seconds` by phase."""
+    def step(self, step: StepMetrics, stats: BatchStats, seconds: Mapping[str, float]) -> None:
+        """Adds a step; `seconds` by phase."""
         if not is_exporting():
             return
-        numbers = self._numbers
-        numbers.count("gradbus.trained.steps")
-        numbers.count("gradbus.trained.tokens", metrics.tokens)
+        self._metrics.count("gradbus.trained.steps")
+        self._metrics.count("gradbus.trained.tokens", step.tokens)
         for phase, spent in seconds.items():
-            numbers.count("gradbus.run.time", spent, {"gradbus.phase": phase})
-        if not metrics.noop:
-            self._policy(metrics)
-        self._rewards(facts)
-        self._responses(facts)
+            self._metrics.count("gradbus.run.time", spent, {"gradbus.phase": phase})
+        if not step.noop:
+            self._policy(step)
+        self._rewards(stats)
+        self._responses(stats)
 
-    def held(self, version: int, waiting: int) -> None:
-        """The version published, and how many groups have come from the log for later steps."""
-        self._numbers.set("gradbus.weights.version", version)
-        self._numbers.set("gradbus.groups.waiting", waiting, {"gradbus.stage": "log"})
+    def published(self, version: int, waiting: int) -> None:
+        """Version `version` is published; `waiting` groups have arrived for later steps."""
+        self._metrics.set("gradbus.weights.version", version)
+        self._metrics.set("gradbus.groups.waiting", waiting, {"gradbus.stage": "log"})
 
-    def _policy(self, metrics: StepMetrics) -> None:
-        set_gauge, ratio = self._numbers.set, metrics.ratio
-        set_gauge("gradbus.policy.kl", metrics.loss.kl)
-        set_gauge("gradbus.policy.entropy", metrics.loss.entropy)
-        set_gauge("gradbus.policy.loss", metrics.loss.total)
-        set_gauge("gradbus.policy.gradient", metrics.grad_norm)
-        set_gauge("gradbus.policy.learning_rate", metrics.learning_rate)
+    def _policy(self, step: StepMetrics) -> None:
+        set_gauge, ratio = self._metrics.set, step.ratio
+        set_gauge("gradbus.policy.kl", step.loss.kl)
+        set_gauge("gradbus.policy.entropy", step.loss.entropy)
+        set_gauge("gradbus.policy.loss", step.loss.total)
+        set_gauge("gradbus.policy.grad_norm", step.grad_norm)
+        set_gauge("gradbus.policy.learning_rate", step.learning_rate)
         set_gauge("gradbus.policy.logprob_difference", ratio.logprob_diff)
-        set_gauge("gradbus.policy.clipped", ratio.clipped_low, {"gradbus.side": "low"})
-        set_gauge("gradbus.policy.clipped", ratio.clipped_high, {"gradbus.side": "high"})
+        set_gauge("gradbus.policy.clip_fraction", ratio.clipped_low, {"gradbus.side": "low"})
+        set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})
         set_gauge("gradbus.policy.ratio", ratio.mean, {"gradbus.statistic": "mean"})
         set_gauge("gradbus.policy.ratio", ratio.max, {"gradbus.statistic": "max"})
 
-    def _rewards(self, facts: BatchStats) -> None:
-        if not facts.rewards:
-            return  # the last step's stay: a step without a judged sample has no mean
-        parts: dict[str, Sequence[float]] = {self._part(name): values for name, values in facts.components.items()}
-        parts[WHOLE] = facts.rewards
+    def _rewards(self, stats: BatchStats) -> None:
+        if not stats.rewards:
+            return  # the values of the last step stay: a step without a judged sample has no mean
+        parts: dict[str, Sequence[float]] = {self._part(name): values for name, values in stats.components.items()}
+        parts[WHOLE] = stats.rewards
         arrays = {name: np.asarray(values) for name, values in parts.items()}
-        self._numbers.replace("gradbus.reward.mean", "gradbus.reward.part", {name: float(of.mean()) for name, of in arrays.items()})
-        self._numbers.replace("gradbus.reward.deviation", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
+        self._metrics.replace("gradbus.reward.mean", "gradbus.reward.part", {name: float(of.mean()) for name, of in arrays.items()})
+        self._metrics.replace("gradbus.reward.std", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
 
-    def _responses(self, facts: BatchStats) -> None:
-        numbers, lengths = self._numbers, sorted(facts.lengths)
+    def _responses(self, stats: BatchStats) -> None:
+        metrics, lengths = self._metrics, sorted(stats.lengths)
         if lengths:
-            numbers.set("gradbus.response.length", sum(lengths) / len(lengths), {"gradbus.statistic": "mean"})
-            numbers.set("gradbus.response.length", lengths[len(lengths) * 95 // 100], {"gradbus.statistic": "p95"})
-            numbers.set("gradbus.response.length", lengths[-1], {"gradbus.statistic": "max"})
-            numbers.set("gradbus.response.truncated", facts.truncated / len(lengths))
-        numbers.observe_many("gradbus.samples.length", lengths)
-        numbers.observe_many("gradbus.samples.staleness", facts.staleness)
-        numbers.count("gradbus.samples.masked", facts.masked)
-        for verdict, left in facts.left.items():
+            metrics.set("gradbus.response.length", sum(lengths) / len(lengths), {"gradbus.statistic": "mean"})
+            metrics.set("gradbus.response.length", lengths[len(lengths) * 95 // 100], {"gradbus.statistic": "p95"})
+            metrics.set("gradbus.response.length", lengths[-1], {"gradbus.statistic": "max"})
+            metrics.set("gradbus.response.truncated", stats.truncated / len(lengths))
+        metrics.observe_many("gradbus.samples.length", lengths)
+        metrics.observe_many("gradbus.samples.staleness", stats.staleness)
+        metrics.count("gradbus.samples.masked", stats.masked)
+        for verdict, counts in stats.by_verdict.items():
             by = {"gradbus.verdict": verdict}
-            numbers.count("gradbus.groups", left.groups, by)
-            numbers.count("gradbus.groups.samples", left.samples, by)
-            numbers.count("gradbus.groups.tokens", left.tokens, by)
+            metrics.count("gradbus.groups", counts.groups, by)
+            metrics.count("gradbus.groups.samples", counts.samples, by)
+            metrics.count("gradbus.groups.tokens", counts.tokens, by)

@@ -1,1 +1,1 @@
-"""Published policy versions: weights to files, files to object storage."""
+"""Publishing policy versions: to object storage, then to the weight store."""

@@ -1,4 +1,4 @@
-"""The trainer's calls to the weight store: repeated while it is away, ended by a newer term."""
+"""The trainer's calls to the weight store: repeated while it is unavailable, ended by a newer term."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AWAY = AWAY | {grpc.StatusCode.INTERNAL}
 
 
 class StoreClient:
-    """All calls are idempotent, so each is made until it is answered. FencedError ends the trainer's term."""
+    """All calls are idempotent and repeated until they are answered. FencedError: a newer trainer has the run."""
 
     def __init__(self, stub: WeightStoreServiceAsyncStub, run_id: str) -> None:
         self._stub = stub
@@ -47,7 +47,7 @@ class StoreClient:
             return (await self._until_answered(lambda: self._stub.PublishVersion(request, timeout=_CALL_SECONDS))).diverged
 
     async def commit(self, manifest: CheckpointManifest) -> str:
-        """Moves the checkpoint head; its digest. Raises ObjectMissingError."""
+        """Moves the checkpoint head; the manifest's digest. Raises ObjectMissingError."""
         request = CommitCheckpointRequest(manifest=manifest)
         with _missing():
             return (await self._until_answered(lambda: self._stub.CommitCheckpoint(request, timeout=_CALL_SECONDS))).digest

@@ -1,4 +1,4 @@
-"""Stores versions: whole, or as what they change of the version before."""
+"""Stores versions: whole, or as a delta to the version before."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from gradbus.telemetry import get_logger, weights_moved
 from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
 from gradbus_kernels.weights.delta.bytes import DeltaError
 from gradbus_kernels.weights.delta.file import encode_file_delta
-from gradbus_trainer.versions.scratch import TensorFile
-from gradbus_trainer.versions.weights_io import Export, until_stored
+from gradbus_trainer.tensors.export import Export
+from gradbus_trainer.tensors.scratch import TensorFile
+from gradbus_trainer.versions.object_storage import until_stored
 
 _log = get_logger(__name__)
 _WORTH = 0.9
-"""A delta that is a larger share of its file gains less than a whole file, from which a chain begins anew."""
+"""Largest delta, as a share of its file; a larger one saves less than a whole file, from which a new chain begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The version published last, which the next one's delta starts from."""
+    """The newest published version, to which the next delta is made."""
 
     export: Export
     shard: Shard
@@ -39,9 +40,9 @@ class VersionWriter:
         self._base: _Base | None = None
 
     async def store(self, export: Export, whole: bool) -> WeightManifest:
-        """Stores what gives the version, as a delta alone unless it must be `whole`; the manifest that names it.
+        """Stores the version, as a delta alone if it may and need not be `whole`; its manifest.
 
-        An object storage that is away is waited for.
+        Waits while object storage is unavailable.
         """
         shard = await self._shard(export, whole)
         return WeightManifest(
@@ -49,12 +50,12 @@ class VersionWriter:
         )
 
     def advance(self, export: Export, manifest: WeightManifest) -> None:
-        """The next delta starts from this version, which is published now."""
+        """Makes the next delta to this version, which is now published."""
         if self._spec.transport == "delta":
             self._base = _Base(export, manifest.shards[0])
 
     def forget(self) -> None:
-        """The next version is stored whole: a part of the chain is gone."""
+        """Stores the next version whole: a part of the chain is missing."""
         self._base = None
 
     async def _shard(self, export: Export, whole: bool) -> Shard:
@@ -70,7 +71,7 @@ class VersionWriter:
         return Shard(digest=digest, size_bytes=export.file.size_bytes, tensors=export.file.names, chain=chain, delta_only=delta_only)
 
     async def _chain(self, export: Export, what: str) -> list[ShardDelta]:
-        """Stores the delta; the chain it ends. None without a base, or where the whole file is no larger."""
+        """Stores the delta and returns the chain that ends with it; empty without a base, or if the whole file is no larger."""
         base = self._base
         if base is None:
             return []
@@ -86,7 +87,7 @@ class VersionWriter:
 
 
 def _delta(old: TensorFile, new: TensorFile) -> bytes:
-    """Empty where there is none that saves anything."""
+    """Empty if no delta saves anything."""
     try:
         delta = encode_file_delta(old.mapped(), new.mapped())
     except DeltaError as error:

@@ -21,11 +21,11 @@ from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher
-from gradbus_trainer.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.publisher import Publisher
-from gradbus_trainer.versions.scratch import Scratch
 from gradbus_trainer.versions.store_client import StoreClient
-from gradbus_trainer.versions.weights_io import export_version
 from gradbus_trainer.versions.writer import VersionWriter
 
 TOKEN = "of-the-test"
@@ -128,11 +128,11 @@ class Lab:
         return incarnation
 
     async def trainer(self, term=1):
-        """A publisher, and the collective that it offers versions with."""
+        """A publisher that broadcasts versions too."""
         store = StoreClient(self.stub, self.run_id)
         await self.stub.OpenTerm(OpenTermRequest(run_id=self.run_id, term=term), wait_for_ready=True, timeout=60)
-        collective = BroadcastPublisher(self.stub, self.events, self.run_id, term, "cpu")
-        return Publisher(store, VersionWriter(self.objects, self.run_id, term), self.events, self.run_id, collective.offer)
+        broadcasts = BroadcastPublisher(self.stub, self.events, self.run_id, term, "cpu")
+        return Publisher(store, VersionWriter(self.objects, self.run_id, term), self.events, self.run_id, broadcasts.broadcast)
 
     async def publish(self, publisher, step):
         """What the trainer tells of the broadcast."""
@@ -152,7 +152,7 @@ class Lab:
         return step
 
     async def told(self, step):
-        await self.events.stored()
+        await self.events.wait_until_stored()
         found = [event.data for event in await self.events.read() if event.type == "broadcast" and event.data["version"] == step]
         return (found[-1]["outcome"], found[-1]["received"], found[-1]["dropped"]) if found else None
 

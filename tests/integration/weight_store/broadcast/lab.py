@@ -24,9 +24,9 @@ from gradbus_kernels.weights import broadcast as weights_broadcast
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.versions.scratch import Scratch
-from gradbus_trainer.versions.weights_io import export_version
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
 
 SIGNALS = {"dies": signal.SIGKILL, "hangs": signal.SIGSTOP}
 
@@ -46,7 +46,7 @@ async def work(order):
     presence = WorkerPresence(worker=order["name"], role="rollout", incarnation=order["incarnation"], run_id=order["run"])
     heartbeat = WorkerHeartbeat(bus, presence)
     clients = WorkerClients(bus, None, ObjectStore.open("file:///nowhere-at-all"), stub, heartbeat)
-    async with heartbeat.occupied():
+    async with heartbeat.present():
         if order["kind"] == "deaf":
             presence.receives = True
             await asyncio.Event().wait()
@@ -68,7 +68,7 @@ async def train(order, bus, stub):
     weights_broadcast.BroadcastGroup._broadcast = last
     weights = LazyTensors.of({"w": torch.ones(order["floats"])})
     export = export_version(0, weights, False, Scratch(Path(order["cache"]) / "scratch"))
-    await BroadcastPublisher(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").offer(export)
+    await BroadcastPublisher(stub, EventLog(bus, order["run"]), order["run"], 1, "cpu").broadcast(export)
 
 
 def main():

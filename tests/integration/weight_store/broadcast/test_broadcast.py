@@ -11,7 +11,7 @@ import pytest
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig
 from gradbus.v1.weights_pb2 import Shard
-from gradbus_trainer.broadcast import publisher as collective
+from gradbus_trainer.broadcast import publisher as broadcast_publisher
 
 from .conftest import config_of
 
@@ -88,7 +88,7 @@ async def test_a_zombie_of_an_older_term_reaches_nobody(lab):
     zombie = await lab.trainer(term=1)
     await lab.worker("a")
     await lab.trainer(term=2)
-    await zombie._offer(lab.export(0))
+    await zombie._broadcast(lab.export(0))
     assert await lab.told(0) is None
     assert lab.cached("a") == []
     broadcast = Broadcast(run_id=lab.run_id, term=1, shards=[Shard(digest="sha256:" + 64 * "0", size_bytes=1)], config=BroadcastConfig())
@@ -101,7 +101,7 @@ async def test_bytes_that_do_not_match_their_digest_are_thrown_away(lab, monkeyp
     publisher = await lab.trainer()
     await lab.worker("a")
     with monkeypatch.context() as damaged:
-        damaged.setattr(collective, "digest_of_file", lambda path: "sha256:" + 64 * "0")
+        damaged.setattr(broadcast_publisher, "digest_of_file", lambda path: "sha256:" + 64 * "0")
         assert await lab.publish(publisher, 0) == ("none", [], ["a"])
     assert lab.cached("a") == []
     assert not await lab.load("a", 0)

@@ -1,26 +1,26 @@
-// The shell: who is signed in, and which view the address asks for. A view gets a signal that is aborted when it is left.
-import { ask } from "./api.js";
-import { make, prose } from "./elements.js";
-import { showRuns } from "./runs.js";
-import { showRun } from "./run.js";
-import { showSamples } from "./samples.js";
-import { showSample } from "./sample.js";
+// The shell: loads the signed-in caller, and shows the view that the address names. A view gets a signal that is aborted when it is left.
+import { fetchJson } from "./lib/api.js";
+import { make, withCode } from "./lib/elements.js";
+import { showRuns } from "./run/run_list.js";
+import { showRun } from "./run/run_view.js";
+import { showComparison } from "./samples/comparison_view.js";
+import { showSample } from "./samples/sample_view.js";
 
 const ROUTES = [
   [/^\/$/, showRuns],
   [/^\/runs\/([a-z0-9-]{1,63})$/, showRun],
-  [/^\/runs\/([a-z0-9-]{1,63})\/samples$/, showSamples],
+  [/^\/runs\/([a-z0-9-]{1,63})\/samples$/, showComparison],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples\/(\d{1,18}\.\d{1,9})$/, showSample],
 ];
 const main = document.querySelector("#main");
-let leaving = new AbortController();
+let current = new AbortController();
 let caller = null;
 
 async function show() {
-  leaving.abort();
-  leaving = new AbortController();
-  const { signal } = leaving;
-  if (!caller && !(await meet())) return;
+  current.abort();
+  current = new AbortController();
+  const { signal } = current;
+  if (!caller && !(await loadCaller())) return;
   const [path, query] = (location.hash.slice(1) || "/").split("?");
   const [pattern, view] = ROUTES.find(([pattern]) => pattern.test(path)) ?? [];
   const root = make("div");
@@ -29,53 +29,52 @@ async function show() {
     root.append(make("p", { class: "empty" }, "There is no such view. ", make("a", { href: "#/" }, "All runs")));
     return;
   }
-  const context = { root, signal, query: new URLSearchParams(query), may: (scope) => caller.scopes.includes(scope) || caller.scopes.includes("admin"), fail };
+  const can = (scope) => caller.scopes.includes(scope) || caller.scopes.includes("admin");
+  const context = { root, signal, query: new URLSearchParams(query), can, showError };
   try {
     await view(context, ...path.match(pattern).slice(1));
   } catch (error) {
-    if (error.name !== "AbortError" && !signal.aborted) fail(error, root);
+    if (error.name !== "AbortError" && !signal.aborted) showError(error, root);
   }
 }
 
-async function meet() {
+async function loadCaller() {
   try {
-    caller = await ask("/v1/caller");
+    caller = await fetchJson("/v1/caller");
   } catch (error) {
-    if (error.status === 401) signedOut("You are not signed in, or the session is over.");
-    else {
-      lone("Gradbus", error.message, make("button", { onclick: show }, "Try again"));
-    }
+    if (error.status === 401) showSignedOut("You are not signed in, or the session has ended.");
+    else showMessage("Gradbus", error.message, make("button", { onclick: show }, "Try again"));
     return false;
   }
   document.querySelector("#who").replaceChildren(make("span", {}, caller.name), make("button", { class: "plain", onclick: signOut }, "Sign out"));
   return true;
 }
 
-/** Says what went wrong where the content would be; a session that is over ends the page. */
-function fail(error, root) {
+/** Shows an error in place of the view's content; if the session has ended, in place of the whole view. */
+function showError(error, root) {
   if (error.status === 401) {
     caller = null;
-    leaving.abort();
-    signedOut("The session is over.");
+    current.abort();
+    showSignedOut("The session has ended.");
   } else {
-    root.replaceChildren(make("div", { class: "empty", role: "alert" }, make("p", {}, ...prose(error.message)), make("p", {}, make("a", { href: "#/" }, "All runs"))));
+    root.replaceChildren(make("div", { class: "empty", role: "alert" }, make("p", {}, ...withCode(error.message)), make("p", {}, make("a", { href: "#/" }, "All runs"))));
   }
 }
 
 async function signOut() {
-  leaving.abort(); // nothing more is asked that would be refused
+  current.abort(); // requests after the sign-out would be refused
   await fetch("/sign-out", { method: "POST" });
   caller = null;
-  signedOut("You are signed out.");
+  showSignedOut("You are signed out.");
 }
 
-function signedOut(why) {
+function showSignedOut(reason) {
   document.querySelector("#who").replaceChildren();
-  lone("Gradbus", `${why} Run \`gradbus open\` in a terminal: it prints a link that signs this browser in.`);
+  showMessage("Gradbus", `${reason} Run \`gradbus open\` in a terminal: it prints a link that signs this browser in.`);
 }
 
-function lone(title, text, ...more) {
-  main.replaceChildren(make("div", { class: "lone" }, make("h1", {}, title), make("p", { role: "status" }, ...prose(text)), ...more));
+function showMessage(title, text, ...more) {
+  main.replaceChildren(make("div", { class: "message" }, make("h1", {}, title), make("p", { role: "status" }, ...withCode(text)), ...more));
 }
 
 addEventListener("hashchange", () => {

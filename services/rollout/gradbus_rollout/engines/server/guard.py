@@ -1,7 +1,7 @@
 """Runs a server that ends with its worker: `guard.py WORKER_PID COMMAND...`, as the leader of a session of its own.
 
-A server starts processes of its own, which need not notice that theirs is gone, least of all while they start. So whoever
-dies, worker or server, the whole group is ended. Imports nothing of Gradbus: it costs a few milliseconds.
+A server starts further processes, which may not notice that their parent is gone, least of all while they start. So when the
+worker or the server dies, the guard ends the whole process group. It imports nothing of Gradbus and costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(worker: int, command: list[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != worker:
-        sys.exit("the worker is gone")  # it died before the line above could tie us to it
+        sys.exit("the worker is gone")  # it died before prctl above took effect
     status = subprocess.call(command)
     return status if status >= 0 else 128 - status
 

@@ -1,4 +1,4 @@
-"""Proof by what a server computes: beside what the trainer did for the same fixed text.
+"""Proof of a load by log-probabilities: the server's for a fixed text, compared with the trainer's.
 
 For adapters, which nobody can read back, and for a server that cannot compare its own tensors.
 """
@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from gradbus.errors import AttestationError
 from gradbus_rollout.engines.base import VersionProbe
-from gradbus_rollout.engines.sglang.api import ServerApi
 
 _NOISE: Final = 8.0
-"""How many times the server and the trainer may differ more than they do for the base model."""
+"""Factor by which server and trainer may differ with the adapters more than without."""
 _LEAST_NOISE: Final = 2e-6
 _ROUNDING: Final = 0.125
-"""Share of the adapters' effect that a server may miss which rounds them to its own dtype."""
+"""Share of the adapters' effect that a server may lose by rounding them to its own dtype."""
 _FAR: Final = 0.5
-"""Nats between one set of weights in a narrow dtype and in another; other weights are further apart, but those of a near step."""
+"""Nats. The same weights in two narrow dtypes differ by less; other weights differ by more, except those of a near step."""
 _NEARER: Final = 3.0
-"""How many times nearer to the version before an answer must be for nothing to have moved; two equally near cannot be told apart."""
+"""An answer this many times nearer to the previous version shows that nothing moved. Below it, the two cannot be distinguished."""
 
 
-async def prove_adapters(api: ServerApi, name: str, version: int, probe: VersionProbe) -> None:
-    """Compares what the server computes for the probe with what the trainer did.
+class LogprobServer(Protocol):
+    """A server that computes log-probabilities of a text."""
 
-    They differ for the base model too, by rounding; how much, the server is asked as well. Raises AttestationError when they
-    differ more with the adapters: it ignores them, or a part of them, or takes others.
+    async def prompt_logprobs(self, token_ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:
+        """Log-probabilities of all tokens but the first, at temperature 1, from the base model or with adapters."""
+        ...
+
+
+async def prove_adapters(api: LogprobServer, name: str, version: int, probe: VersionProbe) -> None:
+    """Compares the server's log-probabilities of the probe with the trainer's.
+
+    Rounding makes them differ for the base model too; the server is asked for that difference as well. Raises AttestationError
+    when they differ more with the adapters: the server ignores them, or a part of them, or uses others.
     """
     base = _distance(await api.prompt_logprobs(probe.token_ids, None), probe.base_logprobs)
     found = _distance(await api.prompt_logprobs(probe.token_ids, name), probe.logprobs)
@@ -40,14 +47,14 @@ async def prove_adapters(api: ServerApi, name: str, version: int, probe: Version
         )
 
 
-async def prove_weights(api: ServerApi, version: int, probe: VersionProbe, before: VersionProbe | None) -> None:
-    """The same for whole weights, `before` being the probe of those that were held until now, where that is known.
+async def prove_weights(api: LogprobServer, version: int, probe: VersionProbe, previous: VersionProbe | None) -> None:
+    """Compares the same for whole weights; `previous` is the probe of the weights before this load, if known.
 
-    Raises AttestationError when the answer is far off, or much nearer to what was held before: nothing moved.
+    Raises AttestationError when the answer is far off, or much nearer to the previous weights, which shows that nothing moved.
     """
     answer = await api.prompt_logprobs(probe.token_ids, None)
     found = _distance(answer, probe.logprobs)
-    stayed = math.inf if before is None else _distance(answer, before.logprobs)
+    stayed = math.inf if previous is None else _distance(answer, previous.logprobs)
     if not found <= _FAR or found > _NEARER * max(stayed, _LEAST_NOISE):
         raise AttestationError(
             f"the server does not sample with version {version}: its log-probabilities are up to {found:.2g} off the trainer's, "
@@ -56,7 +63,7 @@ async def prove_weights(api: ServerApi, version: int, probe: VersionProbe, befor
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Largest difference; not a number where there is none to take."""
+    """Largest difference of two equally long sequences; NaN for others."""
     if len(one) != len(other) or not one:
         return math.nan
     return max(abs(first - second) for first, second in zip(one, other, strict=True))

@@ -1,4 +1,4 @@
-"""How many samples the server has at a time, and the gate that a load closes."""
+"""Bounds the samples in flight on a server, and keeps new ones out during a load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """`async with slots.taken():` waits for a slot and an open gate. Closed, nobody new gets in; `idle` says that all are out."""
+    """A semaphore that can be closed. While it is closed no sample enters, and `idle` waits for those inside to leave."""
 
     def __init__(self, number: int) -> None:
         self._free = asyncio.Semaphore(number)
@@ -20,7 +20,7 @@ class Slots:
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """One slot, for the length of the block."""
+        """Takes one slot for the block; waits while all are in use or the slots are closed."""
         async with self._free:
             while not self._open.is_set():
                 await self._open.wait()
@@ -35,7 +35,7 @@ class Slots:
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Nobody new gets in during the block."""
+        """Lets no sample enter during the block."""
         self._open.clear()
         try:
             yield

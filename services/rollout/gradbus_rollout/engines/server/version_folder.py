@@ -1,34 +1,80 @@
-"""A version's shards as the folder in Hugging Face layout that the server reads."""
+"""A version as a server reads it: a folder in Hugging Face layout. Checked against the model and digested without torch."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gradbus.formats.hf_model import sanitized_config
-from gradbus.formats.safetensors import StoredTensor, read_headers
+from gradbus.formats.safetensors import StoredTensor, mapped, read_headers, refuse_tensors
 from gradbus.objects.cache_dir import written_below
+from gradbus_rollout.engines.base import VersionProbe
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
-_VERSION: Final = "version-"
+_PREFIX: Final = "version-"
+_DIGEST_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVersion:
+    """A version that a server has loaded, or is about to load."""
+
+    version: int
+    digest: str
+    folder: Path
+    probe: VersionProbe | None = None
+    """The trainer's log-probabilities with this version."""
+
+    @property
+    def label(self) -> str:
+        """Name of these weights on the server: step and head of the digest, so no two sets of weights share a label."""
+        return f"{self.version}-{self.digest.removeprefix('sha256:')[:_DIGEST_SHOWN]}"
 
 
 def model_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of the base model, which every version of it has. A head that is tied to the embedding is no tensor of its own."""
+    """The base model's tensors by name, which each of its versions has. A head tied to the embedding is not a tensor of its own."""
     tensors = read_headers(sorted(folder.glob("*.safetensors")))
     if json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     return tensors
 
 
+def check_fit(found: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ModelError unless `found` has exactly the model's tensors. A server would ignore unknown names and answer 200."""
+    refuse_tensors(shapes.keys() - found.keys(), "are missing from the weight files")
+    refuse_tensors(found.keys() - shapes.keys(), "are not tensors of this model")
+    refuse_tensors({name for name, tensor in found.items() if tensor.shape != shapes[name]}, "have another shape than in this model")
+
+
+def digest(tensors: Mapping[str, StoredTensor]) -> str:
+    """`sha256:<hex>` over names, dtypes, shapes and bytes in order of name: the digest in manifests and attestations."""
+    total = hashlib.sha256()
+    contents = {file: mapped(file) for file in {tensor.file for tensor in tensors.values()}}
+    try:
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            total.update(name.encode())
+            total.update(tensor.dtype.encode())
+            for number in (len(tensor.shape), *tensor.shape):
+                total.update(number.to_bytes(8, "little"))
+            with memoryview(contents[tensor.file]) as view, view[tensor.start : tensor.end] as part:
+                total.update(part)
+    finally:
+        for content in contents.values():
+            content.close()
+    return f"sha256:{total.hexdigest()}"
+
+
 def make_version_folder(root: Path, model: Path, shards: Sequence[Path], copy: bool) -> Path:
-    """A fresh folder under `root`: the model's configuration and the shards, linked or copied. Linked shards outlive their deletion.
+    """Makes a new folder under `root` with the model's configuration and the shards. Linked shards outlive their deletion.
 
     Raises DiskError.
     """
@@ -43,8 +89,8 @@ def make_version_folder(root: Path, model: Path, shards: Sequence[Path], copy: b
 
 @contextlib.contextmanager
 def new_version_folder(root: Path) -> Iterator[Path]:
-    """An empty one under `root`, that no version has had; a block that fails leaves nothing of it. Raises DiskError."""
-    folder = root / f"{_VERSION}{secrets.token_hex(8)}"
+    """An empty folder under `root` with a name never used before, removed if the block fails. Raises DiskError."""
+    folder = root / f"{_PREFIX}{secrets.token_hex(8)}"
     with written_below(root, "a version's weights"):
         folder.mkdir(parents=True)
         try:
@@ -54,14 +100,8 @@ def new_version_folder(root: Path) -> Iterator[Path]:
             raise
 
 
-def drop_version_folders(root: Path) -> None:
-    """Removes those that a killed worker left under `root`."""
-    for folder in root.glob(f"{_VERSION}*"):
-        drop_version_folder(folder)
-
-
 def place_shard(shard: Path, target: Path, copy: bool) -> None:
-    """Links it, or copies it."""
+    """Links the shard to `target`, or copies it."""
     if copy:
         shutil.copyfile(shard, target)
         return
@@ -71,7 +111,13 @@ def place_shard(shard: Path, target: Path, copy: bool) -> None:
         target.symlink_to(shard.absolute())
 
 
+def drop_version_folders(root: Path) -> None:
+    """Removes every version folder under `root`, as a killed worker leaves them."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        drop_version_folder(folder)
+
+
 def drop_version_folder(folder: Path) -> None:
-    """Removes it; a folder that is gone already is fine."""
+    """Removes the folder, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)

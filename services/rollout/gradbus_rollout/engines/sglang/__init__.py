@@ -1,12 +1,12 @@
-"""A real SGLang server behind the engine seam, over HTTP: launched by the worker, or attached to.
+"""A real SGLang server behind `Engine`, over HTTP: launched by the worker, or attached to.
 
-config   what a run and a worker decide     tensors  safetensors files, read without torch
-folder   a version as the server reads it   api      the server's routes, each with a deadline
-launch   the server's processes             guard    ends them with the worker
-server   up, down, up again                 slots    samples in flight, and the gate of a load
-draft    one sample, piece by piece         install  a version into the server, with proof
-adapters a version that is adapters         shelf    adapters that the server has at a time
-engine   all of it together
+engine    the face: `Engine`                    sampler   groups and samples in flight
+recovery  the server up again after a failure   loader    whole weights, or base and adapters
+partial_sample   one sample, reply by reply     installer one set of weights, with proof
+versions  folders of the versions loaded        loaded_adapters  adapters on the server, by name
+adapters  the folder of a version of adapters   config    the run's part and the worker's settings
+server    launched or attached to               api       the server's routes, with deadlines
+launched_server  the processes of one life
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A version that is adapters: the folder that the server reads.
+"""The folder of a version of LoRA adapters, as the server reads it.
 
-The server fuses q, k and v, and gate and up, and takes adapters for whole groups only: of a part of one it ignores tensors, or
-ends. The partners that a run does not train are put beside the version's file, all zeros.
+The server fuses q, k and v, and gate and up, and takes adapters only for whole fused groups: given a part of a group, it ignores
+tensors or exits. So the layers of a group that a run does not train get adapters of zeros, in a file beside the version's.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _FLOAT32_BYTES: Final = 4
 
 
 def served_modules(lora: LoraSpec) -> list[str]:
-    """Linear layers that the server has adapters for: those of the run, and their partners."""
+    """Linear layers with adapters on the server: the run's, and the other layers of their fused groups."""
     groups = [group for group in _FUSED if set(group) & set(lora.target_modules)]
     return sorted({*lora.target_modules, *(name for group in groups for name in group)})
 
 
 def stored_adapters(model: Mapping[str, StoredTensor], lora: LoraSpec) -> dict[str, tuple[int, ...]]:
-    """Name to shape of what a version of this model holds."""
+    """Name to shape of the tensors in a version of this model."""
     return adapter_shapes({name: tensor.shape for name, tensor in model.items()}, lora)
 
 
 def make_adapter_folder(root: Path, model: Mapping[str, StoredTensor], lora: LoraSpec, shards: Sequence[Path], copy: bool) -> Path:
-    """A fresh folder under `root` in peft's layout. Raises ModelError for a version in several files, DiskError."""
+    """Makes a new folder under `root` in peft's layout. Raises ModelError for a version in several files, and DiskError."""
     if len(shards) != 1:
-        raise ModelError(f"adapters come in one file, and these in {len(shards)}; publish the version again")
+        raise ModelError(f"adapters come in one file, but this version has {len(shards)}; publish the version again")
     served = lora.model_copy(update={"target_modules": tuple(served_modules(lora))})
     absent = stored_adapters(model, served).items() - stored_adapters(model, lora).items()
     with new_version_folder(root) as folder:

@@ -1,6 +1,6 @@
 """The routes of an SGLang server that the engine uses. Every call has a deadline and ends in an answer or an EngineError.
 
-Of the update routes only the one from disk is here: those that take tensors unpickle what they are sent.
+Of the routes for weights only the update from disk is used: the routes that take tensors unpickle the request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradbus.errors import EngineError
 _MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|not enough memory|Not enough memory|Cannot allocate memory")
 _UNKNOWN_ADAPTER: Final = "has never been loaded"
 _KEEPALIVE_SECONDS: Final = 2.0
-"""Shorter than the server's 5 s: a connection that it is about to close must not carry a request."""
+"""Shorter than the server's 5 s, so no request goes out on a connection that the server is closing."""
 _SPARE_CONNECTIONS: Final = 8
 _QUICK_SECONDS: Final = 10.0
 _SHOWN: Final = 400
@@ -28,12 +28,12 @@ CheckAction = Literal["snapshot", "reset_tensors", "compare"]
 
 
 def out_of_memory(text: str) -> bool:
-    """Whether a log or an answer says so."""
+    """Whether a log or an answer reports that memory ran out."""
     return _MEMORY.search(text) is not None
 
 
 class ServerApi:
-    """One server, one key."""
+    """Client of one server, with its key."""
 
     def __init__(self, url: str, key: str, slots: int, load_seconds: float) -> None:
         self.url = url
@@ -49,7 +49,7 @@ class ServerApi:
         await self._client.aclose()
 
     async def healthy(self, seconds: float = _QUICK_SECONDS) -> bool:
-        """Whether it generates a token."""
+        """Whether the server generates a token."""
         try:
             async with asyncio.timeout(seconds):
                 return (await self._client.get("/health")).status_code == httpx2.codes.OK
@@ -57,11 +57,11 @@ class ServerApi:
             return False
 
     async def info(self) -> Mapping[str, Any]:
-        """Its version, dtype and device."""
+        """The server's version, dtype and device, among others."""
         return await self._call("GET", "/server_info", None, _QUICK_SECONDS)
 
     async def refuses_strangers(self) -> bool:
-        """Whether a control route asks for the key."""
+        """Whether a control route refuses a request without the key."""
         async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=_QUICK_SECONDS) as stranger:
             try:
                 response = await stranger.post("/abort_request", json={"rid": "none"})
@@ -70,15 +70,15 @@ class ServerApi:
             return response.status_code in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}
 
     async def generate(self, body: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
-        """One sample."""
+        """Samples one request to its end, or until it is aborted."""
         return await self._call("POST", "/generate", body, seconds)
 
     async def abort(self, request_id: str) -> None:
-        """Ends one sample, which need not be there."""
+        """Aborts one request, if the server has it."""
         await self._call("POST", "/abort_request", {"rid": request_id}, _QUICK_SECONDS)
 
     async def abort_all(self) -> None:
-        """Ends every sample; each comes back with the tokens it has."""
+        """Aborts every request; each returns the tokens that it has."""
         await self._call("POST", "/abort_request", {"abort_all": True}, _QUICK_SECONDS)
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
@@ -86,11 +86,11 @@ class ServerApi:
         await self._call("POST", "/pause_generation", {"mode": mode}, _QUICK_SECONDS)
 
     async def resume(self) -> None:
-        """Goes on decoding."""
+        """Resumes decoding."""
         await self._call("POST", "/continue_generation", {"torch_empty_cache": False}, _QUICK_SECONDS)
 
     async def flush(self) -> bool:
-        """Empties the prefix cache; False while the server has not done with all requests, paused ones aside."""
+        """Empties the prefix cache; False while the server has requests that are not paused."""
         try:
             await self._call("POST", "/flush_cache", None, _QUICK_SECONDS)
         except EngineError as error:
@@ -100,31 +100,31 @@ class ServerApi:
         return True
 
     async def update_from_disk(self, folder: str, label: str | None = None) -> None:
-        """Reads the folder's tensors. It must not flush by itself: a server that cannot, for a request has just ended, ends too."""
+        """Reads the folder's tensors, without a flush: a server that cannot flush, because a request has just ended, would exit."""
         body = {"model_path": folder, "flush_cache": False, "weight_version": label}
         await self._call("POST", "/update_weights_from_disk", body, self._load_seconds)
 
     async def load_adapter(self, name: str, folder: str) -> bool:
-        """Reads the adapters in `folder`; whether the server then says that it has them, under that name, from there."""
+        """Loads the adapters in `folder` under `name`. Whether the server then lists that name with that folder."""
         answer = await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder}, self._load_seconds)
         return answer.get("success") is True and (answer.get("loaded_adapters") or {}).get(name) == folder
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets adapters. Waits for the requests that name them."""
+        """Unloads adapters, after the requests that use them."""
         await self._call("POST", "/unload_lora_adapter", {"lora_name": name}, self._load_seconds)
 
     async def prompt_logprobs(self, token_ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:
-        """Log-probabilities of all tokens but the first, at temperature 1, from the base or with adapters."""
+        """Log-probabilities of all tokens but the first, at temperature 1, from the base model or with adapters."""
         body = {"input_ids": list(token_ids), "sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
         answer = await self._call("POST", "/generate", body | {"lora_path": adapter, "extra_key": uuid.uuid4().hex}, self._load_seconds)
         return tuple(float(logprob) for logprob, *_ in answer["meta_info"]["input_token_logprobs"][1:])
 
     async def check_weights(self, action: CheckAction) -> None:
-        """`compare` raises EngineError unless every tensor equals the snapshot."""
+        """Runs one action of the weight checker. `compare` raises EngineError unless every tensor equals the snapshot."""
         await self._call("POST", "/weights_checker", {"action": action}, self._load_seconds)
 
     async def label(self, label: str) -> None:
-        """Names the weights held; samples in flight get a new span."""
+        """Gives the weights a label; samples in flight get a new span."""
         await self._call("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False}, _QUICK_SECONDS)
 
     async def _call(self, method: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> Mapping[str, Any]:
@@ -132,7 +132,7 @@ class ServerApi:
             async with asyncio.timeout(seconds):
                 response = await self._client.request(method, route, json=body)
         except TimeoutError:
-            raise EngineError("hung", f"{self.url}{route} gave no answer in {seconds:.0f} s; it is started again") from None
+            raise EngineError("hung", f"{self.url}{route} gave no answer in {seconds:.0f} s; the server is started again") from None
         except httpx2.HTTPError as error:
             raise self._dead(route, error) from error
         if response.status_code != httpx2.codes.OK:

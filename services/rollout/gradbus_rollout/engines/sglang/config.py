@@ -1,4 +1,4 @@
-"""What a run decides about the engine, and what the worker's environment says about the server."""
+"""Settings of the engine: those of the run, and the worker's `GRADBUS_SGLANG_*` variables."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 @dataclass(frozen=True, slots=True)
 class SGLangConfig:
-    """Comes from the run's `[rollout]` section."""
+    """Settings from the run's spec."""
 
     slots: int = 64
-    """Samples that the server has at a time; the others wait in the worker."""
+    """Samples on the server at a time; further samples wait in the worker."""
     max_new_tokens: int = 128
     temperature: float = 1.0
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     max_prompt_tokens: int | None = None
-    """None: what the model's context leaves room for."""
+    """None: as long as the model's context has room for."""
     pause: PauseMode = "retract"
-    """What happens to samples in flight when a version is loaded."""
+    """How samples in flight go on over a load: see `docs/engines.md`."""
     lora: LoraSpec | None = None
-    """Versions are adapters: samples in flight then go on with theirs."""
+    """Set for a LoRA run, whose versions are adapters. Samples in flight keep the adapters that they began with."""
 
 
 class SGLangSettings(BaseSettings):
-    """`GRADBUS_SGLANG_*`: how the server is launched, or where it is."""
+    """`GRADBUS_SGLANG_*`: how to launch the server, or where it is."""
 
     model_config = SettingsConfigDict(env_prefix="GRADBUS_SGLANG_", extra="ignore")
 

@@ -1,4 +1,4 @@
-"""The processes of a launched server: one session, ended whole."""
+"""The processes of a launched server: one session, which is ended as a whole."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _GONE_POLL_SECONDS: Final = 0.05
 _NO_SGLANG: Final = "No module named 'sglang'"
 _OURS: Final = "GRADBUS_"
 _PROBES: Final = 1
-"""Requests beside the samples, so that a load of adapters does not wait for one to end."""
+"""Requests in addition to the samples, so that the proof of adapters does not wait for a sample to end."""
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
-"""Exit statuses of a server that was killed, most often by the kernel for want of memory."""
+"""Exit statuses of a server that was killed, mostly by the kernel when memory ran out."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """What a start needs."""
+    """Settings of one start."""
 
     settings: SGLangSettings
     model: Path
@@ -46,7 +46,7 @@ class LaunchConfig:
 
 
 class LaunchedServer:
-    """One life of a server."""
+    """A server from its start to its end."""
 
     def __init__(self, process: Process, port: int, scratch: tempfile.TemporaryDirectory[str], launch: LaunchConfig) -> None:
         self._process = process
@@ -56,10 +56,10 @@ class LaunchedServer:
 
     @classmethod
     async def start(cls, launch: LaunchConfig) -> LaunchedServer:
-        """Begins a start; whether the server comes up shows later. Raises EngineError when the command cannot run at all."""
+        """Starts the processes, without waiting for the server to answer. Raises EngineError when the command cannot run at all."""
         _check(launch.settings)
         port = launch.settings.port or _free_port(launch.settings.host)
-        # Short: the server puts Unix sockets in there, whose paths are bounded. Its own folder, so that none is left behind.
+        # The path is short because the server puts Unix sockets there. A folder of its own, so that nothing is left behind.
         scratch = tempfile.TemporaryDirectory(prefix="gradbus-sglang-", ignore_cleanup_errors=True)
         secret = Path(scratch.name) / "server.yaml"
         secret.touch(mode=0o600)
@@ -77,7 +77,9 @@ class LaunchedServer:
                 )
         except OSError as error:
             scratch.cleanup()
-            raise EngineError("start_failed", f"cannot run {sys.executable} as the server's guard: {error}; mend what it names") from error
+            raise EngineError(
+                "start_failed", f"cannot run {sys.executable} as the server's guard: {error}; fix the cause that it names"
+            ) from error
         return cls(process, port, scratch, launch)
 
     @property
@@ -87,27 +89,27 @@ class LaunchedServer:
 
     @property
     def running(self) -> bool:
-        """Whether its first process has not ended."""
+        """Whether the first process is alive."""
         return self._process.returncode is None
 
     def failure(self, state: EngineFailure) -> EngineError:
-        """Why it ended or did not come up, as its log and exit status tell; `state`, unless it lacked memory."""
-        tail = f"its log ({self._launch.log}) ends so:\n{self._log_tail()}"
+        """The reason why it ended or did not come up, from its log and exit status: `state`, or `out_of_memory`."""
+        tail = f"its log ({self._launch.log}) ends with:\n{self._log_tail()}"
         if out_of_memory(tail) or self._process.returncode in _KILLED:
             advice = "give it more memory, lower rollout.slots, or set --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS as its log says"
             return EngineError("out_of_memory", f"the SGLang server was killed or found no memory; {advice}; {tail}")
-        status = "is running still" if self.running else f"ended with status {self._process.returncode}"
-        advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in tail else "mend what it names"
+        status = "is still running" if self.running else f"ended with status {self._process.returncode}"
+        advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in tail else "fix the cause that the log names"
         return EngineError(state, f"the SGLang server {status}; {advice}; {tail}")
 
     async def kill(self) -> None:
-        """Ends all its processes; returns when they are gone."""
+        """Kills all its processes; returns when they are gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
         with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
             async with asyncio.timeout(_GONE_SECONDS):
-                while True:  # its children hold the accelerator's memory until they are gone
+                while True:  # its children occupy the accelerator's memory until they are gone
                     os.killpg(self.pid, 0)
                     await asyncio.sleep(_GONE_POLL_SECONDS)
         self._scratch.cleanup()
@@ -119,14 +121,14 @@ class LaunchedServer:
 
 
 def _set_aside(log: Path) -> None:
-    """Keeps the log of the life before: why it ended may stand nowhere else."""
+    """Keeps the log of the previous server, which may be the only record of why it ended."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
         log.replace(log.with_name(f"{log.name}.before"))
 
 
 def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
-    """The key stands in a file: arguments are seen by everyone on the machine."""
+    """The server's command. The key is in a file, because everyone on the machine can see arguments."""
     return [
         *(launch.settings.python, "-m", "sglang.launch_server"),
         *("--config", str(secret)),
@@ -135,7 +137,7 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         *("--port", str(port)),
         *("--max-running-requests", str(launch.config.slots + _PROBES * (launch.config.lora is not None))),
         "--skip-tokenizer-init",  # ids in, ids out
-        "--skip-server-warmup",  # the first health check is one
+        "--skip-server-warmup",  # the first health check warms it up
         *("--log-level", "warning"),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
         *launch.settings.arguments,
@@ -143,7 +145,7 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
 
 
 def _adapter_flags(lora: LoraSpec) -> list[str]:
-    """Room for such adapters. Strict: the server ends on a tensor that it has no use for, where else it would pass over it."""
+    """Flags for LoRA. Strict loading: the server exits on a tensor that it cannot use, instead of ignoring it."""
     return [
         *("--enable-lora", "--lora-strict-loading"),
         *("--max-lora-rank", str(lora.rank)),
@@ -152,28 +154,28 @@ def _adapter_flags(lora: LoraSpec) -> list[str]:
 
 
 def _guarded(command: list[str]) -> list[str]:
-    """The command as the child of a process that ends all of it when this process dies, however it dies."""
+    """The command below a guard process, which ends all of the server when this process dies, however it dies."""
     return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
 
 
 def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
-    """The worker's own, without what is Gradbus's business."""
+    """The worker's environment without its GRADBUS_ variables."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return inherited | {"TMPDIR": scratch} | settings.environment
 
 
 def _check(settings: SGLangSettings) -> None:
-    """What would else show late, in the server's log alone or not at all: another server may answer at the port."""
+    """Finds faults that would otherwise show late in the server's log, or never: another server may answer at the port."""
     if shutil.which(settings.python) is None:
         raise EngineError("start_failed", f"there is no program {settings.python}; set GRADBUS_SGLANG_PYTHON to a Python that has SGLang")
     if not settings.port:
         return
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: connections that have ended do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: closed connections do not count
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
-            advice = "end what has it, set GRADBUS_SGLANG_PORT to another, or to 0 for a free one"
+            advice = "end the process that has it, set GRADBUS_SGLANG_PORT to another, or to 0 for a free one"
             message = f"the server cannot have port {settings.port} of {settings.host} ({error.strerror}); {advice}"
             raise EngineError("start_failed", message) from None
 

@@ -1,4 +1,4 @@
-"""The adapters that a server has at a time: one name a load, which requests name, and which goes when none does any more."""
+"""The LoRA adapters on a server: each load gets a name of its own, and stays until no request uses it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 
 from gradbus.errors import AttestationError, EngineError, ModelError
 from gradbus_rollout.engines.server.proof import prove_adapters
+from gradbus_rollout.engines.server.version_folder import LoadedVersion
 from gradbus_rollout.engines.sglang.api import ServerApi
-from gradbus_rollout.engines.sglang.installer import LoadedVersion
 
 
 class LoadedAdapters:
-    """One server's. The newest is what new requests name; older ones stay for those that began with them."""
+    """Adapters of one server. New requests use the newest; older adapters stay for the requests that began with them."""
 
     def __init__(self) -> None:
-        self._held: dict[str, LoadedVersion] = {}
+        self._loaded: dict[str, LoadedVersion] = {}
         self._users: Counter[str] = Counter()
         self._newest = ""
 
     @property
     def folders(self) -> set[Path]:
-        """Of what the server has."""
-        return {held.folder for held in self._held.values()}
+        """Folders of the adapters on the server."""
+        return {version.folder for version in self._loaded.values()}
 
     def version(self, name: str) -> int:
-        """The version that the adapters of this name are."""
-        return self._held[name].version
+        """The version of the adapters called `name`."""
+        return self._loaded[name].version
 
     @contextlib.contextmanager
     def used(self) -> Iterator[str]:
-        """The newest name, which stays for the length of the block. Raises EngineError `wrong_version` when there is none."""
+        """Name of the newest adapters, which stay loaded for the block. Raises EngineError `wrong_version` when there are none."""
         name = self._newest
         if not name:
             raise EngineError("wrong_version", "the server has no adapters; they are loaded first")
@@ -44,40 +44,40 @@ class LoadedAdapters:
             self._users[name] -= 1
 
     def clear(self) -> None:
-        """The server has begun a new life, without adapters."""
-        self._held.clear()
+        """Forgets all adapters: a server that was started again has none."""
+        self._loaded.clear()
         self._newest = ""
 
-    async def put(self, api: ServerApi, held: LoadedVersion) -> None:
-        """Loads adapters under a name that none had before, and proves that the server samples with them.
+    async def load(self, api: ServerApi, version: LoadedVersion) -> None:
+        """Loads adapters under a name that was never used before, and proves that the server samples with them.
 
-        Raises AttestationError when it does not, EngineError when the server fails, ModelError when `held` has no probe.
+        Raises AttestationError when it does not, EngineError when the server fails, ModelError when `version` has no probe.
         """
-        if held.probe is None:
+        if version.probe is None:
             raise ModelError(
-                f"version {held.version} came without a probe, which alone shows that a server uses adapters; publish it again"
+                f"version {version.version} came without a probe, which alone shows that a server uses adapters; publish it again"
             )
-        name = f"{held.label}-{secrets.token_hex(4)}"
-        folder = str(held.folder.absolute())
+        name = f"{version.label}-{secrets.token_hex(4)}"
+        folder = str(version.folder.absolute())
         if not await api.load_adapter(name, folder):
-            raise AttestationError(f"the server does not say that it has the adapters of version {held.version}; they are loaded again")
+            raise AttestationError(f"the server does not say that it has the adapters of version {version.version}; they are loaded again")
         try:
-            await prove_adapters(api, name, held.version, held.probe)
+            await prove_adapters(api, name, version.version, version.probe)
         except BaseException:
             with contextlib.suppress(EngineError):
                 await api.unload_adapter(name)
             raise
-        self._held[name] = held
+        self._loaded[name] = version
         self._newest = name
 
-    async def tidy(self, api: ServerApi) -> None:
-        """Unloads what no request names any more."""
-        for name in [name for name in self._held if name != self._newest and not self._users[name]]:
+    async def unload_unused(self, api: ServerApi) -> None:
+        """Unloads all but the newest that no request uses any more."""
+        for name in [name for name in self._loaded if name != self._newest and not self._users[name]]:
             await api.unload_adapter(name)
-            del self._held[name], self._users[name]
+            del self._loaded[name], self._users[name]
 
-    async def leave(self, api: ServerApi) -> None:
-        """Unloads all, from a server that stays."""
+    async def unload_all(self, api: ServerApi) -> None:
+        """Unloads all adapters, from a server that goes on without this worker."""
         self._newest = ""
         self._users.clear()
-        await self.tidy(api)
+        await self.unload_unused(api)

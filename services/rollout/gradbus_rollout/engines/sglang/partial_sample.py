@@ -1,14 +1,13 @@
-"""One sample, from its first request to its completion; an aborted request leaves a part that the next one goes on from."""
+"""One sample, reply by reply: an aborted request leaves tokens, and the next request goes on from them."""
 
 from __future__ import annotations
 
-import array
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from gradbus.errors import EngineError, ModelError
+from gradbus.formats.tokens import pack_logprobs
 from gradbus_rollout.engines.base import Completion, PromptGroup, TokenSpan
 from gradbus_rollout.engines.sglang.config import SGLangConfig
 
@@ -21,34 +20,34 @@ class PartialSample:
         self._seed = seed
         self._config = config
         self._ids: list[int] = []
-        self._logprobs = array.array("f")
+        self._logprobs: list[float] = []
         self._spans: list[TokenSpan] = []
 
     def request(self, request_id: str, cache_key: str, adapter: str | None = None) -> dict[str, Any]:
-        """Body of the request for what is missing. `cache_key`: requests of other weights must share no cached prefix with it."""
+        """Body of the request for the rest. The server shares cached prefixes only among requests with the same `cache_key`."""
         return {
             "rid": request_id,
             "input_ids": [*self._group.prompt_ids, *self._ids],
-            "sampling_params": self._sampling(),
+            "sampling_params": self._sampling_params(),
             "return_logprob": True,
             "extra_key": cache_key,
             "lora_path": adapter,
         }
 
-    def _sampling(self) -> dict[str, Any]:
-        sampling: dict[str, Any] = {
+    def _sampling_params(self) -> dict[str, Any]:
+        params: dict[str, Any] = {
             "max_new_tokens": self._config.max_new_tokens - len(self._ids),
             "temperature": self._config.temperature,
             "stop_token_ids": sorted(self._config.stop_token_ids),
             "sampling_seed": self._seed,  # read by a server in its deterministic mode only
         }
-        # The likeliest token alone passes; temperature 0 would also report log-probabilities of another temperature.
-        return sampling | ({"min_p": 1.0} if self._group.greedy else {})
+        # Only the likeliest token passes. With temperature 0 the log-probabilities would be those of another temperature.
+        return params | ({"min_p": 1.0} if self._group.greedy else {})
 
     def take(self, reply: Mapping[str, Any], versions: Mapping[str, int]) -> Completion | None:
-        """Appends what a request gave; the sample, when it is complete.
+        """Appends a reply's tokens. Returns the sample when it is complete.
 
-        `versions`: the labels of what was loaded. Raises EngineError `wrong_version` for any other label, ModelError when
+        `versions` maps the labels loaded to versions. Raises EngineError `wrong_version` for any other label, ModelError when
         the log-probabilities are not finite.
         """
         meta = reply["meta_info"]
@@ -68,21 +67,18 @@ class PartialSample:
         return self._completion(kind) if kind in {"stop", "length"} else None
 
     def _completion(self, finish: Literal["stop", "length"]) -> Completion:
-        logprobs = self._logprobs[:]
-        if sys.byteorder == "big":
-            logprobs.byteswap()
-        return Completion(tuple(self._ids), logprobs.tobytes(), tuple(self._spans), finish)
+        return Completion(tuple(self._ids), pack_logprobs(self._logprobs), tuple(self._spans), finish)
 
 
 def began_with(reply: Mapping[str, Any]) -> str:
-    """Label of the weights that a reply's first token came from."""
+    """Label of the weights that drew a reply's first token."""
     meta = reply["meta_info"]
     given = meta.get("weight_versions")
     return str(given[0]["version"] if given else meta["weight_version"])
 
 
 def _spans(meta: Mapping[str, Any], length: int, offset: int, versions: Mapping[str, int]) -> list[TokenSpan]:
-    """The server's spans of a reply's tokens, which begin at `offset` in the sample."""
+    """Spans of a reply's tokens, as the server gives them; the first token is the sample's token `offset`."""
     given = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": length}]
     unknown = {span["version"] for span in given} - versions.keys()
     if unknown:
@@ -93,7 +89,7 @@ def _spans(meta: Mapping[str, Any], length: int, offset: int, versions: Mapping[
 
 
 def _joined(before: list[TokenSpan], after: list[TokenSpan]) -> list[TokenSpan]:
-    """One list; a version that goes on over the seam is one span."""
+    """Joins two lists of spans; a version on both sides of the seam becomes one span."""
     if before and after and before[-1].version == after[0].version:
         return [*before[:-1], TokenSpan(before[-1].start, after[0].end, after[0].version), *after[1:]]
     return [*before, *after]

@@ -1,4 +1,4 @@
-"""The server as the engine sees it: up, and up again after it failed."""
+"""A server for the engine: launched by the worker, or attached to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_SECONDS: Final = 0.25
 
 
 class Server:
-    """Launched by us when the settings name no URL; otherwise attached to, and waited for when it is away."""
+    """Launched when the settings give no URL. Otherwise attached to, and waited for while it is away."""
 
     def __init__(self, model: Path, config: SGLangConfig, settings: SGLangSettings, log: Path) -> None:
         self._settings = settings
@@ -29,24 +29,24 @@ class Server:
         self._process: LaunchedServer | None = None
         self.api = self._api_at(settings.url) if settings.url else self._api_at("http://unset")
         self.lives = 0
-        """Times it came up."""
+        """How often the server came up."""
 
     @property
     def pid(self) -> int | None:
-        """Leader of a launched server's process group."""
+        """Leader of a launched server's process group; None for an attached server."""
         return self._process.pid if self._process else None
 
     @property
     def failed(self) -> bool:
-        """A launched server has ended."""
+        """Whether a launched server has ended."""
         return self._process is not None and not self._process.running
 
     def diagnosed(self, error: EngineError) -> EngineError:
-        """`error`, or why the server ended, if it did."""
+        """The reason why the server ended, if it did; otherwise `error`."""
         return self._process.failure("dead") if self._process is not None and self.failed else error
 
     async def start(self) -> None:
-        """Returns when the server answers. Raises EngineError `start_failed` or `out_of_memory`, or for a server without a key."""
+        """Returns when the server answers. Raises EngineError `start_failed`, `out_of_memory`, or `refused` for a server without a key."""
         if not self._settings.url:
             self._process = await LaunchedServer.start(self._launch)
             await self.api.close()
@@ -63,13 +63,13 @@ class Server:
         _log.info("engine_server_up", url=self.api.url, pid=self.pid, life=self.lives)
 
     async def restart(self) -> None:
-        """A launched server is killed and started anew; an attached one is waited for."""
+        """Kills a launched server and starts it anew; waits for an attached server."""
         _log.warning("engine_server_restarts", url=self.api.url, life=self.lives)
         await self._kill()
         await self.start()
 
     async def close(self) -> None:
-        """Ends what was launched."""
+        """Ends a launched server."""
         await self.api.close()
         await self._kill()
 
@@ -92,7 +92,7 @@ class Server:
             raise EngineError("start_failed", message) from None
 
     async def _answers(self) -> bool:
-        """A server attached to may be paused still: its worker was killed in a load."""
+        """Resumes an attached server first: it stays paused when its worker is killed in a load."""
         if self._settings.url:
             with contextlib.suppress(EngineError):
                 await self.api.resume()

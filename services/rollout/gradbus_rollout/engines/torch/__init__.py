@@ -1,13 +1,12 @@
 """The embedded engine: Llama and Qwen2 families on plain torch, bit-reproducible on a CPU.
 
-config    what the caller sets        shape     which models it runs
-weights   the tensors held, by name   versions  how a version's files become these
-cache     keys and values of slots    attention one query over pages of them
-arithmetic  products and attention, fast or with the trainer's bits
-buffers   memory of a batch shape     model     one forward
-prefill   prompts into the cache, in chunks of one shape
-requests  what is being sampled       rows      arrays of the slots
-scheduler slots, queue, decode step   loop      the thread that owns it all, and the asyncio side
+loop       `Engine`: the thread of the engine and its asyncio side
+scheduler  slots, queue and decode step     calls      calls under way and their samples
+rows       state of the slots, as arrays    prefill    prompts into the cache, in chunks of fixed shapes
+model      one forward                      arithmetic products and attention, fast or with the trainer's bits
+cache      keys and values of the slots     buffers    memory of a batch shape
+weights    the tensors, by name             versions   a version's files as weights
+config     settings                         shape      which models it runs
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the engine's products and attention are computed: as fast as torch does, or so that a trainer gets the same bits."""
+"""The engine's products and attention: as fast as torch computes them, or with the same bits as the trainer."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gradbus_kernels.operators.batch_invariant.attention import attend as invariant_attend
-from gradbus_kernels.operators.batch_invariant.attention import padded_queries
+from gradbus_kernels.operators.batch_invariant.attention import biases_of, padded_queries, weighted
 from gradbus_kernels.operators.batch_invariant.matmul import multiply_blocks
-from gradbus_rollout.engines.torch.attention import attend
 
 Pages = Sequence[tuple[Tensor, Tensor]]
 
 
 class Arithmetic(Protocol):
-    """Products of rows and weights, and attention. In either, a sample's bits depend on its prompt, seed and weights alone."""
+    """Products of rows and weights, and attention. With either kind, a sample's bits depend on its prompt, seed and weights alone."""
 
     def multiply(self, x: Tensor, weight: Tensor, addend: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """`[N, K]` by `[K, M]`, plus `addend`, `[N, M]` or `[M]`; into `out` if given, which may be `addend`."""
         ...
 
     def width(self, count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
-        """How many queries the biases for `attend` are made for, where there are `count`; `size` is head_dim, `lengths` the pages'."""
+        """Number of queries, at least `count`, that the biases for `attend` are made for; `size` is head_dim, `lengths` are the pages'."""
         ...
 
     def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
@@ -51,7 +51,7 @@ class Fast:
 
 
 class BatchInvariant:
-    """The operators that the trainer uses too. Bits do not depend on the number of rows, so prefill, decode and training agree."""
+    """The trainer's operators. Bits do not depend on the number of rows, so prefill, decode and training agree."""
 
     def multiply(self, x: Tensor, weight: Tensor, addend: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """See `Arithmetic`."""
@@ -67,5 +67,33 @@ class BatchInvariant:
 
 
 def arithmetic_for(numerics: Literal["fast", "batch_invariant"]) -> Arithmetic:
-    """What a run's `numerics` names."""
+    """Selects the arithmetic that a run's `numerics` names."""
     return BatchInvariant() if numerics == "batch_invariant" else Fast()
+
+
+def visibility_biases(seen: Tensor, spans: Sequence[tuple[int, int]], width: int) -> list[Tensor]:
+    """0 where a query at `seen` `[B, Q]` sees a key of a page (start, end), MASKED elsewhere; for every page.
+
+    Each is float32 `[B, width, end - start]`; rows past Q belong to no query.
+    """
+    if width > seen.shape[1]:
+        seen = functional.pad(seen, (0, width - seen.shape[1]))
+    return [bias.view(*seen.shape, -1) for bias in biases_of(seen.reshape(-1), spans)]
+
+
+def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor]) -> Tensor:
+    """Softmax attention of `queries` `[B, Q, D]` over all pages; the result has that shape too.
+
+    B counts rows times key heads. A page is keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases are `[B, Q, L]`. Every
+    product has the fixed shape of its page, and the softmax, whose kernel sums in vector lanes, runs over whole pages. So a
+    page that is masked for a row has weight 0 and adds exactly nothing to it, and bits do not depend on the number of pages.
+    """
+    return weighted([_scores(queries, keys, bias) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
+
+
+def _scores(queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+    """Scaled and masked products, float32 `[B, Q, L]`."""
+    scale = queries.shape[-1] ** -0.5
+    if queries.dtype == bias.dtype:
+        return torch.baddbmm(bias, queries, keys, alpha=scale)
+    return torch.add(bias, torch.bmm(queries, keys).float(), alpha=scale)

@@ -10,9 +10,9 @@ from gradbus_kernels.operators.batch_invariant.layers import complex_pairs, row_
 
 
 class Buffers:
-    """What a layer's products are written to, and the views that are taken of it.
+    """Outputs of a layer's products, and views of them.
 
-    Made once for a batch of R rows and C tokens a row: in a decode step, a view costs as much as a small product.
+    Made once for a batch of R rows and C tokens a row, because in a decode step a view costs as much as a small product.
     """
 
     def __init__(self, shape: ModelConfig, batch: torch.Size, like: Tensor) -> None:
@@ -20,11 +20,11 @@ class Buffers:
         self.qkv = like.new_empty(rows * count, shape.heads * shape.head_dim + shape.kv_width)
         """`[R * C, (heads + 2 * kv_heads) * head_dim]`"""
         self.entries = self.qkv[:, -shape.kv_width :]
-        """What the cache holds of it, `[R * C, kv_width]`."""
+        """The part of `qkv` that goes into the cache, `[R * C, kv_width]`."""
         self._queries = self.qkv[:, : -shape.kv_width].view(rows, count, shape.kv_heads, -1, shape.head_dim).transpose(1, 2)
         self._attended = (rows * shape.kv_heads, -1, shape.head_dim)
         self._pairs = self.qkv[:, :-key]
-        self._wide = self._pairs.float()  # itself, unless bfloat16, of which torch has no complex numbers
+        self._wide = self._pairs.float()  # the same tensor, except in bfloat16, for which torch has no complex numbers
         self.rotation = like.new_empty(self._wide.shape, dtype=torch.float32)
         """Rows of the rotary table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
         spans = row_spans(*self._wide.shape)
@@ -43,11 +43,11 @@ class Buffers:
             self._pairs.copy_(self._wide)
 
     def queries(self) -> Tensor:
-        """`[R * kv_heads, C * heads / kv_heads, head_dim]`: those of a key head side by side, so shared keys are never repeated."""
+        """`[R * kv_heads, C * heads / kv_heads, head_dim]`: queries of one key head are adjacent, so shared keys are not repeated."""
         return self._queries.reshape(self._attended)
 
     def by_token(self, attended: Tensor) -> Tensor:
-        """`[R * C, heads * head_dim]` from what lies as `queries` do."""
+        """`[R * C, heads * head_dim]` from a tensor in the layout of `queries`."""
         if self._queries.shape[2] == 1:
             return attended.view(self.qkv.shape[0], -1)
         return attended.view(self._queries.shape).transpose(1, 2).reshape(self.qkv.shape[0], -1)

@@ -19,20 +19,20 @@ from gradbus_kernels.operators.batch_invariant.attention import pages
 class KvCache:
     """`[layers, 2, rows, kv_heads, capacity, head_dim]`: keys, then values.
 
-    Heads stand before positions, so that a page is a batch of matrices without a copy.
+    Heads come before positions, so a page is a batch of matrices without a copy.
     """
 
     def __init__(self, shape: ModelConfig, rows: int, like: Tensor) -> None:
         self._storage = like.new_zeros(shape.layers, 2, rows, shape.kv_heads, 0, shape.head_dim)
         self._layers: Sequence[Tensor] = ()
-        self._pages: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}  # by their number
+        self._pages: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}  # by number of pages
         matrices = torch.arange(2 * rows * shape.kv_heads, device=like.device)
         self._matrices = matrices.view(2, rows, shape.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
         self._starts = self._matrices
 
     @property
     def capacity(self) -> int:
-        """Positions a row has room for."""
+        """Positions that a row has room for."""
         return self._storage.shape[4]
 
     def reserve(self, length: int) -> None:
@@ -48,16 +48,16 @@ class KvCache:
         self._starts = self._matrices * end
         self._pages.clear()
 
-    def places(self, positions: Tensor) -> Tensor:
-        """Where the entries of `positions` `[rows, C]` lie, for `write`: `[rows * C * 2 * kv_heads]`."""
+    def indexes(self, positions: Tensor) -> Tensor:
+        """Indexes for `write` of the entries at `positions` `[rows, C]`: `[rows * C * 2 * kv_heads]`."""
         return (self._starts + positions.unsqueeze(-1)).reshape(-1)
 
-    def write(self, layer: int, places: Tensor, entries: Tensor) -> None:
-        """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `places`."""
-        self._layers[layer].index_copy_(0, places, entries.reshape(-1, self._storage.shape[5]))
+    def write(self, layer: int, indexes: Tensor, entries: Tensor) -> None:
+        """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `indexes`."""
+        self._layers[layer].index_copy_(0, indexes, entries.reshape(-1, self._storage.shape[5]))
 
     def pages(self, spans: Sequence[tuple[int, int]]) -> list[list[tuple[Tensor, Tensor]]]:
-        """Of every layer, the pages at `spans`: keys `[rows * kv_heads, head_dim, end - start]`, and values, not transposed."""
+        """The pages at `spans` of each layer: keys `[rows * kv_heads, head_dim, end - start]`, and values, not transposed."""
         found = self._pages.get(len(spans))
         if found is None:
             matrices = self._storage.view(*self._storage.shape[:2], -1, *self._storage.shape[4:])
@@ -68,6 +68,6 @@ class KvCache:
         return found
 
     def copy_rows(self, rows: Tensor, source: KvCache, source_rows: Tensor, length: int) -> None:
-        """Rows of another cache, their first `length` positions, into `rows` of this one."""
+        """Copy the first `length` positions of another cache's rows into `rows` of this one."""
         self.reserve(length)
         self._storage[:, :, rows, :, :length] = source._storage[:, :, source_rows, :, :length]

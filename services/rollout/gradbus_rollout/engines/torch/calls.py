@@ -1,4 +1,4 @@
-"""What is being sampled, from the call to its completions."""
+"""The calls under way and their samples, from `generate` to the completions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class GenerateCall:
         self._done: list[dict[int, Completion]] = [{} for _ in groups]
         self.prefills: list[Interval | None] = [None for _ in groups]
         """When each group's prompt was computed."""
-        self._missing = sum(len(group.seeds) for group in groups)
+        self._pending = sum(len(group.seeds) for group in groups)
 
     def finish(self, group: int, n: int, completion: Completion) -> bool:
-        """Take one sample in; True once all are there, and then the caller has them."""
+        """Add one sample's completion. True when it was the last: the caller then has the results."""
         self._done[group][n] = completion
-        self._missing -= 1
-        if self._missing:
+        self._pending -= 1
+        if self._pending:
             return False
         results = [
             GroupCompletion(group.key, tuple(done[n] for n in range(len(done))), prefill)
@@ -44,7 +44,7 @@ class RunningSample:
     group: int
     n: int
     lane: int
-    """Where its prompt's keys and values and its first token lie until it is admitted."""
+    """Prefill lane with its prompt's keys and values and its first token, until it is admitted."""
     began: int = 0
     """When it took its slot, in nanoseconds since 1970."""
     starts: list[tuple[int, int]] = field(default_factory=list)
@@ -52,13 +52,13 @@ class RunningSample:
 
     @property
     def prompt_group(self) -> PromptGroup:
-        """What it is a sample of."""
+        """The group that it belongs to."""
         return self.call.groups[self.group]
 
     def begin_span(self, start: int, version: int) -> None:
         """Tokens from `start` on come from `version`."""
         if self.starts and self.starts[-1][0] == start:
-            self.starts.pop()  # nothing was drawn under that version
+            self.starts.pop()  # no token was drawn from that version
         self.starts.append((start, version))
 
     def spans(self, length: int) -> tuple[TokenSpan, ...]:

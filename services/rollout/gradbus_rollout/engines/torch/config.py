@@ -1,4 +1,4 @@
-"""What a caller decides about the engine."""
+"""Settings of the embedded engine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineConfig:
-    """All of it decides bits: two engines with equal settings give equal samples."""
+    """Every field decides bits: two engines with equal settings give equal samples."""
 
     slots: int = 64
-    """Samples decoded side by side; 4 or more, for narrower batches take other kernels."""
+    """Samples decoded side by side; at least 4, because narrower batches use other kernels."""
     max_new_tokens: int = 128
     temperature: float = 1.0
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     max_prompt_tokens: int | None = None
-    """None: what the model's context leaves room for."""
+    """None: as long as the model's context has room for."""
     threads: int = 1
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -34,7 +34,6 @@ class TorchEngineConfig:
             raise SettingsError(f"slots = {self.slots}: set 4 or more")
         if self.max_new_tokens < 1 or self.threads < 1 or self.temperature <= 0:
             raise SettingsError("max_new_tokens, threads and temperature must be above 0; correct the run's [rollout] section")
-
         if self.numerics == "batch_invariant" and self.device != "cpu":
             raise SettingsError(
                 f'numerics = "batch_invariant" runs on a CPU and GRADBUS_DEVICE is {self.device}; set it to cpu, or numerics = "fast"'

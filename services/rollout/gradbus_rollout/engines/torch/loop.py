@@ -1,4 +1,4 @@
-"""The thread that owns model and slots, and the asyncio side of it."""
+"""`Engine` on plain torch: a thread that owns the model and the slots, and its asyncio side."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _LoadCommand:
+    """Replace the weights by a version's, between two decode steps."""
+
     tensors: Mapping[str, Tensor]
     version: int
     future: Future[str] = field(default_factory=Future)
 
 
 class _CloseCommand:
-    """Ends the loop."""
+    """End the loop."""
 
 
 class TorchEngine:
     """`Engine` on plain torch. `generate` and `load` may be called from any event loop."""
 
     def __init__(self, model: DecoderModel, config: TorchEngineConfig, versions: VersionFormat | None = None) -> None:
-        """`versions` says what a version is; default: every weight."""
+        """`versions` reads the files of a version; the default expects every weight."""
         self._model = model
         self._versions = versions or WholeVersions(model.weights)
         self._config = config
@@ -55,8 +57,8 @@ class TorchEngine:
         self._progress = 0
         self._broken: str | None = None
         self._inbox: SimpleQueue[GenerateCall | _LoadCommand | _CloseCommand] = SimpleQueue()
-        self._lock = Lock()  # a command is either taken by the loop or refused, never left in the inbox
-        # Begun by the first command: an engine that nobody took, for its run was gone before it was made, is then not held by it.
+        self._lock = Lock()  # so that no command is left in the inbox once the loop has ended
+        # Starts with the first command, so an engine that nobody uses, because its run ended meanwhile, is freed.
         self._thread = Thread(target=self._run, name="torch-engine", daemon=True)
 
     @classmethod
@@ -71,36 +73,36 @@ class TorchEngine:
 
     @property
     def name(self) -> str:
-        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`, and the numerics where they are not the fast ones."""
+        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`, and the numerics if they are not `fast`."""
         numerics = "" if self._config.numerics == "fast" else f" {self._config.numerics}"
         return f"torch {torch.__version__} {self._config.device} {self._config.dtype}{numerics}"
 
     @property
     def version(self) -> int | None:
-        """The version held; None before the first load."""
+        """The version loaded; None before the first load."""
         return self._version
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longest prompt that leaves room for the response."""
+        """Length of the longest prompt that leaves room for the response."""
         room = self._model.shape.context_length - self._config.max_new_tokens
         return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
 
     async def progress(self) -> int:
-        """See `Engine.progress`: decode steps and commands that were begun."""
+        """See `Engine.progress`: decode steps and commands begun."""
         return self._progress
 
     async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`. The swap falls between two decode steps."""
         tensors = await asyncio.to_thread(self._versions.read, weights)
-        command = _LoadCommand(tensors, version)
-        self._post(command)
-        return await asyncio.wrap_future(command.future)
+        load = _LoadCommand(tensors, version)
+        self._post(load)
+        return await asyncio.wrap_future(load.future)
 
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
         """See `Engine.generate`."""
         if self._version is None:
-            raise ModelError("the engine holds no weights yet; load a version first")
+            raise ModelError("the engine has no weights yet; load a version first")
         for group in groups:
             check_group(group, self.max_prompt_tokens, self._model.shape.vocab_size)
         if not groups:
@@ -111,7 +113,7 @@ class TorchEngine:
 
     async def close(self) -> None:
         """See `Engine.close`. May be called again."""
-        with contextlib.suppress(ModelError):  # it has ended
+        with contextlib.suppress(ModelError):  # the loop has ended
             self._post(_CloseCommand())
         await asyncio.to_thread(self._thread.join)
 
@@ -131,35 +133,35 @@ class TorchEngine:
                 while self._take_commands():
                     self._progress += 1
                     self._scheduler.step()
-        except Exception as error:  # noqa: BLE001 -- the thread's boundary: whoever waits gets it
+        except Exception as error:  # noqa: BLE001 -- the thread's boundary: the callers get the error
             _log.exception("engine_failed", engine=self.name, version=self._version)
             reason = f"the engine broke ({error}); restart the worker"
         self._refuse_all(reason)
 
     def _take_commands(self) -> bool:
-        """Act on every command that is there, waiting for one only when no sample runs; False to end."""
+        """Act on all commands in the inbox; wait for one only when no sample runs. False to end the loop."""
         while not self._scheduler.calls or not self._inbox.empty():
             command = self._inbox.get()
             self._progress += 1
             match command:
                 case GenerateCall() as call:
                     self._scheduler.submit(call)
-                case _LoadCommand() as command:
-                    self._load_version(command)
+                case _LoadCommand() as load:
+                    self._load_version(load)
                 case _CloseCommand():
                     return False
         return True
 
-    def _load_version(self, command: _LoadCommand) -> None:
+    def _load_version(self, load: _LoadCommand) -> None:
         try:
-            digest = self._versions.replace(command.tensors)
-            self._scheduler.begin_version(command.version)
-            self._version = command.version
+            digest = self._versions.replace(load.tensors)
+            self._scheduler.begin_version(load.version)
+            self._version = load.version
         except Exception as error:
-            _settle(command.future, ModelError(f"loading version {command.version} broke the engine ({error}); restart the worker"))
+            _settle(load.future, ModelError(f"loading version {load.version} broke the engine ({error}); restart the worker"))
             raise
-        if command.future.set_running_or_notify_cancel():
-            command.future.set_result(digest)
+        if load.future.set_running_or_notify_cancel():
+            load.future.set_result(digest)
 
     def _refuse_all(self, reason: str) -> None:
         with self._lock:
@@ -174,6 +176,6 @@ class TorchEngine:
 
 
 def _settle(future: Future[Any], error: ModelError) -> None:
-    """Fail a future, unless its caller has given up."""
+    """Fail a future, unless its caller was cancelled."""
     if not future.done() and future.set_running_or_notify_cancel():
         future.set_exception(error)

@@ -11,18 +11,17 @@ from gradbus_kernels.models.config import ModelConfig
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators.batch_invariant.attention import pages
 from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
-from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast
-from gradbus_rollout.engines.torch.attention import visibility_biases
+from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
 from gradbus_rollout.engines.torch.cache import KvCache
 from gradbus_rollout.engines.torch.weights import LayerWeights, ModelWeights
 
 
 class DecoderModel:
-    """Weights and the forward. Every product's shape is given by the shape of its input alone."""
+    """Weights and the forward. The shape of each product follows from the shape of its input alone."""
 
     def __init__(self, shape: ModelConfig, like: Tensor, arithmetic: Arithmetic | None = None) -> None:
-        """`like` says where and in which dtype everything lies; `arithmetic`: default `Fast`."""
+        """`like` gives the device and dtype of weights and cache; `arithmetic` defaults to `Fast`."""
         self.shape = shape
         self.weights = ModelWeights(shape, like)
         self._like = like
@@ -32,7 +31,7 @@ class DecoderModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, cache and hidden states."""
+        """Dtype of weights, cache and hidden states."""
         return self._like.dtype
 
     def new_cache(self, rows: int) -> KvCache:
@@ -42,20 +41,20 @@ class DecoderModel:
     def forward(self, tokens: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
         """Hidden states `[R * C, hidden]` of `tokens` int64 `[R, C]` at `positions` int64 `[R, C]` of the cache's rows.
 
-        Writes their keys and values first, then lets each token see the positions of its row up to its own.
+        Writes their keys and values into the cache first; each token then attends to the positions of its row up to its own.
         """
         longest = int(positions.max()) + 1
         cache.reserve(longest)
         self._reserve_rope(cache.capacity)
         spans = pages(longest)
         biases = self._biases(positions, spans)
-        places = cache.places(positions)
+        indexes = cache.indexes(positions)
         buffers = self._buffers_for(positions.shape)
         torch.index_select(self._rope, 0, positions.view(-1), out=buffers.rotation)
         x = self.weights.embedding.index_select(0, tokens.view(-1))
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
             self._project(layer, x, buffers)
-            cache.write(number, places, buffers.entries)
+            cache.write(number, indexes, buffers.entries)
             attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases)
             self._arithmetic.multiply(buffers.by_token(attended), layer.out, x, x)
             self._feed_forward(layer, x, buffers)
@@ -66,7 +65,7 @@ class DecoderModel:
         return self._arithmetic.multiply(self._norm(hidden, self.weights.norm), self.weights.head.t())
 
     def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Of the queries as `Buffers.queries` has them."""
+        """Biases of the queries, in the layout of `Buffers.queries`."""
         (rows, count), key, size = positions.shape, self.shape.kv_heads, self.shape.head_dim
         seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, self.shape.heads // key).reshape(rows * key, -1)
         width = self._arithmetic.width(seen.shape[1], size, tuple(end - start for start, end in spans), self.dtype)

@@ -19,7 +19,7 @@ _LONGEST_CHUNK: Final = 32
 def chunks(length: int) -> Iterator[tuple[int, int]]:
     """(start, end) of the chunks that hold positions 0..length-1: 8, 8, 16, then 32 each.
 
-    A position's chunk depends on the position alone, so a prompt's bits do not depend on the longest prompt beside it.
+    A position's chunk depends on the position alone, so a prompt's bits do not depend on longer prompts beside it.
     """
     start = 0
     while start < length:
@@ -29,7 +29,7 @@ def chunks(length: int) -> Iterator[tuple[int, int]]:
 
 
 class Prefill:
-    """A cache of `lanes` prompts. Lanes without a prompt compute nothing of use: the shape stays the same."""
+    """A cache of `lanes` prompts. Lanes without a prompt are computed too, so that the shape stays the same."""
 
     def __init__(self, model: DecoderModel, lanes: int, device: str) -> None:
         self._model = model
@@ -39,7 +39,7 @@ class Prefill:
         self.cache: KvCache = model.new_cache(lanes)
 
     def run(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Replace the lanes' contents by `prompts`, at most `lanes` of them, lane by lane.
+        """Fill the lanes with `prompts`, at most `lanes` of them.
 
         Returns the logits that follow each prompt, `[lanes, vocab]`.
         """

@@ -1,4 +1,4 @@
-"""What the decode step knows of its rows."""
+"""State of the rows of a decode step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus_kernels.operators import counter_uniform
 from gradbus_rollout.engines.base import Completion
 from gradbus_rollout.engines.torch.calls import RunningSample
@@ -23,68 +24,68 @@ class Draws(NamedTuple):
 
 
 class Rows:
-    """Plain arrays, `[slots]` or `[slots * max_new_tokens]` each: one operation does the bookkeeping of all rows.
+    """Arrays of `[slots]` or `[slots * max_new_tokens]`, so that one operation does the bookkeeping of all rows.
 
-    Rows without a sample stand still at position 0. Public tensors share the memory of private arrays.
+    Rows without a sample stay at position 0. The public tensors share memory with private arrays.
     """
 
     def __init__(self, config: TorchEngineConfig, vocab_size: int) -> None:
         slots, longest = config.slots, config.max_new_tokens
-        self._numbers = torch.arange(longest)
+        self._steps = torch.arange(longest)
         self._stops = np.zeros(vocab_size, dtype=np.bool_)
         self._stops[[token for token in config.stop_token_ids if token < vocab_size]] = True
         self.tokens, self.positions = torch.zeros(2, slots, 1, dtype=torch.int64).unbind()
-        """Of the next forward, `[slots, 1]` each."""
+        """Input of the next forward, int64 `[slots, 1]` each."""
         self.greedy: Tensor | None = None
-        """Bool `[slots]`; None when no row is."""
+        """Bool `[slots]`; None when no row is greedy."""
         self._active = np.zeros(slots, dtype=np.bool_)
         self._greedy = np.zeros(slots, dtype=np.bool_)
         self._token, self._position = self.tokens.numpy()[:, 0], self.positions.numpy()[:, 0]
-        self._first = np.arange(slots) * longest  # places of the rows' first draws in the flat arrays
-        self._place = self._first.copy()  # of the next draws
+        self._first = np.arange(slots) * longest  # index of each row's first draw in the flat arrays
+        self._next = self._first.copy()  # index of each row's next draw
         self._last = self._first + longest - 1
         self._uniforms = np.zeros(slots * longest)
-        self._token_ids = np.zeros(slots * longest, dtype="<i4")
-        self._logprobs = np.zeros(slots * longest, dtype="<f4")
+        self._token_ids = np.zeros(slots * longest, dtype=ID_DTYPE)
+        self._logprobs = np.zeros(slots * longest, dtype=LOGPROB_DTYPE)
 
     def start(self, rows: list[int], samples: Sequence[RunningSample], first: Draws) -> list[int]:
-        """Put `samples` behind their first tokens, drawn from their lanes. Returns the rows whose sample has ended so.
+        """Start `samples` with their first tokens, which were drawn in their lanes. Returns the rows whose sample has ended with it.
 
-        All uniforms that they will need are drawn here.
+        Draws all uniforms that the samples will need.
         """
         groups = [sample.prompt_group for sample in samples]
         seeds = torch.tensor([group.seeds[sample.n] for group, sample in zip(groups, samples, strict=True)])
-        self._uniforms.reshape(len(self._active), -1)[rows] = counter_uniform(seeds[:, None], self._numbers).numpy()
-        drawn = [sample.lane for sample in samples], [sample.n for sample in samples]
-        self._token[rows] = self._token_ids[self._first[rows]] = first.tokens[drawn]
-        self._logprobs[self._first[rows]] = first.logprobs[drawn]
+        self._uniforms.reshape(len(self._active), -1)[rows] = counter_uniform(seeds[:, None], self._steps).numpy()
+        source = [sample.lane for sample in samples], [sample.n for sample in samples]
+        self._token[rows] = self._token_ids[self._first[rows]] = first.tokens[source]
+        self._logprobs[self._first[rows]] = first.logprobs[source]
         self._position[rows] = [len(group.prompt_ids) for group in groups]
-        self._place[rows] = self._first[rows] + 1
+        self._next[rows] = self._first[rows] + 1
         self._active[rows] = True
         self._greedy[rows] = [group.greedy for group in groups]
-        self._note_greedy()
-        return [row for row in rows if self._stops[self._token[row]] or self._place[row] > self._last[row]]
+        self._update_greedy()
+        return [row for row in rows if self._stops[self._token[row]] or self._next[row] > self._last[row]]
 
     def drawn(self, row: int) -> int:
-        """Tokens that the sample in `row` has."""
-        return int(self._place[row] - self._first[row])
+        """Number of tokens of the sample in `row`."""
+        return int(self._next[row] - self._first[row])
 
     def uniforms(self) -> Tensor:
-        """Of the next draw, `[slots, 1]`."""
-        return torch.from_numpy(self._uniforms[self._place, None])
+        """Uniforms of the next draw, `[slots, 1]`."""
+        return torch.from_numpy(self._uniforms[self._next, None])
 
     def record(self, draws: Draws) -> list[int]:
-        """Take one token a row and step on. Returns the rows whose sample has ended."""
+        """Record one token a row. Returns the rows whose sample has ended."""
         tokens = draws.tokens[:, 0]
-        self._token[:] = self._token_ids[self._place] = tokens
-        self._logprobs[self._place] = draws.logprobs[:, 0]
-        ended: list[int] = (self._active & (self._stops[tokens] | (self._place == self._last))).nonzero()[0].tolist()
+        self._token[:] = self._token_ids[self._next] = tokens
+        self._logprobs[self._next] = draws.logprobs[:, 0]
+        ended: list[int] = (self._active & (self._stops[tokens] | (self._next == self._last))).nonzero()[0].tolist()
         self._position += self._active
-        self._place += self._active
+        self._next += self._active
         return ended
 
     def completion(self, row: int, sample: RunningSample, now: int) -> Completion:
-        """What `sample` has drawn in `row`, ended `now`."""
+        """The completion of `sample`, which ended `now` in `row`."""
         length, first = self.drawn(row), int(self._first[row])
         tokens = self._token_ids[first : first + length].tolist()
         return Completion(
@@ -99,8 +100,8 @@ class Rows:
         """Free `rows` for other samples."""
         self._active[rows] = self._greedy[rows] = False
         self._token[rows] = self._position[rows] = 0
-        self._place[rows] = self._first[rows]
-        self._note_greedy()
+        self._next[rows] = self._first[rows]
+        self._update_greedy()
 
-    def _note_greedy(self) -> None:
+    def _update_greedy(self) -> None:
         self.greedy = torch.from_numpy(self._greedy) if self._greedy.any() else None

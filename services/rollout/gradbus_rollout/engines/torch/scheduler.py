@@ -1,7 +1,7 @@
-"""Fixed slots, kept full: a slot that ends takes the next sample before the next step.
+"""Continuous batching over a fixed number of slots: a slot whose sample ends takes the next sample before the next step.
 
-The batch is always `slots` rows; empty ones decode junk that nobody reads. A row's bits depend on its
-weights, prompt and seed alone, so when and beside whom a sample is admitted is free to choose.
+The batch is always `slots` rows; nobody reads what empty rows decode. A sample's bits depend on weights, prompt
+and seed alone, so the scheduler is free to admit it at any step and beside any other sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradbus_rollout.engines.torch.rows import Draws, Rows
 
 
 class Scheduler:
-    """Queue, prefill lanes and slots. Not thread-safe: the engine's loop owns it."""
+    """Queue, prefill lanes and slots. Not thread-safe: the engine's thread owns it."""
 
     def __init__(self, model: DecoderModel, config: TorchEngineConfig) -> None:
         self._model = model
@@ -35,7 +35,7 @@ class Scheduler:
         self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
         self._lanes: list[PromptGroup] = []
-        self._prefilled = -1  # the version whose keys, values and first draws the lanes hold
+        self._prefilled = -1  # the version of the keys, values and first draws in the lanes
         self._first: Draws  # of the lanes' samples, `[lanes, samples]`
         self._running: dict[int, RunningSample] = {}
         self._free = list(range(config.slots))
@@ -43,7 +43,7 @@ class Scheduler:
         self.calls: set[GenerateCall] = set()
 
     def submit(self, call: GenerateCall) -> None:
-        """Queue a checked request."""
+        """Queue the groups of a checked call."""
         self.calls.add(call)
         self._queue.extend((call, number) for number in range(len(call.groups)))
 
@@ -54,7 +54,7 @@ class Scheduler:
             sample.begin_span(self._rows.drawn(row), version)
 
     def step(self) -> None:
-        """Admit what fits, then draw one token for every running sample."""
+        """Admit samples to the free slots, then draw one token for every running sample."""
         self._drop_cancelled()
         self._admit()
         if not self._running:
@@ -65,7 +65,7 @@ class Scheduler:
         self._finish(self._rows.record(draws))
 
     def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
-        """Draw from every row, also those without a sample. Raises ModelError when a log-probability is not finite."""
+        """Draw from every row, including the empty ones. Raises ModelError when a log-probability is not finite."""
         device = self._config.device
         sampling = SamplingParams(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
         drawn = sample_at(logits, uniforms.to(device), sampling)
@@ -91,7 +91,7 @@ class Scheduler:
             self._finish(self._rows.start(rows, samples, self._first))
 
     def _stage(self) -> None:
-        """Prefill the next prompts. All lanes are refilled at once, when the last sample has left them."""
+        """Prefill the next prompts. All lanes are refilled together, when the last sample has left them."""
         taken = [self._queue.popleft() for _ in range(min(self._prefill.lanes, len(self._queue)))]
         self._lanes = [call.groups[number] for call, number in taken]
         began = time.time_ns()
@@ -102,7 +102,7 @@ class Scheduler:
             self._staged.extend(RunningSample(call, number, n, lane) for n in range(len(call.groups[number].seeds)))
 
     def _prefill_lanes(self) -> None:
-        """Also for samples still staged when the version changes: keys, values and first token are of the sample's first span."""
+        """Compute the lanes, again when the version changes: a sample's prompt and first token come from its first span's version."""
         logits = self._prefill.run([group.prompt_ids for group in self._lanes])
         seeds = torch.zeros(self._prefill.lanes, max(len(group.seeds) for group in self._lanes), dtype=torch.int64)
         greedy = torch.zeros(self._prefill.lanes, dtype=torch.bool)
@@ -133,13 +133,13 @@ class Scheduler:
         self._free.extend(rows)
 
     def _drop_cancelled(self) -> None:
-        gone = {call for call in self.calls if call.future.cancelled()}
-        if not gone:
+        cancelled = {call for call in self.calls if call.future.cancelled()}
+        if not cancelled:
             return
-        self.calls -= gone
-        self._queue = deque(entry for entry in self._queue if entry[0] not in gone)
-        self._staged = deque(sample for sample in self._staged if sample.call not in gone)
-        rows = [row for row, sample in self._running.items() if sample.call in gone]
+        self.calls -= cancelled
+        self._queue = deque(entry for entry in self._queue if entry[0] not in cancelled)
+        self._staged = deque(sample for sample in self._staged if sample.call not in cancelled)
+        rows = [row for row, sample in self._running.items() if sample.call in cancelled]
         for row in rows:
             del self._running[row]
         self._release(rows)

@@ -1,4 +1,4 @@
-"""How a version's files become the weights held: as they are, or as adapters that are merged into the base model."""
+"""Turns a version's files into the engine's weights: as they are, or as adapters merged into the base model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Tensors = Mapping[str, Tensor]
 
 
 class VersionFormat(Protocol):
-    """Brings versions into one model's weights."""
+    """Reads the files of versions and puts them into one model's weights."""
 
     def read(self, files: Sequence[Path]) -> Tensors:
-        """What the files hold; changes nothing. Raises ModelError unless it is a whole version of this model."""
+        """Reads the files' tensors; changes nothing. Raises ModelError unless they are a whole version of this model."""
         ...
 
     def replace(self, tensors: Tensors) -> str:
-        """Overwrites every weight; the digest of the version that they now are."""
+        """Overwrites every weight; returns the digest of the version now loaded."""
         ...
 
 
 class WholeVersions:
-    """A version has every weight."""
+    """A version consists of every weight."""
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
@@ -41,13 +41,13 @@ class WholeVersions:
         return read_tensors(files, self._weights.shapes)
 
     def replace(self, tensors: Tensors) -> str:
-        """See `VersionFormat`. The digest is that of the tensors held, read back."""
+        """See `VersionFormat`. The digest is computed from the engine's own tensors."""
         self._weights.replace(tensors.items())
         return self._weights.digest()
 
 
 class AdapterVersions:
-    """A version has adapters alone. The base is read from the model's folder again for each, one tensor at a time."""
+    """A version consists of adapters. Each load reads the base from the model's folder again, one tensor at a time."""
 
     def __init__(self, weights: ModelWeights, folder: Path, lora: LoraSpec) -> None:
         self._weights = weights
@@ -60,13 +60,13 @@ class AdapterVersions:
         return read_tensors(files, self._shapes)
 
     def replace(self, tensors: Tensors) -> str:
-        """See `VersionFormat`. The digest is of the adapters that were added to weights which are held now."""
-        held: dict[str, Tensor] = {}
+        """See `VersionFormat`. The digest is that of the adapters merged into the weights."""
+        merged: dict[str, Tensor] = {}
 
         def weights() -> Iterator[tuple[str, Tensor]]:
             for name, weight, adapters in merged_weights(stored_tensors(self._folder), tensors, self._scale):
                 yield name, weight
-                held.update(adapters)
+                merged.update(adapters)
 
         self._weights.replace(weights())
-        return weights_digest(held)
+        return weights_digest(merged)

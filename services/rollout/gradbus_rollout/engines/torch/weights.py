@@ -1,4 +1,4 @@
-"""The tensors an engine holds: fused for speed, named as in a Hugging Face state dict."""
+"""The engine's tensors: fused for speed, with views named as in a Hugging Face state dict."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NAMES_SHOWN: Final = 3
 
 
 class LayerWeights:
-    """One decoder layer. q, k, v lie in one matrix, gate and up in another: four products a layer.
+    """One decoder layer, computed in four products: q, k and v are one matrix, gate and up another.
 
-    Matrices are held transposed, `[in, out]`: small products are faster so.
+    Matrices are stored transposed, `[in, out]`, which makes small products faster.
     """
 
     def __init__(self, shape: ModelConfig, like: Tensor) -> None:
@@ -37,7 +37,7 @@ class LayerWeights:
         self._half_head = shape.head_dim // 2
 
     def named(self, prefix: str) -> dict[str, Tensor]:
-        """Views into this layer's tensors, by state-dict name; queries' and keys' are `[heads, 2, head_dim / 2, ...]`."""
+        """Views of this layer's tensors by state-dict name; views of queries and keys are `[heads, 2, head_dim / 2, ...]`."""
         names = {
             f"{prefix}.input_layernorm.weight": self.input_norm,
             f"{prefix}.post_attention_layernorm.weight": self.post_norm,
@@ -55,7 +55,7 @@ class LayerWeights:
         return names
 
     def _halves(self, rows: Tensor) -> Tensor:
-        """Rows of interleaved pairs, as `rotate` wants them, seen as a state dict orders them: first halves, second halves."""
+        """A view of rows stored as interleaved pairs, for `rotate`, in a state dict's order: first halves, then second halves."""
         return rows.view(-1, self._half_head, 2, *rows.shape[1:]).transpose(1, 2)
 
 
@@ -73,32 +73,32 @@ class ModelWeights:
         if not shape.tied:
             self.named["lm_head.weight"] = self.head
         self.shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
-        """As a state dict has them."""
+        """Shapes in a state dict, by name."""
         self._dtypes = {name: view.dtype for name, view in self.named.items()}
 
     def replace(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite every tensor. Tensors that the model has no place for are passed over; ModelError for one that does not come."""
+        """Overwrite every tensor; ignores names that the model does not have. Raises ModelError when a tensor is missing."""
         missing = set(self.named)
         for name, tensor in tensors:
             if name in self.named:
-                held = self.named[name]
-                held.copy_(tensor.view(held.shape))
+                view = self.named[name]
+                view.copy_(tensor.view(view.shape))
                 self._dtypes[name] = tensor.dtype
                 missing.discard(name)
         _refuse(missing, "are missing from the weights")
 
     def digest(self) -> str:
-        """Checksum of the tensors held, not of what was read, in the dtypes that they were stored in."""
+        """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
         return weights_digest({name: _narrowed(_as_stored(view), self._dtypes[name]) for name, view in self.named.items()})
 
 
 def _as_stored(view: Tensor) -> Tensor:
-    """With the shape that it has in a state dict."""
+    """The view with its shape in a state dict."""
     return view.flatten(0, 2) if view.dim() > 2 else view
 
 
 def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In `dtype`, if that loses nothing: else these are not the weights that were stored, and their digest must not be the same."""
+    """The tensor in `dtype` if that loses nothing. Otherwise these are not the stored weights, and the digest must differ."""
     if tensor.dtype == dtype:
         return tensor
     narrowed = tensor.to(dtype)
@@ -106,7 +106,7 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The tensors of `files`, mapped. Raises ModelError unless they have exactly these names and shapes."""
+    """The tensors of `files`, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
     found: dict[str, Tensor] = {}
     for file in files:
         tensors = _load(file)
@@ -133,8 +133,8 @@ def _refuse(names: set[str], fault: str) -> None:
 
 
 def empty_like(device: str, dtype: torch.dtype) -> Tensor:
-    """A tensor that only says where and in which dtype the others shall lie; SettingsError if this machine cannot."""
+    """An empty tensor that carries device and dtype for the others. Raises SettingsError if torch cannot use the device."""
     try:
         return torch.empty(0, device=device, dtype=dtype)
-    except (AssertionError, RuntimeError) as error:  # the first from a torch that was built without such devices
+    except (AssertionError, RuntimeError) as error:  # AssertionError: torch was built without such devices
         raise SettingsError(f"torch cannot use device {device} ({first_line(error)}); set GRADBUS_DEVICE to one that is here") from error

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: a name, a few facts and tensors, as JSON and safetensors."""
+"""Commands of rank 0 to the other ranks: a name, arguments and tensors, as JSON and safetensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing that all ranks do together. `rest` is nothing, told so that a rank which waits knows rank 0 lives."""
+    """One operation that all ranks do together. `rest` does nothing; it tells waiting ranks that rank 0 is alive."""
 
     name: Name
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """As it is broadcast."""
-        header = json.dumps({"name": self.name, "facts": dict(self.facts)}).encode()
+        header = json.dumps({"name": self.name, "arguments": dict(self.arguments)}).encode()
         return len(header).to_bytes(_LENGTH_BYTES, "little") + header + safetensors.torch.save(dict(self.tensors))
 
     @classmethod
@@ -36,11 +36,11 @@ class Command:
         """The reverse of `to_bytes`."""
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         header = json.loads(content[_LENGTH_BYTES:end])
-        return cls(header["name"], header["facts"], safetensors.torch.load(content[end:]))
+        return cls(header["name"], header["arguments"], safetensors.torch.load(content[end:]))
 
 
 def batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """The batch's rows side by side, and how long each is."""
+    """The batch's rows side by side, with the length of each."""
     samples = batch.samples
     columns = {
         "prompt_ids": np.concatenate([sample.prompt_ids for sample in samples]),
@@ -49,7 +49,7 @@ def batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
         "lengths": np.array([len(sample.token_ids) for sample in samples]),
         "behaviour_logprobs": np.concatenate([sample.behaviour_logprobs for sample in samples]),
         "trainable": np.concatenate([sample.trainable for sample in samples]),
-        "advantages": np.array([sample.advantage for sample in samples], dtype=np.float64),
+        "advantages": np.concatenate([sample.advantages for sample in samples]),
     }
     references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
     if len(references) == len(samples):
@@ -61,14 +61,11 @@ def batch_of(step: int, tensors: Mapping[str, torch.Tensor]) -> Batch:
     """The reverse of `batch_tensors`."""
     columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     prompts = _rows(columns["prompt_ids"], columns["prompt_lengths"])
-    names = ("token_ids", "behaviour_logprobs", "trainable", "reference_logprobs")
+    names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
     rows = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
     return Batch(
         step,
-        [
-            TrainSample(prompt_ids=prompt, advantage=float(columns["advantages"][n]), **{name: parts[n] for name, parts in rows.items()})
-            for n, prompt in enumerate(prompts)
-        ],
+        [TrainSample(prompt_ids=prompt, **{name: parts[n] for name, parts in rows.items()}) for n, prompt in enumerate(prompts)],
     )
 
 

@@ -1,4 +1,4 @@
-"""The other ranks: they wait for rank 0's commands and do their part, and speak to no wire."""
+"""The other ranks: they do their part of each command of rank 0 and hold no connection to a service."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from gradbus.telemetry import configure_logging, get_logger
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_of
 from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
-from gradbus_trainer.settings import Settings
-from gradbus_trainer.torchrun import TorchrunRank
+from gradbus_trainer.settings import Settings, TorchrunRank
 
 _log = get_logger(__name__)
 
 
 def follow(settings: Settings, torchrun: TorchrunRank) -> int:
-    """Serves rank 0 until it says stop; the exit status: 0 then, 1 when a rank failed or does not answer."""
+    """Serves rank 0 until its `stop`. Exit status: 0 then, 1 when a rank failed or does not answer."""
     configure_logging("trainer", settings.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 gets it too, finishes its step with us and then says stop
+        signal.signal(number, signal.SIG_IGN)  # rank 0 gets it too, finishes its step with this rank and then sends `stop`
     try:
         Follower(settings, Ranks(torchrun, settings.device, settings.collective_seconds)).run()
     except Exception as error:  # noqa: BLE001 - the process boundary: torchrun then ends the other ranks
@@ -34,7 +33,7 @@ def follow(settings: Settings, torchrun: TorchrunRank) -> int:
 
 
 class Follower:
-    """One rank that is not 0."""
+    """A rank other than 0."""
 
     def __init__(self, settings: Settings, ranks: Ranks) -> None:
         self._settings = settings
@@ -42,14 +41,14 @@ class Follower:
         self._engine: RankEngine | None = None
 
     def run(self) -> None:
-        """Does as told until told to stop."""
+        """Carries out commands until `stop`."""
         while (command := Command.from_bytes(self._ranks.receive())).name != "stop":
-            # Rank 0 raises these too, and says what is next.
+            # Rank 0 raises these too, and decides how to go on.
             with contextlib.suppress(ModelError, TrainingError):
-                self._do(command)
+                self._carry_out(command)
         self._ranks.close()
 
-    def _do(self, command: Command) -> None:
+    def _carry_out(self, command: Command) -> None:
         if command.name == "open":
             self._open(command)
         elif self._engine is not None and command.name != "rest":
@@ -59,8 +58,8 @@ class Follower:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        spec = RunSpec.model_validate_json(command.facts["spec"])
-        folder = Path(command.facts["folder"])
+        spec = RunSpec.model_validate_json(command.arguments["spec"])
+        folder = Path(command.arguments["folder"])
         if not folder.is_dir():  # on another machine
             objects = self._settings.open_objects()
             folder = asyncio.run(materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models"))
@@ -68,15 +67,15 @@ class Follower:
 
 
 def _take_part(engine: RankEngine, command: Command) -> None:
-    facts = command.facts
+    arguments = command.arguments
     match command.name:
         case "train":
-            engine.train(batch_of(facts["step"], command.tensors), facts["rate"])
+            engine.train(batch_of(arguments["step"], command.tensors), arguments["rate"])
         case "weight":
-            engine.weight(facts["name"])
+            engine.weight(arguments["name"])
         case "moment":
-            engine.moment(facts["name"], facts["moment"])
+            engine.moment(arguments["name"], arguments["moment"])
         case "probe":
             engine.probe()
         case "restore":
-            engine.restore(facts["updates"], {})
+            engine.restore(arguments["updates"], {})

@@ -1,4 +1,4 @@
-"""Rank 0's side of every command: the others hear of it, then all do it together."""
+"""Rank 0's side of every command: it is sent to the other ranks, then all carry it out together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _RESTS_A_DEADLINE = 3
 class Leader:
     """One engine, and one command at a time from any thread.
 
-    While there is no command the others are told so, for their wait has a deadline too. Whatever fails while there are others
-    is a RankLostError: they are then at different places, and all must start again.
+    The other ranks wait for commands with a deadline, so that `rest` is sent while there is nothing to do. With several ranks every
+    failure is a RankLostError: the ranks no longer agree on the state, and all must start again.
     """
 
     def __init__(self, ranks: Ranks, seconds: float) -> None:
@@ -35,7 +35,7 @@ class Leader:
             threading.Thread(target=self._rest, args=(seconds / _RESTS_A_DEADLINE,), name="rest", daemon=True).start()
 
     def open(self, folder: Path, spec: RunSpec) -> RankEngine:
-        """A new engine on every rank in the place of the one before. Raises ModelError."""
+        """Replaces the engine on every rank. Raises ModelError."""
         command = Command("open", {"folder": str(folder), "spec": spec.model_dump_json()})
         with self._lock, self._together(command):
             if self._engine is not None:
@@ -45,10 +45,10 @@ class Leader:
             return self._engine
 
     def lead(self, engine: RankEngine, command: Command, work: Callable[[], _Result]) -> _Result:
-        """Tells the others, and does rank 0's part. Raises FencedError when `engine` has made way for another."""
+        """Sends the command and does rank 0's part, `work`. Raises FencedError when `engine` has been replaced."""
         with self._lock:
             if engine is not self._engine:
-                raise FencedError(f"`{command.name}` came too late: this trainer has taken up another run; let this one go")
+                raise FencedError(f"`{command.name}` came too late: this trainer serves another run now; drop this learner")
             with self._together(command):
                 return work()
 
@@ -66,13 +66,13 @@ class Leader:
             self.ranks.send(command.to_bytes())
             yield
         except GradbusError:
-            raise  # on all ranks, at the same place
+            raise  # every rank raises it at the same point
         except Exception as error:
             if self.ranks.size == 1:
                 raise
             self._lost = (
-                f"the {self.ranks.size} ranks fell apart in `{command.name}` ({type(error).__name__}: {error}); "
-                "they start again from the newest checkpoint: see the log of each rank for the first error"
+                f"the {self.ranks.size} ranks no longer agree after `{command.name}` failed ({type(error).__name__}: {error}); "
+                "they start again from the newest checkpoint; see the log of each rank for the first error"
             )
             raise RankLostError(self._lost) from error
 
@@ -81,6 +81,6 @@ class Leader:
             with self._lock:
                 if self._closed.is_set() or self._lost:
                     return
-                # The next command raises what is found here.
+                # The next command raises the error found here.
                 with contextlib.suppress(RankLostError), self._together(Command("rest")):
                     pass

@@ -1,4 +1,4 @@
-"""The learner that the trainer's fold sees: rank 0 of a DeepSpeed engine."""
+"""The learner on rank 0: every method is a command that all ranks carry out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gradbus.errors import ModelError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import check_shapes
-from gradbus_trainer.lazy_tensors import LazyTensors
-from gradbus_trainer.learners.base import StepMetrics, before_step
+from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_tensors
 from gradbus_trainer.learners.deepspeed.leader import Leader
 from gradbus_trainer.learners.deepspeed.rank_engine import MOMENTS
+from gradbus_trainer.learners.gradient_step import before_step
 from gradbus_trainer.step.batch import Batch
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _Result = TypeVar("_Result")
 
@@ -47,11 +48,11 @@ class DeepSpeedLearner:
         return metrics
 
     def weights(self) -> LazyTensors:
-        """See `Learner`. The ranks gather each that is asked for."""
+        """See `Learner`. Each tensor is gathered from the ranks when it is asked for."""
         return LazyTensors(self._engine.shapes, self._weight)
 
     def optimizer_tensors(self) -> LazyTensors:
-        """See `Learner`. The ranks gather each that is asked for."""
+        """See `Learner`. Each tensor is gathered from the ranks when it is asked for."""
         shapes = self._engine.shapes if self._updates else {}
         moments = LazyTensors({f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}, self._moment)
         return moments | LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
@@ -74,9 +75,9 @@ class DeepSpeedLearner:
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
         tensors = batch_tensors(batch) if self._leader.ranks.size > 1 else {}
         command = Command("train", {"step": batch.step, "rate": rate}, tensors)
-        norm, tally = self._lead(command, lambda: self._engine.train(batch, rate))
+        metrics = self._lead(command, lambda: self._engine.train(batch, rate))
         self._updates += 1
-        return tally.metrics(batch, rate, norm, self._engine.phases.noted)
+        return metrics
 
     def _weight(self, name: str) -> torch.Tensor:
         return self._lead(Command("weight", {"name": name}), lambda: self._engine.weight(name))

@@ -1,4 +1,4 @@
-"""One rank's part of a learner: its DeepSpeed engine, and what all ranks do with theirs at the same time."""
+"""One rank's part of a learner: its DeepSpeed engine, and the operations that all ranks do at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from gradbus import crash_points
-from gradbus.errors import ModelError, TrainingError
+from gradbus.algorithms import algorithm_of, learner_computes_reference
+from gradbus.errors import ModelError
 from gradbus.spec import RunSpec, TrainerSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
@@ -25,18 +26,16 @@ from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.files import stored_tensors
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
-from gradbus_trainer.algorithms.policy_settings import policy_settings
-from gradbus_trainer.algorithms.policy_tokens import policy_tokens
-from gradbus_trainer.learners.base_reference import with_base_reference
+from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.deepspeed.config import deepspeed_config
 from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
 from gradbus_trainer.learners.deepspeed.policy import Policy, logprobs_at
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.deepspeed.shares import Piece, idle_piece, pieces_of
-from gradbus_trainer.learners.phases import Phases
-from gradbus_trainer.learners.step_stats import StepStats
+from gradbus_trainer.learners.gradient_step import GradientStep, check_gradient
+from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
+from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.step.batch import Batch, TrainSample
-from gradbus_trainer.versions.probe import version_probe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -51,6 +50,8 @@ class RankEngine:
         """Raises ModelError on every rank if the model cannot be loaded on one of them."""
         torch.set_num_threads(spec.trainer.threads)
         self._spec = spec
+        self._settings = policy_settings(algorithm_of(spec.algorithm).loss)
+        self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)
         self._vocab_size = model.head_weight.shape[0]
@@ -67,27 +68,22 @@ class RankEngine:
             optimizer=_optimizer(spec.trainer, list(self._named.values())),
             config=deepspeed_config(spec.trainer, sum(shape.numel() for shape in self.shapes.values())),
         )
-        ranks.bound()
+        ranks.set_deadlines()
         self._state = ParameterState(self._engine, spec.trainer.deepspeed, ranks)
         self._has_moments = False
-        self.phases = Phases()
-        """Of the newest step, on this rank."""
         if spec.trainer.deepspeed.dtype == "bf16":
             self.restore(0, exact)
 
-    def train(self, batch: Batch, rate: float) -> tuple[float, StepStats]:
-        """This rank's share of one step; the gradient's norm and the sums of all ranks.
+    def train(self, batch: Batch, rate: float) -> StepMetrics:
+        """This rank's share of one step; the metrics of all ranks together, with this rank's phases.
 
         Raises TrainingError on every rank, with the weights unchanged, when the gradient is not finite.
         """
         pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size)
-        norm, tally = self._step(pieces, sum(batch.trainable_counts), rate)
-        if not math.isfinite(norm):
-            raise TrainingError(
-                f"the gradient of step {batch.step} is not finite; lower trainer.learning_rate, or look at the step's samples"
-            )
-        self._ranks.total(tally.sums, tally.largest_ratio)
-        return norm, tally
+        norm, step = self._step(pieces, sum(batch.trainable_counts), rate)
+        check_gradient(norm, batch.step)
+        self._ranks.reduce(step.stats.sums, step.stats.largest_ratio)
+        return step.metrics(batch, rate, norm)
 
     def weight(self, name: str) -> torch.Tensor:
         """A trained weight, whole, float32."""
@@ -99,7 +95,7 @@ class RankEngine:
         return self._state.moment(self._named[name], moment)
 
     def probe(self) -> VersionProbe:
-        """What the weights compute for a fixed text, in the dtype of the forward."""
+        """See `Learner`; in the dtype of the forward pass."""
         module = self._engine.module
         return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(1.0)))
 
@@ -108,10 +104,10 @@ class RankEngine:
         if updates and not self._has_moments:
             self._make_moments()
         for name, parameter in self._named.items():
-            self._state.set_weight(parameter, self._shared(source.get(name), self.shapes[name]))
+            self._state.set_weight(parameter, self._broadcast(source.get(name), self.shapes[name]))
             for moment in MOMENTS if self._has_moments else ():
                 value = source.get(f"{name}.{moment}") if updates else torch.zeros(self.shapes[name])
-                self._state.set_moment(parameter, moment, self._shared(value, self.shapes[name]))
+                self._state.set_moment(parameter, moment, self._broadcast(value, self.shapes[name]))
         self._state.set_updates(updates)
 
     def close(self) -> None:
@@ -124,47 +120,43 @@ class RankEngine:
             model = load_causal_lm(folder)
         except ModelError as error:
             fault = str(error)
-        if not self._ranks.all_hold(model is not None) or model is None:
+        if not self._ranks.all_true(model is not None) or model is None:
             raise ModelError(fault)
         model.model.checkpointing = self._spec.trainer.deepspeed.gradient_checkpointing
         return model
 
-    def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, StepStats]:
-        tally, phase = StepStats(), Phases()
+    def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, GradientStep]:
+        step = GradientStep()
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
-            if self._spec.shares_reference:
+            if self._learner_computes_reference:
                 base = partial(self._engine.module, piece.samples, self._ranks.device, logprobs_at(self._spec.rollout.temperature))
                 tokens = with_base_reference(tokens, self._engine.module, base)
-            with phase("forward"):
-                loss = self._loss(piece.samples, tokens)
-            with phase("backward"):
-                # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
-                self._engine.backward(loss.total * self._ranks.size)
-                tally.add(loss, tokens)
+            step.accumulate(tokens, partial(self._loss, piece.samples, tokens), self._backward)
             crash_points.reached(f"mid-step-{self._ranks.rank}")
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
-        with phase("optimise"):
-            norm = self._take()
-        self.phases = phase
-        return norm, tally
+        return step.update(self._clip_and_step), step
+
+    def _backward(self, total: torch.Tensor) -> None:
+        # The weights are shares of the whole step; DeepSpeed takes the mean over the ranks, and this makes it the sum.
+        self._engine.backward(total * self._ranks.size)
 
     def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
-        """Computed in the head's forward pass, with its gradients; `total` is what came through DeepSpeed's hooks."""
-        settings, temperature = policy_settings(self._spec.algorithm), self._spec.rollout.temperature
+        """Computed with its gradients in the head's forward pass; `total` has passed DeepSpeed's hooks."""
+        temperature = self._spec.rollout.temperature
         found: list[PolicyLoss] = []
 
         def total(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-            found.append(linear_grpo_loss(hidden, weight, ids, tokens, settings, temperature=temperature))
+            found.append(linear_grpo_loss(hidden, weight, ids, tokens, self._settings, temperature=temperature))
             return found[0].total
 
         attached = self._engine(samples, self._ranks.device, total)
         return replace(found[0], total=attached)
 
-    def _take(self) -> float:
-        """Clips and steps; the norm before, not finite if nothing was changed."""
+    def _clip_and_step(self) -> float:
+        """The norm before clipping; not finite if nothing was changed."""
         if self._spec.trainer.deepspeed.zero_stage == 0:
             norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
             if not math.isfinite(norm):
@@ -178,7 +170,7 @@ class RankEngine:
         return norm
 
     def _forget_gradients(self) -> float:
-        """With an offload in bf16 DeepSpeed 0.19.8 would add the next step's to the ones that are not finite."""
+        """With an offload in bf16 DeepSpeed 0.19.8 would add the next step's gradients to those that are not finite."""
         chosen = self._spec.trainer.deepspeed
         if chosen.zero_stage < 3 and chosen.offload != "none":
             sums = self._engine.optimizer.averaged_gradients
@@ -186,15 +178,15 @@ class RankEngine:
         return math.inf
 
     def _make_moments(self) -> None:
-        """ZeRO makes them in its first step: one with no gradient and a rate of 0 changes nothing else."""
+        """ZeRO makes the moments in its first step; a step without gradient at a rate of 0 changes nothing else."""
         one = np.zeros(1, np.int32)
         zero = np.zeros(1, np.float32)
-        self._step([idle_piece(TrainSample(one, one, zero, np.zeros(1, bool), 0.0, zero))], 1, 0.0)
+        self._step([idle_piece(TrainSample(one, one, zero, np.zeros(1, bool), zero, zero))], 1, 0.0)
 
-    def _shared(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+    def _broadcast(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
         """Rank 0's tensor, on this rank's device."""
         whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
-        self._ranks.share(whole)
+        self._ranks.broadcast(whole)
         return whole.to(self._ranks.device)
 
 

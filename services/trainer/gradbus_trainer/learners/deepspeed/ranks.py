@@ -1,4 +1,4 @@
-"""What goes between the ranks of one trainer. Every wait has a deadline, and nothing is pickled."""
+"""The process group of one trainer's ranks. Every wait has a deadline, and nothing is pickled."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gradbus.errors import RankLostError
-from gradbus_trainer.torchrun import TorchrunRank
+from gradbus_trainer.settings import TorchrunRank
 
 
 class Ranks:
-    """A process group: NCCL between GPUs, gloo for all else. Opens once a process."""
+    """NCCL between GPUs, gloo for everything else. Opened once a process."""
 
     def __init__(self, torchrun: TorchrunRank, device: str, seconds: float) -> None:
-        """Meets the other ranks at torchrun's address. Raises RankLostError when one does not come within `seconds`."""
+        """Connects to the other ranks at torchrun's address. Raises RankLostError when a rank is missing after `seconds`."""
         self.rank, self.size = torchrun.rank, torchrun.size
         on_gpu = device.startswith("cuda")
         self.device = torch.device("cuda", torchrun.local_rank) if on_gpu else torch.device("cpu")
@@ -31,44 +31,46 @@ class Ranks:
             dist.init_process_group(backend, rank=self.rank, world_size=self.size, store=store, timeout=self._timeout)
             self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         except RuntimeError as error:
-            raise RankLostError(f"the {self.size} ranks did not meet in {seconds:.0f} s ({error}); see the log of each rank") from error
+            raise RankLostError(
+                f"the {self.size} ranks did not connect within {seconds:.0f} s ({error}); see the log of each rank"
+            ) from error
 
-    def bound(self) -> None:
-        """Gives every group the deadline: those that DeepSpeed makes would wait for half an hour."""
+    def set_deadlines(self) -> None:
+        """Sets the deadline of every group; those that DeepSpeed makes would wait for half an hour."""
         for group in list(distributed_c10d._world.pg_map):
             distributed_c10d._set_pg_timeout(self._timeout, group)
 
     def send(self, content: bytes) -> None:
-        """Rank 0 tells the others."""
+        """Sends bytes from rank 0 to the others."""
         if self.size > 1:
             dist.broadcast(torch.tensor([len(content)]), 0, group=self._control)
             dist.broadcast(torch.frombuffer(bytearray(content), dtype=torch.uint8), 0, group=self._control)
 
     def receive(self) -> bytes:
-        """What rank 0 tells."""
+        """Receives the bytes that rank 0 sends."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, 0, group=self._control)
         content = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(content, 0, group=self._control)
         return content.numpy().tobytes()
 
-    def share(self, tensor: torch.Tensor) -> None:
-        """Fills `tensor` (in host memory) on every rank with rank 0's."""
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Copies rank 0's `tensor` (in host memory) into that of every rank."""
         if self.size > 1:
             dist.broadcast(tensor, 0, group=self._control)
 
-    def total(self, sums: torch.Tensor, largest: torch.Tensor) -> None:
-        """In place, over the ranks: adds up `sums`, and takes the `largest`."""
+    def reduce(self, sums: torch.Tensor, largest: torch.Tensor) -> None:
+        """In place, over the ranks: the sum of `sums` and the maximum of `largest`."""
         if self.size > 1:
             dist.all_reduce(sums, dist.ReduceOp.SUM, group=self._control)
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
 
-    def all_hold(self, here: bool) -> bool:
+    def all_true(self, here: bool) -> bool:
         """Whether `here` is true on every rank."""
-        held = torch.tensor([int(here)])
+        agreed = torch.tensor([int(here)])
         if self.size > 1:
-            dist.all_reduce(held, dist.ReduceOp.MIN, group=self._control)
-        return bool(held)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._control)
+        return bool(agreed)
 
     def close(self) -> None:
         """Leaves the group."""

@@ -1,4 +1,4 @@
-"""Which rows of a step a rank computes: about the same number of tokens each, in micro-batches of which all have as many."""
+"""The rows that each rank computes in a step: about the same number of tokens, in the same number of micro-batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 
+from gradbus.algorithms import algorithm_of
 from gradbus.spec import RunSpec
 from gradbus_kernels.models.packing import split_by_tokens
 from gradbus_kernels.operators import token_weights
@@ -23,12 +24,12 @@ class Piece:
 
 
 def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]:
-    """What `rank` of `ranks` computes. A function of the rows and the spec alone.
+    """The micro-batches of `rank` of `ranks`. A function of the rows and the spec alone.
 
-    Neighbours stay together, for they share prompts. Every backward pass is a collective, so a rank that has fewer
-    pieces fills up with idle ones, of weight 0.
+    Neighbours stay together, because they share prompts. Every backward pass is a collective, so a rank that has fewer
+    pieces adds idle ones, of weight 0.
     """
-    weights = token_weights(batch.trainable_counts, spec.algorithm.aggregate)
+    weights = token_weights(batch.trainable_counts, algorithm_of(spec.algorithm).loss.aggregate)
     owners = _owners([len(sample.prompt_ids) + len(sample.token_ids) for sample in batch.samples], ranks)
     shares = []
     for owner in range(ranks):
@@ -42,7 +43,7 @@ def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]
 
 
 def idle_piece(sample: TrainSample) -> Piece:
-    """Takes part in every collective and changes nothing."""
+    """A piece that takes part in every collective and changes nothing."""
     return Piece([replace(sample, trainable=np.zeros_like(sample.trainable))], [0.0])
 
 

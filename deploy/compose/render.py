@@ -1,0 +1,171 @@
+"""Renders the services of docker-compose.yml from the table of roles: `python deploy/compose/render.py`. A test holds the file to it.
+
+The table (`gradbus.deploy.roles`) gives environment, addresses, health pages, secrets and dependencies. This file adds what only
+containers have: images, memory, networks, GPUs and the variables of `docker compose` that set a service's options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradbus.deploy.roles import HEALTH_PORT, ROLES, Role, container_placement, role_environment
+
+COMPOSE = Path(__file__).parents[2] / "docker-compose.yml"
+NOTE = "rendered from libs/gradbus/deploy/roles.py by deploy/compose/render.py"
+BEGIN, END = "  # Begin: {} " + NOTE + "\n", "  # End: {}\n"
+ANCHORS = {"nats": "GRADBUS_NATS_URL", "buffer": "GRADBUS_BUFFER_URL", "objects": "GRADBUS_OBJECTS_URL"}
+"""Server, which is also the name of its anchor, to its variable."""
+BUCKET = "bucket"
+"""The rendered part of the anchor `objects`; docker-compose.yml adds the address of the S3 server."""
+BASE = ("GRADBUS_SECRETS_DIR", "GRADBUS_HEALTH", "GRADBUS_CACHE_DIR")
+
+TRACE = {"GRADBUS_TRACE_STEPS": "${TRACE_STEPS:-1.0}", "GRADBUS_TRACE_STEP_SECONDS": "${TRACE_STEP_SECONDS:-1.0}"}
+REWARDS = {
+    "GRADBUS_REWARD_SERVICE": "${REWARD_SERVICE:-}",
+    "GRADBUS_ALLOWED_HOSTS": '${REWARD_HOSTS:-["example-reward", "example-reward-http"]}',
+    "GRADBUS_PYTHON_GRADERS": "${PYTHON_GRADERS:-true}",
+}
+NCCL = {"GRADBUS_BROADCAST_BACKEND": "nccl"}
+GPU = '{{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: ["{}"], capabilities: [gpu]}}]}}}}}}'
+
+
+@dataclass(frozen=True)
+class Container:
+    """How a role's container differs from those of other roles."""
+
+    role: str
+    memory: str
+    options: dict[str, str] = field(default_factory=dict)
+    """Variables of the role that users set by variables of `docker compose`."""
+    networks: tuple[str, ...] = ()
+    """Networks besides `internal` and `storage`."""
+    optional: tuple[str, ...] = ()
+    """Containers of other profiles that it waits for."""
+    cache: str = ""
+    """Volume of its cache folder; empty: `cache` for a role that computes, none for others."""
+    start_period: str = ""
+    extra: tuple[str, ...] = ()
+    """More lines of its block."""
+    gpu: str = ""
+    """Variable and default of the device of a container of the profile `gpu`; empty: a container on the CPU."""
+    engine: str = ""
+    """Suffix of the image, and name of the Dockerfile, of a container of the profile `gpu`."""
+    python: str = "python"
+    comment: str = ""
+
+
+CONTAINERS = {
+    "weight-store": Container("weight_store", "1g"),
+    "reward": Container(
+        "reward",
+        "2g",
+        REWARDS,
+        networks=("rewards",),
+        optional=("example-reward", "example-reward-http"),
+        start_period="60s",
+        extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
+        comment="Not ready while REWARD_SERVICE has no address; the shorter start period shows that soon.",
+    ),
+    "reference": Container("reference", "${REFERENCE_MEMORY:-4g}"),
+    "conductor": Container("conductor", "2g", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),
+    "trainer": Container("trainer", "${TRAINER_MEMORY:-8g}", TRACE, extra=("scale: ${CPU_WORKERS:-1}",)),
+    "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", extra=("scale: ${CPU_WORKERS:-1}",)),
+    "trainer-gpu": Container(
+        "trainer",
+        "${TRAINER_MEMORY:-64g}",
+        TRACE | {"GRADBUS_DEVICE": "cuda"} | NCCL | {"GRADBUS_BROADCAST_HOST": "trainer-gpu"},
+        gpu="${TRAINER_GPU:-0}",
+        engine="deepspeed",
+        comment="Replaces the two services above: CPU_WORKERS=0 docker compose --profile gpu up. Unverified: no GPU has run it.",
+    ),
+    "rollout-gpu": Container(
+        "rollout",
+        "${ROLLOUT_MEMORY:-64g}",
+        NCCL | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": "${SGLANG_ARGUMENTS:-[]}"},
+        gpu="${ROLLOUT_GPU:-1}",
+        engine="sglang",
+        python="/opt/gradbus/bin/python",
+    ),
+    "gateway": Container(
+        "gateway",
+        "2g",
+        # Uploads and models from the hub pass through TMPDIR, and may be larger than memory.
+        REWARDS | {"GRADBUS_SERVED_HOSTS": "${SERVED_HOSTS:-[]}", "TMPDIR": "/var/cache/gradbus"},
+        networks=("front",),
+        cache="uploads",
+        extra=('ports: ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]',),
+    ),
+}
+
+
+def rendered(text: str) -> str:
+    """`text`, the content of docker-compose.yml, with its two rendered parts made anew."""
+    anchors = "".join(f"  {line}\n" for line in _anchors())
+    services = "\n".join("".join(f"  {line}".rstrip() + "\n" for line in _service(name, of)) for name, of in CONTAINERS.items())
+    for part, content in (("addresses", anchors), ("services", services)):
+        before, begin, rest = text.partition(BEGIN.format(part))
+        _, end, after = rest.partition(END.format(part))
+        text = before + begin + content + end + after
+    return text
+
+
+def _anchors() -> list[str]:
+    environment = role_environment(ROLES["conductor"], container_placement(ROLES["conductor"]))
+    lines = ["process: &process", *(f"  {name}: {environment[name]}" for name in BASE)]
+    for server, name in ANCHORS.items():
+        anchor = BUCKET if server == "objects" else server
+        lines += [f"{anchor}: &{anchor}", f"  {name}: {environment[name]}"]
+    return lines
+
+
+def _service(name: str, container: Container) -> list[str]:
+    role = ROLES[container.role]
+    lines = [f"# {container.comment}"] if container.comment else []
+    lines += [f"{name}:", "  <<: *service"]
+    lines += [f"  {line}" for line in (*_image(role, container), *container.extra, *_network_and_health(role, container))]
+    lines += ["  environment:", *(f"    {line}" for line in _environment(role, container))]
+    cache = container.cache or ("cache" if role.computes else "")
+    volumes = [f'"secrets-{role.hostname}:/run/gradbus:ro"', *([f'"{cache}:/var/cache/gradbus"'] if cache else [])]
+    return [*lines, f"  volumes: [{', '.join(volumes)}]", *(f"  {line}" for line in _dependencies(role, container))]
+
+
+def _image(role: Role, container: Container) -> list[str]:
+    image = f"image: gradbus/{role.hostname}{f'-{container.engine}' if container.engine else ''}:${{GRADBUS_TAG:-latest}}"
+    file = f"services/{role.name}/{f'{container.engine}.' if container.engine else ''}Dockerfile"
+    torch = ', args: {TORCH_INDEX_URL: "${TORCH_INDEX_URL:-}"}' if role.computes and not container.engine else ""
+    lines = [image, f"build: {{context: ., dockerfile: {file}{torch}}}", f"mem_limit: {container.memory}"]
+    if container.gpu:
+        lines = ["profiles: [gpu]", *lines, "pids_limit: 4096", "shm_size: 8g", f"deploy: {GPU.format(container.gpu)}"]
+    return lines
+
+
+def _network_and_health(role: Role, container: Container) -> list[str]:
+    """What differs from `x-service`, which has the networks of most roles and asks for readiness on the port of most."""
+    networks = ["internal", *(["storage"] if role.stores_objects else []), *container.networks]
+    lines = [f"networks: [{', '.join(networks)}]"] if networks != ["internal", "storage"] else []
+    check = [f'  test: ["CMD", "{container.python}", "-IS", "/opt/ready.py", "{role.probe_port}"]']
+    differs = check if (container.python, role.probe_port) != ("python", HEALTH_PORT) else []
+    differs += [f"  start_period: {container.start_period}"] if container.start_period else []
+    return [*lines, "healthcheck:", "  <<: *ready", *differs] if differs else lines
+
+
+def _environment(role: Role, container: Container) -> list[str]:
+    own = role_environment(role, container_placement(role))
+    servers = [server for server, variable in ANCHORS.items() if variable in own]
+    anchors = ", ".join(f"*{anchor}" for anchor in ("base", *servers))
+    hidden = {*BASE, *ANCHORS.values()}
+    variables = {name: value for name, value in own.items() if name not in hidden} | container.options
+    return [f"<<: {f'[{anchors}]' if servers else anchors}", *(f"{name}: {value}" for name, value in variables.items())]
+
+
+def _dependencies(role: Role, container: Container) -> list[str]:
+    if role.uses_nats:
+        return ["depends_on: *started"]
+    optional = [f"  {name}: {{condition: service_healthy, required: false}}" for name in container.optional]
+    return ["depends_on:", "  secrets: {condition: service_completed_successfully}", *optional]
+
+
+if __name__ == "__main__":
+    COMPOSE.write_text(rendered(COMPOSE.read_text()))
+    print(COMPOSE.name)

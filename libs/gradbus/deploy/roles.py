@@ -1,0 +1,179 @@
+"""The roles of a deployment: one table that the embedded stack and docker-compose.yml are rendered from.
+
+A role is a service. What it may do on the bus, on the buffer and over gRPC stands in `gradbus.access.table`; this table refers to it and
+adds the process: its module, addresses, environment and secrets. Nothing here imports a service or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
+
+_PORTS: Final = {"": 0, "grpc": 50051, "rest": 8080}
+HEALTH_PORT: Final = 8081
+"""Port of the health pages in a container."""
+_DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_")
+# Only the gateway downloads models from the hub.
+_HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One service of the system."""
+
+    name: str
+    """Its user on NATS and on the buffer, its name as a gRPC caller, and the folder of its secrets."""
+    serves: Literal["", "grpc", "rest"] = ""
+    stores_objects: bool = True
+    """Whether it reads or writes object storage."""
+    computes: bool = False
+    """Whether it holds a model: it needs torch, and keeps downloaded models in its cache folder."""
+    operator_settings: tuple[str, ...] = ()
+    """Names of variables, or how they begin, that an operator may set for this role alone."""
+
+    @property
+    def module(self) -> str:
+        """The module that runs it: `python -m MODULE`."""
+        return f"gradbus_{self.name}"
+
+    @property
+    def hostname(self) -> str:
+        """Its host name, and the name of its container."""
+        return self.name.replace("_", "-")
+
+    @property
+    def port(self) -> int:
+        """The port of its gRPC or REST server in a container; 0 when it serves nothing."""
+        return _PORTS[self.serves]
+
+    @property
+    def probe_port(self) -> int:
+        """The port in a container where /readyz and /healthz tell most: the gateway's REST server has both pages itself."""
+        return self.port if self.serves == "rest" else HEALTH_PORT
+
+    @property
+    def uses_nats(self) -> bool:
+        """Whether it has a user on NATS."""
+        return self.name in NATS_USERS
+
+    @property
+    def uses_buffer(self) -> bool:
+        """Whether it has a user on the buffer."""
+        return self.name in BUFFER_USERS
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The gRPC servers that it calls."""
+        return tuple(server for server, callers in CALLERS.items() if self.name in callers)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The files in its secrets folder."""
+        files = {
+            "gradbus_nats_password": self.uses_nats,
+            "gradbus_buffer_password": self.uses_buffer,
+            "gradbus_objects_credentials": self.stores_objects,
+            "gradbus_rpc_token": bool(self.calls),
+            "gradbus_rpc_callers": self.serves == "grpc",
+            "api-keys.json": self.serves == "rest",
+        }
+        return tuple(name for name, has in files.items() if has)
+
+
+ROLES: Final[Mapping[str, Role]] = {
+    role.name: role
+    for role in (
+        Role("weight_store", serves="grpc", operator_settings=("GRADBUS_STRAGGLER_",)),
+        Role(
+            "reward",
+            serves="grpc",
+            stores_objects=False,
+            operator_settings=(
+                "GRADBUS_ALLOWED_HOSTS",
+                "GRADBUS_ALLOW_UNISOLATED_NETWORK",
+                "GRADBUS_CALLS_PER_SCORER",
+                "GRADBUS_GRADER_PROCESSES",
+                "GRADBUS_REWARD_SERVICE",
+                "GRADBUS_SCORERS",
+            ),
+        ),
+        Role(
+            "reference",
+            serves="grpc",
+            computes=True,
+            operator_settings=(*_DEVICE, "GRADBUS_MICRO_BATCH_TOKENS", "GRADBUS_MODELS", "GRADBUS_THREADS", "GRADBUS_WAITING_CALLS"),
+        ),
+        Role("conductor"),
+        Role("trainer", computes=True, operator_settings=(*_DEVICE, "GRADBUS_CHECKPOINT_BYTES", "GRADBUS_COLLECTIVE_SECONDS")),
+        Role("rollout", computes=True, operator_settings=(*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_SGLANG_")),
+        Role(
+            "gateway",
+            serves="rest",
+            operator_settings=(
+                *_HUB,
+                "GRADBUS_ALLOWED_HOSTS",
+                "GRADBUS_MAX_",
+                "GRADBUS_MODEL_ROOTS",
+                "GRADBUS_REWARD_SERVICE",
+                "GRADBUS_SERVED_HOSTS",
+            ),
+        ),
+    )
+}
+SHARED_SETTINGS: Final = ("GRADBUS_CRASH_", "GRADBUS_TRACE_", "GRADBUS_BROADCAST_", "GRADBUS_NATS_CLUSTERED", "OTEL_")
+"""Names of variables, or how they begin, that an operator may set for every role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one process finds its servers, folders and addresses."""
+
+    nats_url: str
+    buffer_url: str
+    objects_url: str
+    grpc: Mapping[str, str]
+    """Role of a gRPC server to the `host:port` that callers use."""
+    secrets_dir: str
+    cache_dir: str
+    health: str
+    """`host:port` of /healthz and /readyz: loopback in the embedded stack, every interface where probes come from outside."""
+    listen: str = ""
+    """`host:port` of its own server; empty when it has none."""
+
+
+def container_placement(role: Role) -> Placement:
+    """The role's placement in a container of its own, on a network where each role answers under its host name."""
+    return Placement(
+        nats_url="nats://nats:4222",
+        buffer_url="redis://buffer:6379/0",
+        objects_url="s3://gradbus",
+        grpc={server: f"{ROLES[server].hostname}:{ROLES[server].port}" for server in CALLERS},
+        secrets_dir="/run/gradbus",
+        cache_dir="/var/cache/gradbus",
+        health=f"0.0.0.0:{HEALTH_PORT}",
+        listen=f"0.0.0.0:{role.port}" if role.serves else "",
+    )
+
+
+def role_environment(role: Role, placement: Placement) -> dict[str, str]:
+    """The variables that a process of the role needs at `placement`, and no others."""
+    environment = {
+        "GRADBUS_SECRETS_DIR": placement.secrets_dir,
+        "GRADBUS_HEALTH": placement.health,
+        "GRADBUS_CACHE_DIR": placement.cache_dir,
+    }
+    if role.uses_nats:
+        environment |= {"GRADBUS_NATS_URL": placement.nats_url, "GRADBUS_NATS_USER": role.name}
+    if role.uses_buffer:
+        environment |= {"GRADBUS_BUFFER_URL": placement.buffer_url, "GRADBUS_BUFFER_USER": role.name}
+    if role.stores_objects:
+        environment["GRADBUS_OBJECTS_URL"] = placement.objects_url
+    environment |= {f"GRADBUS_{server.upper()}": placement.grpc[server] for server in role.calls}
+    if role.serves:
+        environment["GRADBUS_LISTEN"] = placement.listen
+    if role.serves == "rest":
+        environment["GRADBUS_API_KEYS_FILE"] = f"{placement.secrets_dir}/api-keys.json"
+    return environment

@@ -1,0 +1,196 @@
+"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the reference model.
+
+A failed call never becomes a reward of 0: the unanswered samples stay in the group, which `scoring` submits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grpc.aio import AioRpcError
+
+from gradbus.algorithms import algorithm_of, needs_reference_service
+from gradbus.rpc import describe_rpc_error
+from gradbus.spec import RunSpec
+from gradbus.telemetry import get_logger
+from gradbus.telemetry.busy import BusyTimer
+from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
+from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
+from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
+from gradbus_conductor.clients import Clients
+from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
+
+_log = get_logger(__name__)
+_FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
+_EXTRA_SECONDS = 5.0  # the reward service's own deadline comes first, so that its answer names the sample that hung
+_REFERENCE_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class PendingGroup:
+    """A sampled group on its way to a log entry."""
+
+    group: Group
+    item: str
+    """The dataset row as JSON."""
+    answers: dict[str, SampleReward] = field(default_factory=dict)
+    """Final answers of the scorer, by sample id."""
+    attempts: int = 0
+    entry: LogEntry | None = None
+    """Set once the verdict is known."""
+
+    @property
+    def index(self) -> int:
+        """The group's index."""
+        return self.group.index
+
+    def unanswered(self) -> list[Sample]:
+        """Samples that the scorer has not judged."""
+        return [sample for sample in self.group.samples if sample.sample_id not in self.answers]
+
+
+@dataclass(slots=True)
+class ScoringState:
+    """The groups that are waited for, why their scoring fails, and the time that scoring takes."""
+
+    wanted: set[int] = field(default_factory=set)
+    """Indexes of groups submitted and neither judged nor forgotten."""
+    failing: dict[int, str] = field(default_factory=dict)
+    """Index to why the last attempt failed."""
+    busy: BusyTimer = field(default_factory=BusyTimer)
+    """Time with at least one call in flight."""
+    scored: BusyTimer = field(default_factory=BusyTimer)
+    """Of that, the time in the reward service."""
+    referenced: BusyTimer = field(default_factory=BusyTimer)
+    """Of that, the time in the reference service."""
+
+    def fail(self, groups: Iterable[PendingGroup], reason: str) -> list[int]:
+        """Notes why scoring failed for the groups that are still wanted; returns their indexes."""
+        indexes = [pending.index for pending in groups if pending.index in self.wanted]
+        self.failing.update(dict.fromkeys(indexes, reason))
+        return indexes
+
+
+class GroupJudge:
+    """Judges batches of groups with one call to each service."""
+
+    def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState) -> None:
+        self._clients = clients
+        self._run_id = run_id
+        self._spec = spec
+        self._traces = traces
+        self._state = state
+
+    async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
+        """The complete entries, by index. The failures of the other groups are noted in the state."""
+        await self._score([pending for pending in batch if pending.entry is None])
+        for pending in batch:
+            if pending.entry is None and not pending.unanswered():
+                pending.entry = self._entry(pending)
+        await self._add_reference([pending for pending in batch if pending.entry is not None])
+        return self.complete(batch)
+
+    def complete(self, batch: Iterable[PendingGroup]) -> dict[int, LogEntry]:
+        """The entries of `batch` that lack nothing, by index."""
+        return {pending.index: pending.entry for pending in batch if pending.entry is not None and self._is_complete(pending.entry)}
+
+    async def _score(self, batch: Sequence[PendingGroup]) -> None:
+        samples = [(pending, sample) for pending in batch for sample in pending.unanswered()]
+        if not samples:
+            return
+        with self._traces.call("score", (pending.index for pending in batch)) as call, self._state.scored:
+            request = ScoreRequest(
+                run_id=self._run_id,
+                reward_json=self._spec.reward.model_dump_json(),
+                samples=[_score_sample(pending, sample, call.spans.get(pending.index, "")) for pending, sample in samples],
+            )
+            try:
+                response = await self._clients.reward.Score(request, timeout=self._spec.reward.timeout_seconds + _EXTRA_SECONDS)
+            except AioRpcError as error:
+                _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
+                self._fail(batch, describe_rpc_error("the reward service", self._clients.addresses.reward, error), call)
+                return
+            self._take_answers(samples, {result.sample_id: result for result in response.results}, call)
+
+    def _take_answers(self, samples: Sequence[tuple[PendingGroup, Sample]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:
+        failed: set[int] = set()
+        for pending, sample in samples:
+            result = results.get(sample.sample_id)
+            if result is not None and result.status in _FINAL_ANSWERS:
+                pending.answers[sample.sample_id] = result
+            elif pending.index not in failed:
+                failed.add(pending.index)  # the first failure of a group is the cause, later ones may only follow from it
+                reason = result.reason if result is not None else "no answer for the sample"
+                self._fail([pending], f"the scorer on sample {sample.sample_id}: {reason}", call)
+        for index, pending in {pending.index: pending for pending, _ in samples}.items():
+            known = (pending.answers.get(sample.sample_id) for sample in pending.group.samples)
+            call.answered(index, [answer for answer in known if answer is not None])
+
+    def _entry(self, pending: PendingGroup) -> LogEntry:
+        group = pending.group
+        rewards = [pending.answers[sample.sample_id] for sample in group.samples]
+        truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in group.samples]
+        advantages = algorithm_of(self._spec.algorithm).compute_advantages(rewards, truncated)
+        return LogEntry(
+            index=group.index,
+            verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
+            reason=advantages.reason,
+            group=group.SerializeToString(),
+            rewards=rewards,
+            version=group.version,
+        )
+
+    def _is_complete(self, entry: LogEntry) -> bool:
+        needs_reference = needs_reference_service(self._spec) and entry.verdict == VERDICT_TRAIN
+        return not needs_reference or bool(entry.reference_logprobs)
+
+    async def _add_reference(self, batch: Sequence[PendingGroup]) -> None:
+        lacking = [pending for pending in batch if pending.entry is not None and not self._is_complete(pending.entry)]
+        if not lacking:
+            return
+        sequences = [
+            ReferenceSequence(sample_id=sample.sample_id, prompt_ids=pending.group.prompt_ids, token_ids=sample.token_ids)
+            for pending in lacking
+            for sample in pending.group.samples
+        ]
+        request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
+        with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
+            try:
+                response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS)
+            except AioRpcError as error:
+                _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
+                self._fail(lacking, describe_rpc_error("the reference service", self._clients.addresses.reference, error), call)
+                return
+            self._take_logprobs(lacking, {result.sample_id: result.logprobs for result in response.results}, call)
+
+    def _take_logprobs(self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], call: ServiceCall) -> None:
+        for pending in groups:
+            samples = pending.group.samples
+            values = [found[sample.sample_id] for sample in samples if len(found.get(sample.sample_id, b"")) == len(sample.token_ids)]
+            if pending.entry is not None and len(values) == len(samples):
+                pending.entry.reference_logprobs.extend(values)
+            else:
+                self._fail([pending], "the reference service left log-probabilities out", call)
+
+    def _fail(self, groups: Iterable[PendingGroup], reason: str, call: ServiceCall) -> None:
+        call.failed(self._state.fail(groups, reason), reason)
+
+
+def _score_sample(pending: PendingGroup, sample: Sample, traceparent: str) -> ScoreSample:
+    return ScoreSample(
+        sample_id=sample.sample_id,
+        group_id=str(pending.index),
+        prompt=pending.group.prompt_text,
+        response=sample.text,
+        item_json=pending.item,
+        finish_reason="stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
+        weight_version=oldest_sample_version(sample, pending.group.version),
+        traceparent=traceparent,
+    )
+
+
+def oldest_sample_version(sample: Sample, default: int) -> int:
+    """The oldest policy version among a sample's trainable spans; `default` if it has none."""
+    return min((part.version for part in sample.spans if part.trainable), default=default)

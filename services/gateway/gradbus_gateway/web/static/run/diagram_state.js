@@ -1,0 +1,54 @@
+// The numbers that the system diagram shows, from a run, its history and its workers.
+import { number, percent, FINAL } from "../lib/format.js";
+
+/** The state that `SystemDiagram.set` takes. */
+export function diagramState(run, history, workers, shares) {
+  const { schedule, rollout, algorithm, trainer } = run.spec;
+  const isOver = FINAL.has(run.state);
+  const rates = history.rates(isOver);
+  const rollouts = workers.filter((worker) => worker.role === "rollout");
+  const trainers = workers.filter((worker) => worker.role === "trainer");
+  // Heartbeats are newer than the run's status.
+  const version = Math.max(run.progress.version, ...workers.map((worker) => worker.version));
+  const groups = rates && rates.steps * schedule.groups_per_step;
+  const samples = groups && groups * rollout.group_size;
+  const usesReference = algorithm.kl > 0 && !trainer.lora;
+  const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
+  const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", isFlowing: Boolean(value) && !isOver });
+  const shortOnly = (flow) => ({ ...flow, long: flow.short });
+  return {
+    rolloutCount: rollouts.length,
+    usesReference,
+    stats: {
+      gateway: "REST, web UI",
+      conductor: run.state.replaceAll("_", " "),
+      reward: run.spec.reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
+      reference: usesReference ? `kl ${number(algorithm.kl)}` : "not used",
+      rollout: isOver ? "idle" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
+      buffer: isOver ? "archived" : claimed ? `${claimed} groups sampling` : "experience log",
+      trainer: isOver ? `${run.progress.step} steps` : trainers.length ? `waits ${percent(shares.wait)}` : "no trainer",
+      store: version >= 0 ? `version ${version}` : "no version yet",
+    },
+    flows: {
+      spec: { long: "spec, desired state", short: "spec", isFlowing: false },
+      tasks: flow(groups, "prompts/s", "/s"),
+      sampled: flow(samples, "samples/s", "/s"),
+      admitted: { long: groups ? "scored, admitted once" : "", short: "", isFlowing: Boolean(groups) && !isOver },
+      score: flow(samples, "scores/s", "/s scored"),
+      logprobs: usesReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", isFlowing: false },
+      read: flow(groups, "groups/s", "/s"),
+      publish: shortOnly(flow(rates?.steps, "", "/s")),
+      load: loadFlow(version, rollouts, isOver),
+    },
+  };
+}
+
+function loadFlow(version, rollouts, isOver) {
+  if (version < 0) return { long: "", short: "", isFlowing: false };
+  if (isOver) return { long: `final version ${version}`, short: `v${version}`, isFlowing: false };
+  const loaded = rollouts.map((worker) => worker.version).filter((one) => one >= 0);
+  if (!loaded.length) return { long: `version ${version}, not loaded by any worker yet`, short: `v${version}`, isFlowing: false };
+  const [low, high] = [Math.min(...loaded), Math.max(...loaded)];
+  const range = low === high ? `${low}` : `${low} to ${high}`;
+  return { long: `workers run version ${range}`, short: `v${range} loaded`, isFlowing: true };
+}

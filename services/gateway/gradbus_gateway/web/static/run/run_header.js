@@ -1,0 +1,64 @@
+// The top of a run's view: name, state, progress, key figures and buttons.
+import { make, setText, withCode } from "../lib/elements.js";
+import { age, duration, FINAL, fixed, number, stateClass, stateText } from "../lib/format.js";
+import { runActions } from "./run_actions.js";
+
+export class RunHeader {
+  constructor(context, run, onChange) {
+    this.chip = make("span");
+    this.detail = make("span", { class: "soft" });
+    this.progress = make("progress", { "aria-label": "steps done" });
+    this.problem = make("p", { class: "note bad hidden", role: "alert" });
+    this.reason = make("p", { class: "note warn hidden", role: "status" });
+    this.figures = Object.fromEntries(["Step", "Reward", "Held-out", "Staleness", "Speed", "Checkpoint"].map((name) => [name, make("dd", { class: "num" }, "–")]));
+    this.actions = runActions(context, run, onChange);
+    this.element = make(
+      "header", { class: "run-head" },
+      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${age(run.created_at)}`)), this.actions.element),
+      make("p", { class: "state-line" }, this.chip, " ", this.detail),
+      this.progress, this.reason, this.problem,
+      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side")),
+    );
+  }
+
+  set(run, history) {
+    const { progress } = run;
+    const rates = history.rates(FINAL.has(run.state));
+    this.chip.className = stateClass(run.state);
+    setText(this.chip, stateText(run.state)[0]);
+    setText(this.detail, detail(run, rates));
+    this.progress.max = run.steps;
+    this.progress.value = progress.step;
+    const reason = run.waiting_for ? `Waits for ${run.waiting_for}` : run.reason;
+    this.reason.classList.toggle("hidden", !reason);
+    setText(this.reason, reason);
+    this.problem.classList.add("hidden");
+    setText(this.figures.Step, `${progress.step} of ${run.steps}`);
+    setText(this.figures.Reward, fixed(progress.reward));
+    setText(this.figures["Held-out"], fixed(progress.accuracy));
+    setText(this.figures.Staleness, fixed(progress.staleness, 1));
+    setText(this.figures.Speed, rates ? `${number(rates.tokens, 0)} tok/s` : "–");
+    setText(this.figures.Checkpoint, progress.checkpoint_step > 0 ? `step ${progress.checkpoint_step}` : "–");
+    this.actions.set(run);
+  }
+
+  /** Says that the numbers are not current. */
+  showProblem(error) {
+    this.problem.classList.remove("hidden");
+    this.problem.replaceChildren(...withCode(error.message), " The numbers below are the last that were received.");
+  }
+}
+
+function detail(run, rates) {
+  if (run.state === "running") return pace(run, rates);
+  const meaning = stateText(run.state)[1];
+  if (!FINAL.has(run.state) || !run.finished_at) return meaning;
+  return `${meaning ? `${meaning}; ` : ""}took ${duration((Date.parse(run.finished_at) - Date.parse(run.created_at)) / 1000)}`;
+}
+
+function pace(run, rates) {
+  if (!rates) return "no step in the last ten seconds";
+  const left = (run.steps - run.progress.step) / rates.steps;
+  const speed = rates.steps >= 1 ? `${number(rates.steps, 1)} steps per second` : `${duration(1 / rates.steps)} per step`;
+  return `${speed}, about ${duration(left)} left`;
+}

@@ -1,0 +1,69 @@
+// The list of runs, newest first.
+import { fetchJson, poll } from "../lib/api.js";
+import { make, withCode } from "../lib/elements.js";
+import { age, fixed, stateClass, stateText } from "../lib/format.js";
+
+const PAGE_SIZE = 30;
+
+export async function showRuns({ root, signal, showError }) {
+  document.title = "Runs · Gradbus";
+  const list = make("div", {}, make("p", { class: "empty" }, "Loading …"));
+  const problem = make("p", { class: "note bad hidden", role: "alert" });
+  const older = [];
+  root.append(make("div", { class: "view-head" }, make("h1", {}, "Runs")), problem, list);
+
+  const render = (newest) => {
+    problem.classList.add("hidden");
+    const runs = [...newest.data, ...older.flatMap((page) => page.data)];
+    const last = older.at(-1) ?? newest;
+    const focused = document.activeElement?.id;
+    list.replaceChildren(runs.length ? table(runs) : emptyList(), last.has_more ? make("p", {}, make("button", { id: "older", onclick: () => loadOlder(newest, last) }, "Older runs")) : "");
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  };
+  const loadOlder = async (newest, last) => {
+    older.push(await fetchJson(`/v1/runs?limit=${PAGE_SIZE}&after=${last.next_after}`, { signal }));
+    render(newest);
+  };
+  await poll(`/v1/runs?limit=${PAGE_SIZE}`, 2, signal, render, (error) => {
+    if (error.status === 401) return showError(error, root);
+    problem.classList.remove("hidden");
+    problem.replaceChildren(...withCode(error.message));
+  });
+}
+
+function table(runs) {
+  const heads = [["Run"], ["State"], ["Steps"], ["Reward", "right"], ["Held-out", "right"], ["Submitted", "right"]];
+  return make(
+    "table", { class: "runs" },
+    make("thead", {}, make("tr", {}, ...heads.map(([text, style]) => make("th", { class: style, scope: "col" }, text)))),
+    make("tbody", {}, ...runs.map(row)),
+  );
+}
+
+function row(run) {
+  const { progress } = run;
+  const labelled = (label, value) => make("td", { class: "right" }, make("span", { class: "only-narrow soft small" }, `${label} `), value);
+  return make(
+    "tr", {},
+    make("td", {}, make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small mono" }, run.id)),
+    make("td", {}, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]), reason(run)),
+    make("td", { class: "steps" }, make("span", {}, `${progress.step} of ${run.steps}`), make("progress", { max: run.steps || 1, value: progress.step, "aria-label": "steps done" })),
+    labelled("reward", fixed(progress.reward)),
+    labelled("held-out", fixed(progress.accuracy)),
+    make("td", { class: "right soft" }, run.created_at ? make("time", { datetime: run.created_at, title: new Date(run.created_at).toLocaleString() }, age(run.created_at)) : "–"),
+  );
+}
+
+function reason(run) {
+  const text = run.waiting_for ? `waits for ${run.waiting_for}` : run.reason;
+  return text ? make("div", { class: "soft small" }, text) : "";
+}
+
+function emptyList() {
+  return make(
+    "div", { class: "empty" },
+    make("p", {}, "No runs yet. Describe a run in a file and submit it:"),
+    make("pre", {}, "gradbus run my.toml --follow"),
+    make("p", {}, ...withCode("`examples/addition/addition.toml` in the repository is such a file. The run appears here by itself.")),
+  );
+}

@@ -1,0 +1,64 @@
+// One run, live: header, alarms, system diagram, time breakdown, workers, charts, events, spec.
+import { chartGrid } from "../charts/chart.js";
+import { RunCharts } from "../charts/run_charts.js";
+import { fetchJson, poll } from "../lib/api.js";
+import { make } from "../lib/elements.js";
+import { FINAL } from "../lib/format.js";
+import { diagramState } from "./diagram_state.js";
+import { followEvents, historyOf } from "./event_stream.js";
+import { EventList } from "./events.js";
+import { RunHeader } from "./run_header.js";
+import { SystemDiagram } from "./system_diagram.js";
+import { TimeBreakdown } from "./time_breakdown.js";
+import { MeanUtilization, timeShares } from "./utilization.js";
+import { WorkerTable } from "./workers.js";
+
+export async function showRun(context, runId) {
+  const { root, signal, showError } = context;
+  let run = await fetchJson(`/v1/runs/${runId}`, { signal });
+  let workers = [];
+  const utilization = new MeanUtilization();
+  document.title = `${run.name || run.id} · Gradbus`;
+  const history = historyOf(runId);
+  const header = new RunHeader(context, run, (changed) => update(changed));
+  const [diagram, breakdown, table, events, charts] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList(), new RunCharts(run.spec.evaluation.metric)];
+  root.append(
+    header.element, events.alarms, diagram.element,
+    make("div", { class: "panels" }, breakdown.element, table.element),
+    make("h2", { class: "over-charts" }, "Charts"), chartGrid(charts.all, signal),
+    make("div", { class: "panels" }, events.element, specPanel(run)),
+  );
+
+  const isOver = () => FINAL.has(run.state);
+  const refresh = () => {
+    header.set(run, history);
+    const shares = timeShares(run, history, workers);
+    diagram.set(diagramState(run, history, workers, shares));
+    breakdown.set(shares);
+    table.set(workers, run.progress.version, shares);
+    events.set(history, isOver());
+  };
+  const update = (changed) => {
+    run = { ...changed, spec: changed.spec ?? run.spec };
+    refresh();
+  };
+  refresh();
+  charts.set(history);
+  followEvents(runId, history, signal, () => {
+    charts.set(history);
+    refresh();
+  }, isOver);
+  poll("/v1/workers?limit=1000", 1, signal, (page) => {
+    workers = utilization.mean(page.data.filter((worker) => worker.run_id === runId));
+    refresh();
+    return !isOver();
+  }, () => {});
+  await poll(`/v1/runs/${runId}`, 1, signal, (changed) => {
+    update(changed);
+    return !isOver();
+  }, (error) => (error.status === 401 ? showError(error, root) : header.showProblem(error)));
+}
+
+function specPanel(run) {
+  return make("section", { class: "panel" }, make("details", {}, make("summary", {}, "Run spec"), make("pre", { class: "spec" }, JSON.stringify(run.spec, null, 2))));
+}

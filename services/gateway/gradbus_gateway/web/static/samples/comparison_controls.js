@@ -1,0 +1,60 @@
+// What the comparison shows, and the controls that change it. The selection is kept in the address.
+import { make } from "../lib/elements.js";
+
+const MAX_STEPS = 4;
+
+/** Whether the schedule is `free`, where no step owns a group: group numbers are then only near those of the steps that train them. */
+export const isFree = (run) => run.spec.schedule.mode === "free";
+
+/** The selection in the address's query; by default the first, the last and two steps between. */
+export function selectionOf(query, run) {
+  const last = Math.max(0, run.progress.step - 1);
+  const given = (query.get("steps") ?? "").split(",").filter((part) => /^\d+$/.test(part)).map(Number);
+  const evenly = [0, Math.round(last / 3), Math.round((2 * last) / 3), last];
+  return {
+    steps: given.length ? given.slice(0, MAX_STEPS) : [...new Set(evenly)],
+    at: Number(query.get("at")) || 0,
+    show: isFree(run) ? "prompt" : query.get("show") ?? "prompt",
+    colour: query.get("colour") ?? "",
+    row: query.has("row") ? Number(query.get("row")) : null,
+  };
+}
+
+/** The reverse of `selectionOf`. */
+export function queryOf({ steps, at, show, colour, row }) {
+  const parts = row === null ? { steps: steps.join(","), at, show } : { row };
+  return new URLSearchParams(colour ? { ...parts, colour } : parts);
+}
+
+/** The controls of a selection; `update` is called with the fields that change. */
+export function controls(run, selection, update) {
+  const choice = (label, name, options) =>
+    make("label", { class: "field" }, make("span", {}, label), make("select", { "aria-label": label, onchange: (event) => update({ [name]: event.target.value }) }, ...options.map(([value, text]) => make("option", { value, selected: selection[name] === value }, text))));
+  const colour = choice("Colour", "colour", [["", "none"], ["probability", "token probability"], ["advantage", "advantage"]]);
+  if (selection.row !== null) {
+    return make("div", { class: "controls" }, make("p", {}, `Row ${selection.row} of the dataset, every group. `, make("button", { class: "plain", onclick: () => update({ row: null }) }, "Back to steps")), colour);
+  }
+  return make(
+    "div", { class: "controls" },
+    stepFields(run, selection, update),
+    !isFree(run) && choice("Show", "show", [["prompt", "one prompt, all its samples"], ["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]]),
+    selection.show === "prompt" && groupField(run, selection, update), colour,
+  );
+}
+
+function stepFields(run, selection, update) {
+  const fields = selection.steps.map((step, at) =>
+    make("input", { type: "number", min: 0, max: Math.max(0, run.steps - 1), value: step, "aria-label": `step of column ${at + 1}`, onchange: (event) => update({ steps: selection.steps.with(at, Math.max(0, Number(event.target.value) || 0)) }) }));
+  return make("div", { class: "field" }, make("span", {}, isFree(run) ? "Steps, about" : "Steps"), make("span", { class: "row steps" }, ...fields));
+}
+
+function groupField(run, selection, update) {
+  const width = run.spec.schedule.groups_per_step;
+  const move = (by) => update({ at: (selection.at + by + width) % width });
+  return make(
+    "div", { class: "field" }, make("span", {}, isFree(run) ? `Group, 1 to ${width}` : `Group of the step, 1 to ${width}`),
+    make("span", { class: "row" },
+      make("button", { "aria-label": "previous group", onclick: () => move(-1) }, "‹"),
+      make("input", { type: "number", min: 1, max: width, value: selection.at + 1, "aria-label": "group of the step", onchange: (event) => update({ at: Math.min(width, Math.max(1, Number(event.target.value) || 1)) - 1 }) }),
+      make("button", { "aria-label": "next group", onclick: () => move(1) }, "›")));
+}

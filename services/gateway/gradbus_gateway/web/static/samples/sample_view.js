@@ -1,0 +1,72 @@
+// One sample: prompt, response, the rest of its group, and its timeline from dispatch to training.
+import { fetchJson } from "../lib/api.js";
+import { rewardRange, sampleCard } from "./sample_card.js";
+import { make, withCode } from "../lib/elements.js";
+import { historyOf, loadHistory } from "../run/event_stream.js";
+import { readSamples } from "./sample_log.js";
+import { shadedTokens, tokenTexts } from "./tokens.js";
+import { clock, duration, number, plural, signed } from "../lib/format.js";
+
+export async function showSample({ root, signal }, runId, sampleId) {
+  const run = await fetchJson(`/v1/runs/${runId}`, { signal });
+  document.title = `Sample ${sampleId} · Gradbus`;
+  const history = historyOf(runId);
+  await loadHistory(runId, history, signal);
+  const page = await readSamples(run, history, { index: Number(sampleId.split(".")[0]), tokens: true }, signal);
+  const sample = page.data.find(({ id }) => id === sampleId);
+  root.append(make("div", { class: "view-head" }, make("h1", {}, `Sample ${sampleId}`), make("a", { href: `#/runs/${run.id}/samples?${comparisonQuery(run, sample)}` }, `Samples of ${run.name || run.id}`)));
+  if (!sample) {
+    root.append(make("p", { class: "empty" }, "This sample is not in the experience log: not sampled yet, or its group was dropped before."));
+    return;
+  }
+  const texts = await tokenTexts(run, signal);
+  const range = rewardRange(page.data);
+  root.append(
+    make("section", { class: "text" },
+      make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
+      make("h2", {}, "Response"), make("pre", { class: "response" }, ...shadedTokens(sample, texts)),
+      make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
+    make("div", { class: "panels" },
+      make("section", { class: "panel" }, make("h2", {}, "Timeline"), timeline(run, history, sample)),
+      make("section", { class: "panel" }, make("h2", {}, `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: "advantage", texts: null, range })))),
+    ),
+  );
+}
+
+function comparisonQuery(run, sample) {
+  if (!sample || sample.step === null) return "";
+  const last = Math.max(0, run.progress.step - 1);
+  return new URLSearchParams({ steps: [...new Set([0, sample.step, last])].sort((a, b) => a - b).join(","), at: sample.index % run.spec.schedule.groups_per_step, show: "prompt" });
+}
+
+function timeline(run, history, sample) {
+  const published = history.timeOf(sample.dispatched_version - 1);
+  const admitted = Date.parse(sample.admitted_at);
+  const trained = sample.step === null ? undefined : history.timeOf(sample.step);
+  const spans = sample.versions.map((span) => `tokens ${span.start} to ${span.end - 1} by version ${span.version}${span.trainable ? "" : " (not trained)"}`);
+  const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
+  return make(
+    "ol", { class: "timeline" },
+    stage("Dispatched", published, `Group ${sample.index}, row ${sample.row_index} of the dataset, for policy version ${sample.dispatched_version}.${published ? " The time shown is when that version was published." : ""}`),
+    stage("Generated", null, `By ${sample.worker}${sample.engine ? ` (${sample.engine})` : ""}: ${plural(sample.token_count, "token")}, ${spans.join("; ")}. ${sample.finish_reason === "length" ? "Truncated at max_new_tokens." : "Ended with a stop token."}`),
+    stage("Scored", null, sample.reward === null ? `${sample.reward_status}: ${sample.reason || "no reason given"}` : `Reward ${number(sample.reward)}${parts.length ? `, from ${parts.join(", ")}` : ""}.`, sample.reward === null),
+    stage("Admitted", admitted, `${{ train: "To be trained", filtered: "Filtered: not part of its step", dropped: "Dropped" }[sample.verdict] ?? sample.verdict}${sample.verdict !== "train" && sample.reason ? `, ${sample.reason}` : ""}.${elapsed(published, admitted, "after its version was published")}`, sample.verdict !== "train"),
+    sample.verdict === "train" && trainedStage(run, sample, trained, admitted),
+    stage("Trace", null, sample.trace_id ? make("code", {}, sample.trace_id) : "None recorded: no exporter is configured, or traces of this group were not sampled."),
+  );
+}
+
+function trainedStage(run, sample, trained, admitted) {
+  if (sample.advantage === null) return stage("Masked", null, "Not trained: it could not be scored, or was truncated.", true);
+  const oldest = Math.min(...sample.versions.filter((span) => span.trainable).map((span) => span.version));
+  const advantage = `Advantage ${signed(sample.advantage)} within its group.`;
+  if (sample.step === null) return stage("Trained", null, withCode(`With a \`free\` schedule the order of the log decides by which step. ${advantage}`));
+  if (trained === undefined && run.progress.step <= sample.step) return stage("Waiting", null, `Step ${sample.step} will train it. ${advantage}`);
+  return stage("Trained", trained, `By step ${sample.step}, ${plural(Math.max(0, sample.step - oldest), "version")} behind; it made version ${sample.step + 1}. ${advantage}${elapsed(admitted, trained, "after it was admitted")}`);
+}
+
+const elapsed = (from, until, what) => (from && until && until >= from ? ` ${duration((until - from) / 1000)} ${what}.` : "");
+
+function stage(name, time, text, isWarning = false) {
+  return make("li", { class: isWarning ? "warns" : null }, make("b", {}, name), make("span", { class: "soft small num" }, time ? clock(time, true) : ""), make("p", {}, text));
+}

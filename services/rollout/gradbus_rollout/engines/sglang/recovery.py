@@ -1,0 +1,103 @@
+"""Brings the server up with a version, and again when the server fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gradbus.errors import EngineError
+from gradbus.telemetry import get_logger
+from gradbus_rollout.engines.server.version_folder import LoadedVersion, drop_version_folder
+from gradbus_rollout.engines.sglang.loader import WeightLoader
+from gradbus_rollout.engines.sglang.server import Server
+from gradbus_rollout.engines.sglang.versions import VersionFolders
+
+_log = get_logger(__name__)
+_REPAIRS: Final = 3
+"""Repairs in a row, without a completed sample between them, before the failure ends the worker's run."""
+
+
+class Recovery:
+    """One start, load or repair of the server at a time."""
+
+    def __init__(self, server: Server, loader: WeightLoader, folders: VersionFolders) -> None:
+        self._server = server
+        self._loader = loader
+        self._folders = folders
+        self._lock = asyncio.Lock()
+        self._repairs = 0
+        self.name = "sglang"
+        """`Engine.name`; complete once the server is up."""
+        self.current: LoadedVersion | None = None
+        """The version loaded."""
+
+    @property
+    def is_working(self) -> bool:
+        """A start, load or repair is under way."""
+        return self._lock.locked()
+
+    async def start(self) -> None:
+        """Starts the server, unless it has been started. Raises EngineError."""
+        async with self._lock:
+            await self._start_server()
+
+    async def load(self, version: LoadedVersion) -> None:
+        """Loads a version whose folder is ready. Raises AttestationError when it did not arrive, EngineError when no server comes up."""
+        try:
+            async with self._lock:
+                await self._load(version)
+                self.current = version
+                self._folders.use(version.folder)
+                await asyncio.to_thread(self._folders.keep, self._loader.adapters.folders | {version.folder})
+        except BaseException:
+            if self.current is not version:
+                drop_version_folder(version.folder)
+            raise
+
+    async def repair(self, error: EngineError, loads: int) -> None:
+        """Loads the current version again after `error`, restarting the server if it must be.
+
+        Does nothing if there was a load since `loads` were counted. Raises `error` when repairs do not help.
+        """
+        async with self._lock:
+            if self._loader.loads != loads:
+                return
+            self._repairs += 1
+            error = self._server.diagnosed(error)
+            if error.state == "refused" or self._repairs > _REPAIRS or self.current is None:
+                raise error
+            _log.warning("engine_failed", state=error.state, version=self.current.version, error=str(error))
+            if await self._only_lost_a_connection(error):
+                return
+            if error.state == "wrong_version":
+                self._loader.forget_base()
+            else:
+                await self._server.restart()
+            await self._load(self.current)
+
+    def sample_completed(self) -> None:
+        """Ends the row of repairs: the server works again."""
+        self._repairs = 0
+
+    async def _load(self, version: LoadedVersion) -> None:
+        for attempt in range(1, _REPAIRS + 1):
+            try:
+                await self._start_server()
+                await self._loader.load(version)
+                return
+            except EngineError as found:
+                error = self._server.diagnosed(found)
+                if error.state in {"refused", "start_failed"} or attempt == _REPAIRS:
+                    raise error from found
+                _log.warning("engine_load_failed", state=error.state, version=version.version, attempt=attempt, error=str(error))
+                if not await self._only_lost_a_connection(error):
+                    await self._server.restart()
+
+    async def _start_server(self) -> None:
+        if not self._server.lives:
+            await self._server.start()
+            info = await self._server.api.info()
+            self.name = " ".join(["sglang", *(str(info[key]) for key in ("version", "device", "dtype") if key in info)])
+
+    async def _only_lost_a_connection(self, error: EngineError) -> bool:
+        return error.state == "dead" and not self._server.failed and await self._server.api.healthy()

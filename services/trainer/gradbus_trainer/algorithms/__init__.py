@@ -1,1 +1,0 @@
-"""From the run's algorithm to the loss."""

@@ -1,0 +1,1 @@
+"""Checkpoints: the trainer's state, and its commit."""

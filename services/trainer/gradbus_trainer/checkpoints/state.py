@@ -1,0 +1,91 @@
+"""The state of a trainer between two steps: taken for a checkpoint, and restored from one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gradbus.objects import ObjectStore
+from gradbus.spec import WeightsSpec
+from gradbus.telemetry import get_logger
+from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.step.frontier import Frontier
+from gradbus_trainer.step.groups import LoggedGroup
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch, TensorFile
+from gradbus_trainer.versions.object_storage import load_tensors
+from gradbus_trainer.versions.store_client import StoreClient
+
+_log = get_logger(__name__)
+_MASTER = ".master"
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """The train loop's progress. All of it is in a checkpoint's manifest."""
+
+    step: int = 0
+    frontier: Frontier = field(default_factory=Frontier)
+    previous: str = ""
+    """Digest of the newest committed manifest."""
+    trained: dict[int, str] = field(default_factory=dict)
+    """Record digest of each index consumed since `previous`."""
+    versions: dict[int, WeightManifest] = field(default_factory=dict)
+    """Published versions, by step, that a resume may have to sample with."""
+
+    def add_trained(self, groups: Sequence[LoggedGroup]) -> None:
+        """The groups of `step` are trained; the next step begins."""
+        consumed = [(group.entry.index, group.digest) for group in groups]
+        self.frontier.add(self.step, consumed)
+        self.trained.update(consumed)
+        self.step += 1
+
+    def add_version(self, manifest: WeightManifest, oldest: int) -> None:
+        """The version is published; versions before step `oldest` are not needed any more."""
+        self.versions = {step: known for step, known in self.versions.items() if step >= oldest}
+        self.versions[manifest.step] = manifest
+
+
+async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, lag: int) -> TrainerState:
+    """Brings the learner to the newest checkpoint, or leaves it at the base model."""
+    response = await store.checkpoint()
+    if response is None:
+        return TrainerState()
+    manifest = response.manifest
+    stored = await load_tensors(objects, manifest.optimizer, scratch)
+    masters = {name.removesuffix(_MASTER): tensor for name, tensor in stored.items() if name.endswith(_MASTER)}
+    optimizer = {name: tensor for name, tensor in stored.items() if not name.endswith(_MASTER)}
+    weights = masters or await load_tensors(objects, manifest.weights.shards, scratch)
+    # In a thread: copying a large model takes longer than the lease lasts, and the event loop has to renew it.
+    await asyncio.to_thread(learner.restore, manifest.step, weights, optimizer)
+    kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - lag}
+    _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
+    return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The content of a checkpoint, taken between two steps."""
+
+    state: TrainerState
+    optimizer: Sequence[TensorFile]
+    """Moments by parameter, and the float32 weights as `<name>.master` if versions are published rounded."""
+
+    @classmethod
+    def of(cls, state: TrainerState, learner: Learner, scratch: Scratch, weights: WeightsSpec | None = None) -> Snapshot:
+        """Writes the tensors that the next step changes, and clears the list of trained groups. Raises StorageError, all unchanged."""
+        parts = [learner.optimizer_tensors()]
+        if weights is not None and weights.dtype != "fp32":
+            parts.append(_masters(learner.weights()))
+        files = [scratch.write(part) for part in parts if part]
+        frontier = Frontier.from_message(state.frontier.to_message())
+        frozen = TrainerState(state.step, frontier, state.previous, state.trained, dict(state.versions))
+        state.trained = {}
+        return cls(frozen, files)
+
+
+def _masters(weights: LazyTensors) -> LazyTensors:
+    shapes = {f"{name}{_MASTER}": shape for name, shape in weights.shapes.items()}
+    return LazyTensors(shapes, lambda name: weights[name.removesuffix(_MASTER)])

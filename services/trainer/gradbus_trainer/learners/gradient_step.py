@@ -1,0 +1,132 @@
+"""One optimiser step while it is computed: its micro-batches, its statistics, the time of its phases. All learners share it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from gradbus.errors import TrainingError
+from gradbus.spec import RunSpec
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens
+from gradbus_trainer.learners.base import LossMetrics, Phase, PhaseName, RatioMetrics, StepMetrics
+from gradbus_trainer.learners.optimizer import learning_rate
+from gradbus_trainer.step.batch import Batch
+
+_MAX_PHASES = 64
+
+
+def before_step(batch: Batch, reached: int, spec: RunSpec) -> StepMetrics:
+    """Metrics of a step that changes nothing, as one without weight does. Raises TrainingError for a step before `reached`."""
+    if batch.step < reached:
+        raise TrainingError(f"step {batch.step} is behind the learner's step {reached}; restore a checkpoint to go back")
+    return StepMetrics(noop=True, learning_rate=learning_rate(batch.step, spec.schedule.steps, spec.trainer))
+
+
+def check_gradient(norm: float, step: int) -> float:
+    """The gradient's norm. Raises TrainingError if it is not finite."""
+    if not math.isfinite(norm):
+        raise TrainingError(f"the gradient of step {step} is not finite; lower trainer.learning_rate, or look at the step's samples")
+    return norm
+
+
+class StepStats:
+    """Sums over the micro-batches of a step; their weights make these means over the step."""
+
+    NAMES: Final = ("total", "policy", "kl", "entropy", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
+        """By NAMES; the sums of several ranks are added up."""
+        self.largest_ratio = torch.zeros(1, dtype=torch.float64)
+        """Of several ranks the largest counts."""
+
+    def add(self, loss: PolicyLoss, tokens: PolicyTokens) -> None:
+        """Adds one micro-batch."""
+        used = tokens.entropy_weights != 0.0
+        if not used.any():
+            return
+        ratios, share = loss.ratios[used], tokens.entropy_weights[used]
+        values = {
+            "total": loss.total.detach(),
+            "policy": loss.policy,
+            "kl": loss.kl,
+            "entropy": loss.entropy,
+            "ratio_mean": loss.ratio.mean,
+            "clipped_low": loss.ratio.clipped_low,
+            "clipped_high": loss.ratio.clipped_high,
+            "logprob_diff": share.dot(ratios.log().abs()),
+        }
+        self.sums += torch.stack([values[name] for name in self.NAMES]).cpu()
+        self.largest_ratio.clamp_(min=float(ratios.max()))
+
+    def loss_metrics(self) -> LossMetrics:
+        """The means of the loss's terms."""
+        mean = self._means()
+        return LossMetrics(total=mean["total"], policy=mean["policy"], kl=mean["kl"], entropy=mean["entropy"])
+
+    def ratio_metrics(self) -> RatioMetrics:
+        """The means over the ratios, and the largest."""
+        mean = self._means()
+        return RatioMetrics(
+            mean=mean["ratio_mean"],
+            max=float(self.largest_ratio),
+            clipped_low=mean["clipped_low"],
+            clipped_high=mean["clipped_high"],
+            logprob_diff=mean["logprob_diff"],
+        )
+
+    def _means(self) -> dict[str, float]:
+        return dict(zip(self.NAMES, self.sums.tolist(), strict=True))
+
+
+class PhaseClock:
+    """The phases of one step; of very many micro-batches the first ones."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Phase] = []
+
+    @contextmanager
+    def __call__(self, name: PhaseName) -> Iterator[None]:
+        """Records the block."""
+        began = time.time_ns()
+        yield
+        if len(self.recorded) < _MAX_PHASES or name == "optimise":
+            self.recorded.append(Phase(name, began, time.time_ns()))
+
+
+class GradientStep:
+    """Accumulates gradients over micro-batches, then updates the weights."""
+
+    def __init__(self) -> None:
+        self.stats = StepStats()
+        self._phase = PhaseClock()
+
+    def accumulate(self, tokens: PolicyTokens, forward: Callable[[], PolicyLoss], backward: Callable[[torch.Tensor], object]) -> None:
+        """One micro-batch: `backward` gets the total of the loss that `forward` computes."""
+        with self._phase("forward"):
+            loss = forward()
+        with self._phase("backward"):
+            backward(loss.total)
+            self.stats.add(loss, tokens)
+
+    def update(self, clip_and_step: Callable[[], float]) -> float:
+        """The update; the gradient's norm before clipping."""
+        with self._phase("optimise"):
+            return clip_and_step()
+
+    def metrics(self, batch: Batch, rate: float, norm: float) -> StepMetrics:
+        """Of the step that trained `batch`, with the sums of all ranks."""
+        return StepMetrics(
+            noop=False,
+            learning_rate=rate,
+            tokens=sum(batch.trainable_counts),
+            grad_norm=norm,
+            loss=self.stats.loss_metrics(),
+            ratio=self.stats.ratio_metrics(),
+            phases=self._phase.recorded,
+        )

@@ -1,0 +1,60 @@
+"""The inputs of the policy loss: from the algorithm's settings and a micro-batch's samples to the kernels' types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from gradbus.algorithms import LossSettings
+from gradbus_kernels.models.lora import adapters_off
+from gradbus_kernels.operators import PolicySettings, PolicyTokens
+from gradbus_trainer.step.batch import TrainSample
+
+
+def policy_settings(loss: LossSettings) -> PolicySettings:
+    """The kernels' settings. NaN goes through: the learner checks the gradient's norm, on all ranks at the same time."""
+    return PolicySettings(
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        importance=loss.importance,
+        kl=loss.kl,
+        entropy=loss.entropy,
+        allow_nan=True,
+    )
+
+
+def policy_tokens(samples: Sequence[TrainSample], weights: Sequence[float], total: int, device: torch.device) -> PolicyTokens:
+    """The samples' N response tokens side by side, float32 `[N]` on `device`.
+
+    `weights` holds each sample's weight of one trainable token (`token_weights`), `total` is the step's number of trainable tokens.
+    """
+    lengths = [len(sample.token_ids) for sample in samples]
+    trainable = np.concatenate([sample.trainable for sample in samples])
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
+
+    references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
+    return PolicyTokens(
+        behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
+        advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
+        weights=tensor(np.repeat(weights, lengths) * trainable),
+        entropy_weights=tensor(trainable / total),
+        reference_logprobs=tensor(np.concatenate(references)) if len(references) == len(samples) else None,
+    )
+
+
+@torch.no_grad()
+def with_base_reference(
+    tokens: PolicyTokens, model: torch.nn.Module, forward: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+) -> PolicyTokens:
+    """The tokens with the reference log-probabilities of a run that trains adapters: those of its model without them.
+
+    `forward` through `model` gives log-probabilities and entropies, `[N]` each.
+    """
+    with adapters_off(model):
+        reference, _ = forward()
+    return replace(tokens, reference_logprobs=reference)

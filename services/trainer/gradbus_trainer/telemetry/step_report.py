@@ -1,0 +1,60 @@
+"""Reports each step: to the run's history, to its metrics, and in the worker's heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gradbus.bus import EventLog
+from gradbus.process import WorkerHeartbeat
+from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.step.batch_builder import BatchStats
+from gradbus_trainer.telemetry.step_metrics import StepRecorder
+
+_DECAY = 0.95
+_SHARES = ("wait", "train")
+
+
+@dataclass(slots=True)
+class StepReporter:
+    """Of one run, as long as it is trained here. `metric_names` are the algorithm's."""
+
+    events: EventLog
+    heartbeat: WorkerHeartbeat
+    recorder: StepRecorder
+    metric_names: Sequence[str]
+    _spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SHARES, 0.0))
+
+    def trained(self, step: int, metrics: StepMetrics, stats: BatchStats, seconds: Mapping[str, float]) -> None:
+        """Step `step` is trained and its version handed to the publisher; `seconds` by phase."""
+        self._emit_metrics(step, metrics, stats, seconds)
+        self.recorder.step(metrics, stats, seconds)
+        if stats.unjudged and not stats.rewards:
+            text = f"no sample of step {step} could be judged, nothing was learned: {stats.unjudged}; see to the scorer or the data"
+            self.events.emit("alarm", text, {"step": step}, "error", key=f"unjudged:{step}")
+        self._update_presence(seconds, stats)
+
+    def publishing(self, version: int, waiting: int) -> None:
+        """Version `version` was handed to the publisher, while `waiting` groups had arrived for later steps."""
+        self.heartbeat.presence.version = version
+        self.recorder.published(version, waiting)
+
+    def disk_full(self, what: str, step: int, error: Exception) -> None:
+        """`what` cannot be written; it is tried again."""
+        self.events.emit("alarm", f"{what} waits: {error}", {"step": step}, "error", key=f"disk:{what}")
+
+    def _emit_metrics(self, step: int, metrics: StepMetrics, stats: BatchStats, seconds: Mapping[str, float]) -> None:
+        data = {"step": step, "version": step + 1, "noop": metrics.noop, "tokens": metrics.tokens, "seconds": dict(seconds)}
+        data |= {"learning_rate": metrics.learning_rate, "grad_norm": metrics.grad_norm, "loss": metrics.loss.total}
+        named = metrics.named()
+        data |= {name: named[name] for name in self.metric_names}
+        self.events.emit("metrics", f"step {step}", data | stats.to_json(), key=f"step:{step}")
+
+    def _update_presence(self, seconds: Mapping[str, float], stats: BatchStats) -> None:
+        """The shares of the newest steps' time, for the run's status."""
+        for name in _SHARES:
+            self._spent[name] = _DECAY * self._spent[name] + seconds[name]
+        total = sum(self._spent.values()) or 1.0
+        presence = self.heartbeat.presence
+        presence.shares = {name: spent / total for name, spent in self._spent.items()}
+        presence.staleness = stats.mean_staleness

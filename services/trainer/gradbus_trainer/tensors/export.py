@@ -1,0 +1,43 @@
+"""A policy version as a file, before it is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gradbus.formats.safetensors import PYTORCH
+from gradbus_kernels.weights.digest import WeightsDigest
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch, TensorFile
+
+VERSION_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Dtypes of published versions, by the spec's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A policy version as a file."""
+
+    step: int
+    digest: str
+    """Over the tensors alone; engines attest it."""
+    file: TensorFile
+    noop: bool
+    """Whether the step changed nothing, so that the bytes are those of the version before."""
+
+
+BroadcastExport = Callable[[Export], Coroutine[Any, Any, None]]
+"""Sends a version to the workers beside its upload; see `BroadcastPublisher.broadcast`."""
+
+
+def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch, dtype: torch.dtype = torch.float32) -> Export:
+    """Writes weights as one safetensors file that transformers loads; in a narrower `dtype`, rounded to nearest, ties to even.
+
+    Raises StorageError.
+    """
+    digest = WeightsDigest()
+    file = scratch.write(weights, dtype, PYTORCH, digest)
+    return Export(step, digest.text, file, noop)

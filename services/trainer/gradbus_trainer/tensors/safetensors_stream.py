@@ -1,0 +1,48 @@
+"""The safetensors format, written tensor by tensor: the library's own writer wants all of them at once.
+
+https://github.com/huggingface/safetensors#format: the header's length in 8 bytes, the header in JSON, then the elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
+
+import torch
+
+from gradbus.formats.safetensors import header
+from gradbus_kernels.weights.digest import SAFETENSORS_DTYPES, WeightsDigest, bytes_of
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+
+BUCKET_ELEMENTS = 1 << 24
+
+
+def write_safetensors(
+    file: BinaryIO, tensors: LazyTensors, dtype: torch.dtype, metadata: Mapping[str, str] | None, digest: WeightsDigest | None
+) -> None:
+    """Writes `tensors`, rounded to `dtype` (to nearest, ties to even), to the byte as the library does.
+
+    One is held at a time, and of one that must be cast or copied from a device `BUCKET_ELEMENTS` elements.
+    What is written is added to `digest`. Raises OSError.
+    """
+    described = {name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}
+    file.write(header(described, dtype.itemsize, metadata))
+    for name in sorted(tensors):
+        if digest is not None:
+            digest.begin(name, dtype, tensors.shapes[name])
+        for elements in _buckets(tensors[name], dtype):
+            file.write(bytes_of(elements))
+            if digest is not None:
+                digest.add(elements)
+            del elements  # or its tensor would still be there when the next is made
+
+
+def size_of(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> int:
+    """Bytes of all elements."""
+    return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+
+
+def _buckets(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    for piece in torch.split(tensor.detach().reshape(-1), BUCKET_ELEMENTS):
+        yield piece.to("cpu", dtype)

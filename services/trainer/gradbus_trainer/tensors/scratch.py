@@ -1,0 +1,75 @@
+"""Files between a learner and object storage."""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+import shutil
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gradbus.errors import StorageError
+from gradbus_kernels.weights.digest import WeightsDigest
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.safetensors_stream import size_of, write_safetensors
+
+
+@dataclass(frozen=True, eq=False)
+class TensorFile:
+    """A safetensors file, removed when nobody holds this any more; what is mapped of it then stays."""
+
+    path: Path
+    names: tuple[str, ...]
+    size_bytes: int
+
+    def mapped(self) -> memoryview:
+        """Its bytes, read where they lie."""
+        with self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+class Scratch:
+    """A folder that one trainer process alone uses."""
+
+    def __init__(self, folder: Path) -> None:
+        """Empties it of what a killed trainer left."""
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def new(self) -> Path:
+        """Where a file may be written. Raises StorageError."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot use the folder {self._folder} ({error}); set GRADBUS_CACHE_DIR to a writable one") from error
+        return self._folder / f"{secrets.token_hex(8)}.safetensors"
+
+    def write(
+        self,
+        tensors: LazyTensors,
+        dtype: torch.dtype = torch.float32,
+        metadata: Mapping[str, str] | None = None,
+        digest: WeightsDigest | None = None,
+    ) -> TensorFile:
+        """See `write_safetensors`. Raises StorageError, and leaves nothing, when there is no room."""
+        path = self.new()
+        try:
+            with path.open("xb") as file:
+                write_safetensors(file, tensors, dtype, metadata, digest)
+            written = TensorFile(path, tuple(sorted(tensors)), path.stat().st_size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            size = size_of(tensors.shapes, dtype) / 1e6
+            raise StorageError(
+                f"cannot write {size:,.0f} MB of weights or moments into {self._folder}: {error.strerror}; free space there, or set "
+                "GRADBUS_CACHE_DIR to a folder on a larger disk"
+            ) from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        weakref.finalize(written, path.unlink, missing_ok=True)
+        return written

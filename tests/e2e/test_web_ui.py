@@ -1,0 +1,295 @@
+"""The web UI in a real browser: headless Chromium, over the stack that all tests here share, with a run that trains meanwhile."""
+
+import os
+import re
+import shutil
+import time
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is on the PATH")
+
+STEPS = 4000
+TIMEOUT_MS = 120_000
+sync_api.expect.set_options(timeout=TIMEOUT_MS)
+MARKUP = "<img src=x onerror=alert(1)> and"
+VIEWS = ("/", "/runs/{run}", "/runs/{run}/samples", "/runs/{run}/samples/0.1")
+CONTRAST = """names => {
+  const style = getComputedStyle(document.documentElement);
+  const light = name => {
+    const probe = document.createElement("i");
+    probe.style.color = style.getPropertyValue(name);
+    document.body.append(probe);
+    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    probe.remove();
+    const [r, g, b] = parts.map(part => part / 255).map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return names.map(([text, paper]) => {
+    const [low, high] = [light(text), light(paper)].sort((a, b) => a - b);
+    return [text, paper, (high + 0.05) / (low + 0.05)];
+  });
+}"""
+ONE_FIGURE = """() => {
+  const figure = selector => document.querySelector(selector).textContent.match(/busy (\\d+ %)|^(\\d+ %)/)?.slice(1).join("");
+  const diagram = ".diagram.wide .at-rollout .stat", sentence = ".time-breakdown .bottleneck + p";
+  const rollouts = [diagram, sentence, ".workers tbody tr:nth-child(1) td:nth-child(3)"].map(figure);
+  const trainer = [".time-breakdown .key li:nth-child(2)", ".workers tbody tr:nth-child(2) td:nth-child(3)"].map(figure);
+  return [rollouts, trainer].every(found => found[0] !== undefined && new Set(found).size === 1);
+}"""
+UTILIZATION = """async () => {
+  const { MeanUtilization, timeShares } = await import("/static/any/run/utilization.js");
+  const utilization = new MeanUtilization();
+  const mean = (share, time) => utilization.mean([{ worker: "rollout-0", role: "rollout", busy: share }], time);
+  const [, live, later] = [mean(0, 0), mean(1, 5000), mean(1, 12000)];
+  const run = { progress: { shares: { generate: 0.9, score: 0.1, wait: 0.7 } } };
+  return [live[0].busy, later[0].busy, timeShares(run, { shares: () => ({ wait: 0.2, train: 0.8 }) }, live)];
+}"""
+BARS = """async rewards => {
+  const { sampleCard, rewardRange } = await import("/static/any/samples/sample_card.js");
+  const samples = rewards.map(reward => ({ reward, id: "0.1", text: "", components: {}, verdict: "filtered", finish_reason: "stop" }));
+  const shown = { colour: "", texts: null, range: rewardRange(samples) };
+  return samples.map(sample => sampleCard({ id: "run-1" }, sample, shown).querySelector("meter").value);
+}"""
+PAIRS = [
+    [text, paper] for text in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad") for paper in ("--paper", "--raised", "--faint")
+]
+PAIRS += [["--accent", "--accent-soft"], ["--warn", "--warn-soft"], ["--bad", "--bad-soft"]]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sandbox = [] if os.geteuid() else ["--no-sandbox"]
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--host-resolver-rules=MAP evil.example 127.0.0.1"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run_id(lab, spec, rows):
+    """A run that trains as long as the tests look at it. What it trains on would be markup, if text could be."""
+    held_out = rows([{"prompt": "sun and", "answer": "sun"}])
+    data = {"train": rows([{"prompt": MARKUP, "answer": "x"}] * 8), "eval": held_out}
+    evaluation = {"every": 10, "samples": 1}
+    run_id = lab.submit(
+        spec(
+            name="watched",
+            data=data,
+            schedule={"steps": STEPS},
+            evaluation=evaluation,
+            checkpoint={"every": 50},
+            algorithm={"filter": "none"},
+        )
+    )
+    lab.until(run_id, lambda run: run["progress"]["step"] >= 3)
+    yield run_id
+    lab.client.cancel(run_id)
+
+
+class Tab:
+    """A browser tab that keeps its console errors and its requests to other origins."""
+
+    def __init__(self, lab, context):
+        self.url = lab.client.url
+        self.tab = context.new_page()
+        self.tab.set_default_timeout(TIMEOUT_MS)
+        self.complaints = []
+        self.foreign = []
+        self.tab.on("console", lambda message: self.complaints.append(message.text) if message.type in {"error", "warning"} else None)
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.tab.on("request", lambda request: None if request.url.startswith(self.url) else self.foreign.append(request.url))
+
+    def sees(self, selector, text):
+        """Waits until an element there has the text."""
+        sync_api.expect(self.tab.locator(selector).filter(has_text=text).first).to_be_visible()
+
+    def opens(self, view, run_id=""):
+        """Goes to a view, and waits until it shows what it is about."""
+        self.tab.goto(f"{self.url}/#{view.format(run=run_id)}")
+        self.tab.wait_for_selector({"/": ".runs", "/runs/{run}": ".chart"}.get(view, ".sample"))
+
+    def grows(self, above):
+        """Waits until the reward's curve has more points than `above`."""
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
+        while self.points() <= above:
+            assert time.monotonic() < deadline, f"the curve stays at {self.points()} points"
+            self.tab.wait_for_timeout(100)
+
+    def points(self):
+        """Steps that the reward's curve shows."""
+        return int(self.tab.locator(".chart-canvas").first.get_attribute("data-points") or 0)
+
+
+@pytest.fixture(scope="module")
+def signed_in(lab, browser):
+    """A browser that is signed in."""
+    context = browser.new_context()
+    page = Tab(lab, context)
+    page.tab.goto(lab.client.sign_in_link())
+    page.sees("button", "Sign out")  # the script redeems the code after it has loaded
+    page.tab.close()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(lab, signed_in):
+    page = Tab(lab, signed_in)
+    yield page
+    page.tab.close()
+    assert (page.complaints, page.foreign) == ([], [])
+
+
+def test_the_command_prints_a_link_that_signs_in_once(lab, gradbus, browser, run_id):
+    link = gradbus("open", run_id).stdout.strip()
+    assert re.fullmatch(re.escape(lab.client.url) + rf"/sign-in#[\w-]{{43}}&run={run_id}", link)
+    first, second = (browser.new_context() for _ in range(2))
+    tab = first.new_page()
+    tab.goto(link)
+    sync_api.expect(tab.locator("h1")).to_have_text("watched")
+    assert [(cookie["httpOnly"], cookie["sameSite"]) for cookie in first.cookies()] == [(True, "Strict")]
+    assert tab.evaluate("document.cookie") == ""
+    other = second.new_page()
+    other.goto(link)
+    sync_api.expect(other.locator("#message")).to_contain_text("used already")
+    assert second.cookies() == []
+    other.goto(lab.client.url)
+    sync_api.expect(other.locator("main")).to_contain_text("gradbus open")
+    for context in (first, second):
+        context.close()
+
+
+def test_a_run_is_watched_live(page, lab, run_id):
+    page.opens("/runs/{run}", run_id)
+    page.grows(2)
+    page.grows(page.points() + 3)
+    sync_api.expect(page.tab.locator(".chart canvas")).to_have_count(page.tab.locator(".chart").count())
+    page.sees(".chip", "Running")
+    page.sees(".workers", "rollout-0")
+    page.sees(".events li", re.compile(r"version \d+: reward"))
+    page.sees(".bottleneck", re.compile("-bound|In balance"))
+    page.sees(".diagram.wide", re.compile(r"samples/s"))
+    page.tab.wait_for_function(ONE_FIGURE)
+    page.sees(".diagram.wide", re.compile(r"workers run version \d+"))
+    lab.client.pause(run_id)  # what follows looks at what is there
+
+
+def test_samples_stand_side_by_side_and_each_has_a_timeline(page, run_id):
+    page.tab.goto(f"{page.url}/#/runs/{run_id}/samples?steps=0,2&at=1")
+    page.sees(".column h2", "Step 2")
+    sync_api.expect(page.tab.locator(".column")).to_have_count(2)
+    sync_api.expect(page.tab.locator(".column").first.locator(".sample")).to_have_count(4)
+    sync_api.expect(page.tab.locator(".prompt pre").first).to_have_text(MARKUP)
+    page.tab.get_by_label("Show", exact=True).select_option("high")
+    page.sees(".of-prompt pre", MARKUP)
+    rewards_shown = page.tab.locator(".column").first.locator(".reward")
+    sync_api.expect(rewards_shown).to_have_count(12)
+    rewards = [float(text) for text in rewards_shown.all_text_contents()]
+    assert rewards == sorted(rewards, reverse=True)
+    page.tab.get_by_label("Colour").select_option("probability")
+    page.sees(".token", "")
+    page.tab.locator(".response-text").first.click()
+    page.sees("h1", "Sample")
+    for stage in ("Dispatched", "Generated", "Scored", "Admitted", "Trained", "Trace"):
+        page.sees(".timeline b", stage)
+    page.sees(".timeline", "after it was admitted")
+
+
+def test_a_rewards_bar_is_as_long_as_it_is_worth(page, run_id):
+    page.opens("/", run_id)
+    for rewards, bars in (([0, 0], [0, 0]), ([0, 2], [0, 1]), ([-1, 0], [0, 1]), ([1, 0.5], [1, 0.5])):
+        assert page.tab.evaluate(BARS, rewards) == bars
+
+
+def test_how_busy_workers_are_is_a_mean_over_ten_seconds_and_the_trainers_time_that_of_its_steps(page, run_id):
+    page.opens("/", run_id)
+    assert page.tab.evaluate(UTILIZATION) == [0.5, 1, {"generate": 0.5, "score": 0.1, "wait": 0.2, "train": 0.8}]
+
+
+def test_every_group_of_a_prompt_is_found(page, run_id):
+    page.opens("/runs/{run}/samples", run_id)
+    page.tab.get_by_role("button", name="every group of this prompt").first.click()
+    page.sees(".controls", "every group")
+    sync_api.expect(page.tab.locator(".column").nth(1)).to_be_visible()
+    assert "row=" in page.tab.url
+
+
+def test_in_a_free_schedule_columns_are_groups_and_no_step_is_said_to_own_one(page, lab, spec):
+    run = lab.train(spec(schedule={"mode": "free", "steps": 3}))
+    page.tab.goto(f"{page.url}/#/runs/{run['id']}/samples?steps=0,1&show=high")
+    page.sees(".column h2", "Group 4")
+    page.sees(".controls", "Steps, about")
+    sync_api.expect(page.tab.get_by_label("Show", exact=True)).to_have_count(0)
+    page.tab.locator(".response-text").first.click()
+    page.sees(".timeline", "With a free schedule the order of the log decides by which step.")
+
+
+def test_a_list_without_runs_says_how_to_submit_one(page):
+    page.tab.route(re.compile(r"/v1/runs\?"), lambda route: route.fulfill(json={"data": [], "has_more": False}))
+    page.tab.goto(page.url)
+    page.sees(".empty", "No runs yet")
+    page.sees(".empty pre", "gradbus run my.toml --follow")
+
+
+def test_at_a_phones_width_nothing_is_cut_off(page, lab, spec, run_id):
+    lab.submit(spec(name="n" * 60))
+    page.tab.set_viewport_size({"width": 360, "height": 740})
+    for view in VIEWS:
+        page.opens(view, run_id)
+        assert page.tab.evaluate("document.documentElement.scrollWidth") <= 360, view
+        assert page.tab.evaluate(
+            "[...document.querySelectorAll('h1, button, .chart')].every(e => e.getBoundingClientRect().right <= 360)"
+        ), view
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_by_day_and_by_night(page, run_id, scheme):
+    page.tab.emulate_media(color_scheme=scheme)
+    page.opens("/", run_id)
+    background = page.tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
+    assert [pair for pair in page.tab.evaluate(CONTRAST, PAIRS) if pair[2] < 4.5] == []
+
+
+def test_the_keyboard_is_enough(page, run_id):
+    page.opens("/", run_id)
+    page.tab.reload()
+    page.tab.wait_for_selector(".runs")
+    page.tab.keyboard.press("Tab")
+    assert page.tab.evaluate("document.activeElement.className") == "skip"
+    page.tab.locator(f"#to-{run_id}").focus()
+    page.tab.keyboard.press("Enter")
+    page.sees("h1", "watched")
+    page.tab.wait_for_function("document.activeElement.id === 'main'")
+
+
+def test_another_name_for_this_machine_shows_nothing(lab, browser):
+    context = browser.new_context()
+    tab = context.new_page()
+    answer = tab.goto(f"http://evil.example:{lab.client.url.rpartition(':')[2]}/")
+    assert answer.status == 421
+    assert "GRADBUS_SERVED_HOSTS" in tab.text_content("body")
+    context.close()
+
+
+def test_the_web_ui_pauses_resumes_and_after_a_question_cancels(page, lab, run_id):
+    lab.client.pause(run_id)
+    page.opens("/runs/{run}", run_id)
+    page.tab.get_by_role("button", name="Resume").click()
+    page.sees(".chip", "Running")
+    page.tab.get_by_role("button", name="Pause").click()
+    page.sees(".chip", "Paused")
+    page.tab.get_by_role("button", name="Cancel run").click()
+    page.tab.get_by_role("button", name="Keep it running").click()
+    assert lab.client.run(run_id)["desired"] == "paused"
+    page.tab.get_by_role("button", name="Cancel run").click()
+    page.tab.get_by_role("button", name="Cancel the run").click()
+    page.sees(".chip", "Cancelled")
+    assert lab.ends(run_id, "cancelled")["desired"] == "cancelled"
+    sync_api.expect(page.tab.get_by_role("button", name="Pause")).to_be_hidden()
+    page.tab.get_by_role("button", name="Sign out").click()
+    page.sees("main", "gradbus open")

@@ -1,0 +1,149 @@
+"""How the loop of a run reacts to reports of trainers and workers, and to what an earlier conductor left."""
+
+import asyncio
+import json
+
+import pytest
+
+from gradbus.aio.tasks import cancel_and_wait
+from gradbus.buffer import keys
+from gradbus.bus import Buckets, EventLog, Lease, TaskQueue, subjects
+from gradbus.control.runs import WorkerPresence
+from gradbus.experience import ExperienceLog, GroupStore
+from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus.v1.task_pb2 import GroupsSampled, TaskKind
+from gradbus.v1.weights_pb2 import Frontier, TrainerProgress, WeightManifest
+from gradbus_conductor.groups import dispatch
+from gradbus_conductor.groups.dataset import DataOrder, Dataset, RunData
+from gradbus_conductor.run.context import RunContext
+from gradbus_conductor.run.learning_signal import LearningSignal
+from gradbus_conductor.run.loop import RunLoop
+from gradbus_conductor.run.status import RunStatusWriter
+from gradbus_conductor.workers import WorkerPool
+
+DATA = RunData(Dataset(("{}",) * 8, ""), None, DataOrder("d", 8, 0))
+
+
+@pytest.fixture
+async def loop(clients, record, run_id):
+    """A loop that nobody drives: a test calls its parts."""
+    runs, assignments, leases = [await clients.bus.bucket(name) for name in (Buckets.RUNS, Buckets.ASSIGNMENTS, Buckets.LEASES)]
+    lease = await Lease.acquire(leases, f"conductor.{run_id}", "conductor")
+    status = RunStatusWriter(runs, EventLog(clients.bus, run_id), run_id, 2)
+    workers = await clients.bus.bucket(Buckets.WORKERS)
+    presence = WorkerPresence(worker=run_id, role="rollout", incarnation="1", run_id=run_id, claims=[1])
+    await workers.put(run_id, presence.to_bytes())
+    await assignments.put(run_id, json.dumps(run_id).encode())
+    async with runs.view(f"{run_id}.*") as view, workers.view(run_id) as present, assignments.view(run_id) as assigned:
+        context = RunContext(clients, record(), runs, view, WorkerPool(assignments, present, assigned), lease, status)
+        yield RunLoop(context, DATA)
+    await lease.release()
+    await workers.delete(run_id)
+    await assignments.delete(run_id)
+
+
+async def fetched(queue, groups):
+    """Indexes of at least so many groups from the queue."""
+    found = []
+    async with asyncio.timeout(60):
+        while len(found) < groups:
+            found += [each.index for delivery in await queue.fetch(100) for each in delivery.task.groups]
+    return sorted(found)
+
+
+async def test_a_trainer_that_was_replaced_is_not_believed(loop, clients, run_id):
+    loop._heads.checkpoint = 2
+    loop._schedule.recover([(index, True) for index in range(8)], 0, [], 0)
+    async with loop._subscribed():
+        for step in (1, 3):
+            progress = TrainerProgress(run_id=run_id, step=step, frontier=Frontier(below=2 * step))
+            await clients.bus.publish(subjects.missing(run_id), progress.SerializeToString())
+            async with asyncio.timeout(60):
+                while step == 3 and loop._missing_report is None:  # noqa: ASYNC110 - the loop has no condition for it
+                    await asyncio.sleep(0.01)
+        assert loop._missing_report.step == 3
+        await clients.bus.publish(subjects.missing(run_id), TrainerProgress(run_id=run_id, step=1).SerializeToString())
+        await clients.bus.client.flush()
+        assert loop._missing_report.step == 3, "older than the checkpoint: the frontier it names was trimmed long ago"
+
+
+async def test_a_trainer_that_waits_for_outstanding_groups_causes_no_recovery(loop, clients, run_id):
+    loop._schedule.recover([(0, True)], 0, [], 0)
+    loop._schedule.dispatchable(0)
+    received = asyncio.Event()
+
+    async def on_message(_payload):
+        received.set()
+
+    progress = TrainerProgress(run_id=run_id, step=0).SerializeToString()
+    async with loop._subscribed(), clients.bus.subscribed(subjects.missing(run_id), on_message):
+        for is_outstanding in (True, False):
+            await clients.bus.publish(subjects.missing(run_id), progress)
+            await asyncio.wait_for(received.wait(), 60)
+            assert (loop._missing_report is None) is is_outstanding
+            received.clear()
+            loop._schedule.appended(1, True)
+
+
+async def test_what_an_earlier_conductor_dispatched_and_is_claimed_or_sampled_is_not_dispatched_again(
+    loop, clients, run_id, group, monkeypatch
+):
+    monkeypatch.setattr(dispatch, "_REDISPATCH_SECONDS", 600.0)
+    sampled = group(0)
+    sampled.row = DATA.order.row(0)
+    await GroupStore(clients.buffer, run_id).put([sampled])
+    queue = TaskQueue(clients.bus, run_id)
+    await queue.open()
+    loop._heads.version = 0
+    await loop._pass()
+    assert await fetched(queue, 4) == [2, 3, 4, 5]
+    loop._heads.version = 1
+    await loop._pass()
+    assert await fetched(queue, 2) == [6, 7], "what nobody can have sent goes out at once"
+    await loop._pipeline.close()
+    await queue.remove()
+
+
+async def test_a_group_that_is_done_while_its_conductor_is_replaced_is_not_sampled_again(loop, clients, run_id, group, scorer, monkeypatch):
+    sampled = group(0)
+    sampled.row = DATA.order.row(0)
+    await GroupStore(clients.buffer, run_id).put([sampled])
+    heads = await clients.bus.bucket(Buckets.HEADS)
+    await heads.put(f"{run_id}.version", WeightManifest(term=1, step=0, digest="sha256:" + "0" * 64).SerializeToString())
+
+    async def report_meanwhile(_queue):
+        sampled = GroupsSampled(run_id=run_id, kind=TaskKind.TASK_KIND_TRAIN, indexes=[0])
+        await clients.bus.publish(subjects.groups(run_id), sampled.SerializeToString())
+        async with asyncio.timeout(60):
+            while not loop._pipeline._reported:  # noqa: ASYNC110 - it does not signal
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(TaskQueue, "purge", report_meanwhile)
+    driving = asyncio.create_task(loop.drive())
+    async with asyncio.timeout(60):
+        while "0.0" not in scorer.asked:  # noqa: ASYNC110 - the scorer counts, it does not signal
+            await asyncio.sleep(0.01)
+    await cancel_and_wait(driving)
+
+
+async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
+    loop._learning_signal = LearningSignal(
+        loop._context.record.spec.model_copy(update={"schedule": loop._context.record.spec.schedule.model_copy(update={"mode": "free"})})
+    )
+    for index in range(1024):
+        loop._learning_signal.add(LogEntry(index=index, verdict=Verdict.VERDICT_FILTERED, reason="all 2 valid rewards are equal"))
+    ending = await loop._pass()
+    assert ending.state == "failed"
+    assert "none of the last 1024 groups could be trained: all 2 valid rewards are equal" in ending.reason
+
+
+async def test_entries_that_the_log_lost_and_the_bitmap_kept_are_asked_for_again(loop, clients, run_id):
+    log = ExperienceLog(clients.buffer, run_id)
+    term = loop._context.lease.term
+    await log.append(term, {index: LogEntry(index=index, verdict=Verdict.VERDICT_TRAIN) for index in range(6)})
+    third = (await log.read())[3]
+    await clients.buffer.xdel(keys.experience(run_id), third.stream_id)
+    loop._missing_report = TrainerProgress(run_id=run_id, step=1, frontier=Frontier(below=2))
+    await loop._recover()
+    assert loop._schedule.outstanding().keys() == {3}
+    assert await log.append(term, {3: LogEntry(index=3)}) == [3], "else it would be sampled for ever and never enter"

@@ -1,0 +1,132 @@
+"""The status and the history that a conductor writes, on a real NATS."""
+
+import asyncio
+
+import pytest
+
+from gradbus.bus import Buckets, EventLog, OwnedKey
+from gradbus.control.runs import RunStatus
+from gradbus.errors import FencedError
+from gradbus.v1.group_pb2 import LogEntry, Verdict
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus_conductor.run.runs_bucket import desired_state
+from gradbus_conductor.run.status import RunSnapshot, RunStatusWriter
+
+START = RunSnapshot(version=-1, checkpoint=-1)
+
+
+@pytest.fixture
+async def runs(bus):
+    return await bus.bucket(Buckets.RUNS)
+
+
+@pytest.fixture
+def history(bus, run_id):
+    return EventLog(bus, run_id)
+
+
+@pytest.fixture
+def writer(runs, history, run_id):
+    return RunStatusWriter(runs, history, run_id, groups_per_step=2)
+
+
+async def stored(runs, run_id):
+    return RunStatus.model_validate_json((await runs.get(f"{run_id}.status")).value)
+
+
+def entry(verdict, *rewards):
+    return LogEntry(verdict=verdict, rewards=[SampleReward(status=RewardStatus.REWARD_STATUS_OK, reward=reward) for reward in rewards])
+
+
+async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, writer, history, run_id):
+    await writer.write("running", START)
+    await writer.write("waiting_for_reward", START, "the reward service: UNAVAILABLE")
+    await writer.write("waiting_for_reward", START, "the reward service: UNAVAILABLE")
+    assert (await stored(runs, run_id)).waiting_for == "the reward service: UNAVAILABLE"
+    await history.flush()
+    events = await history.read()
+    assert [(event.type, event.data["state"], event.level) for event in events] == [
+        ("state", "running", "info"),
+        ("state", "waiting_for_reward", "warning"),
+    ]
+
+
+async def test_a_state_that_is_over_is_exported_as_0(writer):
+    for state in ("running", "waiting_for_reward", "running", "running"):
+        await writer.write(state, START)
+    exported = {one.attributes["gradbus.state"]: one.value for one in writer.metrics.read("gradbus.run.state")}
+    assert exported == {"queued": 0, "running": 1, "waiting_for_reward": 0}
+
+
+async def test_progress_counts_what_entered_the_log(runs, writer, run_id):
+    train, filtered, dropped = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
+    writer.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)])
+    await writer.write("running", RunSnapshot(version=3, checkpoint=2))
+    progress = (await stored(runs, run_id)).progress
+    assert (progress.filtered, progress.dropped, progress.version, progress.checkpoint_step) == (1, 1, 3, 2)
+    assert progress.reward == 0.75  # the newest two groups
+
+
+async def test_the_history_ends_before_the_status_says_so(runs, writer, history, run_id):
+    writer.events.emit("metrics", "the last step")
+    await writer.transition("failed", "the loss is not finite; lower the learning rate")
+    status = await stored(runs, run_id)
+    assert (status.state, status.reason) == ("failed", "the loss is not finite; lower the learning rate")
+    assert status.finished_unix_ns > 0
+    assert [event.type for event in await history.read()] == ["metrics", "state"]
+    assert (await history.read())[1].level == "error"
+
+
+async def test_the_next_conductor_goes_on_counting(runs, writer, history, run_id):
+    writer.set_prompts("sha256:p", "")
+    writer.count([entry(Verdict.VERDICT_FILTERED)])
+    await writer.write("running", START)
+    second = RunStatusWriter(runs, history, run_id, groups_per_step=2)
+    assert (await second.recover()).state == "running"
+    second.count([entry(Verdict.VERDICT_FILTERED)])
+    await second.write("paused", START)
+    status = await stored(runs, run_id)
+    assert (status.progress.filtered, status.prompts, second.paused) == (2, "sha256:p", True)
+
+
+async def test_a_conductor_that_was_replaced_overwrites_no_status(runs, writer, history, run_id):
+    await writer.write("running", START)
+    second = RunStatusWriter(runs, history, run_id, groups_per_step=2)
+    await second.recover()
+    await second.transition("succeeded")
+    with pytest.raises(FencedError, match="another process wrote"):
+        await writer.write("evaluating", START)
+    assert (await stored(runs, run_id)).state == "succeeded"
+
+
+async def test_an_ending_once_decided_stays(runs, writer, history, run_id):
+    await writer.transition("running", "the loss is not finite", ending="failed")
+    await writer.transition("running", "the loss is not finite", "the weight store")
+    status = await RunStatusWriter(runs, history, run_id, groups_per_step=2).recover()
+    assert (status.state, status.ending, status.waiting_for) == ("running", "failed", "the weight store")
+
+
+async def test_a_run_without_a_requested_state_runs(runs, run_id):
+    async with runs.view(f"{run_id}.*") as view:
+        assert desired_state(view, run_id) == "running"
+        await runs.put(f"{run_id}.desired", b'"cancelled"')
+        async with asyncio.timeout(60):
+            while desired_state(view, run_id) != "cancelled":
+                await view.changed.wait()
+                view.changed.clear()
+
+
+async def test_a_conductor_that_dies_before_the_final_status_leaves_one_last_event(runs, writer, history, run_id, monkeypatch):
+    await writer.write("running", START)
+
+    async def die(_self, _value):
+        raise ConnectionError("the conductor dies here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnedKey, "write", die)
+        with pytest.raises(ConnectionError):
+            await writer.transition("succeeded")
+    second = RunStatusWriter(runs, EventLog(history._bus, run_id), run_id, groups_per_step=2)
+    assert (await second.recover()).state == "running"
+    await second.transition("succeeded")
+    assert [event.data["state"] for event in await history.read()] == ["running", "succeeded"]

@@ -1,0 +1,117 @@
+"""Assignments by compare-and-set on a real NATS."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gradbus.bus import Buckets
+from gradbus.control.runs import WorkerPresence
+from gradbus_conductor.workers import WorkerPool
+
+
+@pytest.fixture
+async def buckets(bus):
+    workers, assignments = await bus.bucket(Buckets.WORKERS), await bus.bucket(Buckets.ASSIGNMENTS)
+    yield workers, assignments
+    for bucket in (workers, assignments):
+        async with bucket.view() as view:
+            for key in list(view.entries):
+                await bucket.delete(key)
+
+
+@pytest.fixture
+async def two(buckets):
+    """Two conductors' views of the same workers: a trainer and four rollouts."""
+    workers, assignments = buckets
+    for name in ("trainer", "rollout-0", "rollout-1", "rollout-2", "rollout-3"):
+        presence = WorkerPresence(worker=name, role=name.split("-")[0], incarnation="1")
+        await workers.put(name, presence.to_bytes())
+    async with workers.view() as present, assignments.view() as first, assignments.view() as second:
+        yield WorkerPool(assignments, present, first), WorkerPool(assignments, present, second), (first, second)
+
+
+async def until(views, condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.wait([asyncio.create_task(view.changed.wait()) for view in views], timeout=0.05)
+
+
+async def test_of_two_conductors_one_gets_the_trainer(two):
+    one, other, _ = two
+    claims = await asyncio.gather(one.claim("run-1", "trainer", most=1), other.claim("run-2", "trainer", most=1))
+    assert sorted(claims) == [[], ["trainer"]]
+
+
+async def test_every_worker_serves_one_run(two):
+    one, other, views = two
+    first, second = await asyncio.gather(one.claim("run-1", "rollout"), other.claim("run-2", "rollout"))
+    assert sorted(first + second) == ["rollout-0", "rollout-1", "rollout-2", "rollout-3"]
+    await until(views, lambda: len(views[0].entries) == len(views[1].entries) == 4)
+    assert sorted(one.assigned_to("run-1")) == sorted(other.assigned_to("run-1")) == sorted(first)
+    assert await one.claim("run-3", "rollout") == []
+
+
+async def test_a_bound_is_kept_and_released_workers_can_be_claimed(two):
+    one, other, views = two
+    assert await one.claim("run-1", "rollout", most=3) == ["rollout-0", "rollout-1", "rollout-2"]
+    await until(views, lambda: len(views[0].entries) == 3)
+    await one.release("run-1")
+    await until(views, lambda: not views[0].entries and not views[1].entries)
+    assert len(await other.claim("run-2", "rollout")) == 4
+
+
+async def test_a_view_that_is_behind_takes_no_worker_from_another_run(two, buckets):
+    one, other, views = two
+    await one.claim("run-1", "rollout", most=1)
+    await until(views, lambda: other.run_of("rollout-0") == "run-1")
+    stale = WorkerPool(buckets[1], one._workers, SimpleNamespace(entries=dict(views[1].entries), get=dict(views[1].entries).get))
+    await one.release("run-1")
+    await until(views, lambda: not views[0].entries)
+    await one.claim("run-2", "rollout", most=1)
+    await stale.release("run-1")
+    assert (await buckets[1].get("rollout-0")).value == b'"run-2"'
+
+
+async def test_workers_of_finished_runs_are_freed(two):
+    one, _, views = two
+    await one.claim("run-1", "rollout", most=1)
+    await until(views, lambda: len(views[0].entries) == 1)
+    await one.claim("run-2", "rollout", most=1)
+    await until(views, lambda: len(views[0].entries) == 2)
+    await one.release_finished(lambda run_id: run_id == "run-1")
+    await until(views, lambda: one.assigned_to("run-1") == [])
+    assert one.assigned_to("run-2") == ["rollout-1"]
+
+
+async def test_a_trainer_that_is_gone_is_replaced_by_one_that_is_free(two, buckets):
+    one, _, views = two
+    workers, assignments = buckets
+    assert await one.keep_trainer("run-1")
+    await until(views, lambda: one.run_of("trainer") == "run-1")
+    assert await one.keep_trainer("run-1")
+    await workers.delete("trainer")
+    await until(views, lambda: one.present("trainer") == [])
+    assert not await one.keep_trainer("run-1"), "none is free"
+    assert (await assignments.get("trainer")).value == b'"run-1"', "it may come back"
+    await workers.put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
+    await until(views, lambda: one.present("trainer"))
+    assert await one.keep_trainer("run-1")
+    assert (await assignments.get("trainer-1")).value == b'"run-1"'
+    assert await assignments.get("trainer") is None
+
+
+async def test_a_worker_serves_once_it_has_taken_the_run_up(two, buckets):
+    one, _, views = two
+    await one.claim("run-1", "rollout", most=1)
+    await until(views, lambda: one.run_of("rollout-0") == "run-1")
+    assert one.serving("run-1", "rollout") == []
+    await buckets[0].put("rollout-0", WorkerPresence(worker="rollout-0", role="rollout", incarnation="1", run_id="run-1").to_bytes())
+    await until(views, lambda: len(one.serving("run-1", "rollout")) == 1)
+
+
+async def test_an_unreadable_presence_hides_nobody_else(two, buckets):
+    one, _, views = two
+    await buckets[0].put("broken", b'{"role": 1}')
+    await until(views, lambda: "broken" in one._workers.entries)
+    assert [worker.worker for worker in one.present("trainer")] == ["trainer"]

@@ -1,0 +1,185 @@
+"""The frame around a service, as real processes: signals, exit status, health pages, logs."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+SCRIPT = """
+import asyncio, sys, threading
+from gradbus.errors import ModelError
+from gradbus.process import ProcessSettings, run_process
+
+async def read_line():
+    await asyncio.to_thread(sys.stdin.readline)
+
+async def serve(process):
+    await read_line()
+    process.ready = True
+    await process.stopping.wait()
+    await read_line()
+    print("drained", flush=True)
+
+async def leave(process):
+    pass
+
+async def crash(process):
+    raise KeyError("the reason")
+
+async def crash_with_a_secret(process):
+    password = "-".join(["of", "the", "user"])
+    raise KeyError(len(password))
+
+async def time_out(process):
+    raise TimeoutError("nobody answered")
+
+async def refuse(process):
+    raise ModelError("the model has no tokenizer; add one")
+
+async def crash_in_the_drain(process):
+    process.ready = True
+    await process.stopping.wait()
+    raise KeyError("in the drain")
+
+async def leave_a_thread(process):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+
+sys.exit(run_process("test", ProcessSettings(health=sys.argv[2]), globals()[sys.argv[1]]))
+"""
+
+
+@pytest.fixture
+def port(free_port):
+    return free_port()
+
+
+@pytest.fixture
+def start(port):
+    started = []
+
+    def run(main):
+        command = [sys.executable, "-c", SCRIPT, main, f"127.0.0.1:{port}"]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        started.append(subprocess.Popen(command, text=True, **pipes))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def page(port, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def until(port, path, status):
+    deadline = time.monotonic() + 60
+    while page(port, path) != status:
+        assert time.monotonic() < deadline, f"{path} is not {status}"
+        time.sleep(0.02)
+
+
+def go_on(process):
+    """What the service waits for before it is ready, and before its drain ends."""
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_the_process_ends_well(start, port, number):
+    process = start("serve")
+    until(port, "/healthz", 200)
+    go_on(process)
+    until(port, "/readyz", 200)
+    process.send_signal(number)
+    until(port, "/readyz", 503)
+    out, log = process.communicate("\n", timeout=60)
+    assert (process.returncode, out) == (0, "drained\n")
+    assert [line["event"] for line in lines(log)] == ["started", "stopped"]
+
+
+def test_pages_tell_alive_from_ready(start, port):
+    process = start("serve")
+    until(port, "/healthz", 200)
+    assert page(port, "/other") == 404
+    assert page(port, "/readyz") == 503
+    go_on(process)
+    until(port, "/readyz", 200)
+
+
+def test_a_probe_that_says_nothing_or_nonsense_harms_nobody(start, port):
+    start("serve")
+    until(port, "/healthz", 200)
+    with socket.create_connection(("127.0.0.1", port)) as silent, socket.create_connection(("127.0.0.1", port)) as noise:
+        noise.sendall(b"\x00\xff" * 50_000 + b"\r\n\r\n")
+        assert page(port, "/healthz") == 200
+        silent.close()
+
+
+def test_a_service_that_returns_ends_well(start):
+    process = start("leave")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_thread_that_never_ends_does_not_hold_the_process(start):
+    process = start("leave_a_thread")
+    _, log = process.communicate(timeout=60)
+    assert (process.returncode, lines(log)[-1]["event"]) == (1, "threads_did_not_end")
+
+
+@pytest.mark.parametrize(
+    ("main", "event", "text"),
+    [("crash", "crashed", "the reason"), ("time_out", "crashed", "nobody answered"), ("refuse", "stopped", "add one")],
+)
+def test_an_error_is_logged_and_the_status_says_so(start, main, event, text):
+    process = start(main)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = lines(log)[-1]
+    assert last["event"] == event
+    assert last["service"] == "test"
+    assert text in json.dumps(last)
+
+
+def test_an_error_in_the_drain_is_a_crash(start, port):
+    process = start("crash_in_the_drain")
+    until(port, "/readyz", 200)
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "in the drain" in log
+
+
+def test_a_taken_health_address_is_named(start, port):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        process = start("serve")
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "GRADBUS_HEALTH" in log
+
+
+def test_a_crash_is_logged_without_the_values_of_variables(start):
+    process = start("crash_with_a_secret")
+    _, log = process.communicate(timeout=60)
+    assert lines(log)[-1]["event"] == "crashed"
+    assert "of-the-user" not in log

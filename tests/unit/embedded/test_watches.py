@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+from gradbus.control.runs import RunRecord, RunStatus
+from gradbus.embedded.watches import reference_needed
+from gradbus.spec import RunSpec
+
+
+def record(kl: float, **trainer: object) -> bytes:
+    spec = RunSpec.model_validate(
+        {
+            "name": "run",
+            "model": {"path": "/model"},
+            "data": {"train": "train.jsonl", "eval": "eval.jsonl", "prompt": "prompt"},
+            "reward": {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}},
+            "algorithm": {"kl": kl},
+            "trainer": trainer,
+            "schedule": {"steps": 10},
+        }
+    )
+    return RunRecord(run_id="run-1", spec=spec, created_unix_ns=1).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kl", "state", "needed"),
+    [
+        (0.0, "running", False),
+        (0.1, None, True),
+        (0.1, "queued", True),
+        (0.1, "paused", True),
+        (0.1, "succeeded", False),
+        (0.1, "failed", False),
+    ],
+)
+def test_the_reference_is_needed_while_a_run_with_a_penalty_is_live(kl, state, needed):
+    entries = {"run-1.spec": record(kl), "run-1.desired": json.dumps("running").encode()}
+    if state:
+        entries["run-1.status"] = RunStatus(state=state).to_bytes()
+    assert reference_needed(entries) is needed
+
+
+def test_one_live_run_among_others_is_enough():
+    over = RunStatus(state="succeeded").to_bytes()
+    assert reference_needed({"run-1.spec": record(0.1), "run-1.status": over, "run-2.spec": record(0.0), "run-3.spec": record(0.1)})
+
+
+def test_a_run_with_adapters_asks_for_none():
+    assert not reference_needed({"run-1.spec": record(0.1, lora={"rank": 2})})
+
+
+def test_what_cannot_be_read_asks_for_nothing():
+    assert not reference_needed({"run-1.spec": b"{", "run-2.spec": b"{}"})
+    assert reference_needed({"run-1.spec": record(0.1), "run-1.status": b"{"})

@@ -1,0 +1,75 @@
+"""JSON Lines and the prompts in them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradbus.errors import DatasetError
+from gradbus.formats.jsonl import inspect, prompts_object, rows
+
+CHAT = [{"role": "user", "content": "hello"}]
+TEXT = st.text(min_size=1)
+
+
+def lines(*found):
+    return "\n".join(json.dumps(row) for row in found).encode()
+
+
+@given(st.lists(st.dictionaries(TEXT, TEXT), min_size=1))
+def test_rows_survive_a_round_trip(found):
+    assert rows(lines(*found)) == found
+
+
+@given(st.lists(TEXT, min_size=1))
+def test_the_prompts_object_keeps_order_and_drops_all_else(prompts):
+    data = lines(*({"question": prompt, "answer": "secret"} for prompt in prompts))
+    assert rows(prompts_object(data, "question")) == [{"prompt": prompt} for prompt in prompts]
+
+
+def test_the_prompts_object_keeps_every_prompt_on_its_line():
+    data = b'\n{"prompt": "a", "answer": 1}\n\n \n{"prompt": "b"}\n'
+    assert prompts_object(data, "prompt") == b'\n{"prompt": "a"}\n\n\n{"prompt": "b"}\n'
+
+
+def test_blank_lines_and_windows_line_ends_are_no_rows():
+    assert rows(b'{"a": 1}\r\n\r\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no rows"),
+        (b" \n\n", "no rows"),
+        (b'{"a": 1}\n{\n', r"line 2 is not JSON \(Expecting .*, column 2\)"),
+        (b"[1]", "line 1 is a list"),
+        (b"\xff", "line 1 is not JSON"),
+        (b"[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_what_is_no_dataset_is_named_by_its_line(data, words):
+    with pytest.raises(DatasetError, match=words):
+        rows(data)
+
+
+def test_inspection_tells_rows_common_columns_and_chat():
+    info = inspect(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}), "prompt")
+    assert (info.rows, info.columns, info.chat) == (2, {"prompt", "answer"}, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"promt": "a"}, "did you mean data.prompt = 'promt'"),
+        ({"prompt": ""}, "empty prompt"),
+        ({"prompt": 3}, "a number"),
+        ({"prompt": []}, "a list"),
+        ({"prompt": [{"role": "user"}]}, "a list"),
+        ({"prompt": None}, "null"),
+    ],
+)
+def test_a_wrong_prompt_is_named_by_its_line(row, words):
+    with pytest.raises(DatasetError, match=words) as refused:
+        inspect(b"\n" + lines({"prompt": "fine"}, row), "prompt")
+    assert "line 3" in str(refused.value)

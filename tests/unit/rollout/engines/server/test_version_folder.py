@@ -1,0 +1,123 @@
+"""Safetensors files are read, checked and digested without torch, and the digest is the one that trainers publish."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gradbus.errors import DiskError, ModelError
+from gradbus.formats.safetensors import read_headers
+from gradbus_kernels.weights.digest import weights_digest
+from gradbus_rollout.engines.server.version_folder import check_fit, digest, drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
+
+TENSORS = {
+    "b": torch.arange(6.0).reshape(2, 3),
+    "a.weight": torch.tensor([float("nan"), -0.0], dtype=torch.bfloat16),
+    "scalar": torch.tensor(3.0, dtype=torch.float64),
+    "empty": torch.zeros(0, 4),
+}
+
+
+SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+
+
+@pytest.fixture
+def shards(tmp_path):
+    names = sorted(TENSORS)
+    save_file({name: TENSORS[name] for name in names[:2]}, tmp_path / "one", metadata={"format": "pt"})
+    save_file({name: TENSORS[name] for name in names[2:]}, tmp_path / "two")
+    return [tmp_path / "two", tmp_path / "one"]
+
+
+def test_the_digest_is_that_of_the_trainer_however_the_tensors_are_sharded(shards):
+    assert digest(read_headers(shards)) == weights_digest(TENSORS)
+
+
+@pytest.mark.parametrize("changed", [{"b": TENSORS["b"] + 1}, {"b": TENSORS["b"].reshape(3, 2)}, {"b": TENSORS["b"].half()}])
+def test_the_digest_tells_bytes_shapes_and_dtypes_apart(tmp_path, changed):
+    save_file(TENSORS | changed, tmp_path / "changed")
+    assert digest(read_headers([tmp_path / "changed"])) == weights_digest(TENSORS | changed) != weights_digest(TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"a.weight", "scalar", "empty"}, "1 tensors are missing from the weight files .b."),
+        ({"a.weight", "b", "scalar", "empty", "lm_head.weight"}, "1 tensors are not tensors of this model .lm_head.weight."),
+    ],
+)
+def test_names_that_are_not_the_models_are_refused(shards, tmp_path, names, message):
+    save_file({name: TENSORS.get(name, torch.zeros(1)) for name in names}, tmp_path / "names")
+    with pytest.raises(ModelError, match=message):
+        check_fit(read_headers([tmp_path / "names"]), SHAPES)
+
+
+def test_another_shape_and_a_name_that_stands_twice_are_refused(shards, tmp_path):
+    save_file(TENSORS | {"b": torch.zeros(2)}, tmp_path / "shape")
+    with pytest.raises(ModelError, match=r"have another shape than in this model .b."):
+        check_fit(read_headers([tmp_path / "shape"]), SHAPES)
+    with pytest.raises(ModelError, match="stand in two of the weight files"):
+        read_headers([*shards, tmp_path / "shape"])
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors", b"\x05\0\0\0\0\0\0\0[1,2]", (2**60).to_bytes(8, "little")])
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path, content):
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(ModelError, match="fetch them again"):
+        read_headers([tmp_path / "bad"])
+
+
+def test_a_file_that_is_cut_off_or_gone_is_refused(shards):
+    shards[0].write_bytes(shards[0].read_bytes()[:-1])
+    for file in (shards[0], shards[0].with_name("gone")):
+        with pytest.raises(ModelError, match="fetch them again"):
+            read_headers([file])
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "auto_map": {"AutoModel": "code.py"}}))
+    save_file({"b": torch.zeros(1), "lm_head.weight": torch.zeros(1)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_tied_head_is_no_tensor_of_the_model(model):
+    assert set(model_tensors(model)) == {"b"}
+    (model / "config.json").write_text("{}")
+    assert set(model_tensors(model)) == {"b", "lm_head.weight"}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_version_folder_is_whole_and_outlives_the_deletion_of_its_shards(model, shards, tmp_path, copy):
+    folder = make_version_folder(tmp_path / "versions", model, shards, copy)
+    for shard in shards:
+        shard.unlink()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+    assert digest(read_headers(sorted(folder.glob("*.safetensors")))) == weights_digest(TENSORS)
+    assert "auto_map" not in json.loads((folder / "config.json").read_bytes())
+    drop_version_folder(folder)
+    drop_version_folder(folder)
+    assert not folder.exists()
+
+
+def test_a_version_for_which_the_disk_has_no_room_leaves_nothing(shards, model_folder, tmp_path, no_file_over):
+    with no_file_over(100), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
+        make_version_folder(tmp_path / "versions", model_folder, shards, copy=True)
+    assert list((tmp_path / "versions").iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_a_killed_worker_left_its_next_start_removes_and_no_other_workers(model_folder, tmp_path, shared):
+    folder = tmp_path / "shared" if shared else tmp_path
+    left, others = folder / "worker-a" / "version-0", folder / "worker-b" / "version-0"
+    for version in (left, others):
+        version.mkdir(parents=True)
+    settings = SGLangSettings(url="http://127.0.0.1:1", weights_dir=folder if shared else None)
+    engine = SGLangEngine(model_folder, SGLangConfig(), settings, tmp_path / "worker-a")
+    assert (left.exists(), others.exists()) == (False, True)
+    await engine.close()

@@ -1,0 +1,138 @@
+"""From the log's entries to a batch's rows, and to the statistics that are charted."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradbus.algorithms.grpo import Grpo
+from gradbus.spec import AlgorithmSpec
+from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
+from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
+from gradbus_trainer.step.batch_builder import build_batch
+from gradbus_trainer.step.groups import DecodedGroup, LoggedGroup, decode_group
+
+OK, INVALID = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID
+STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
+
+
+def sample(index, n, length=3, version=5, finish=STOP):
+    tokens = np.arange(length, dtype="<i4") + 100 * index + 10 * n
+    logprobs = np.full(length, -0.5 - n, dtype="<f4")
+    return Sample(
+        sample_id=f"{index}.{n}",
+        n=n,
+        token_ids=tokens.tobytes(),
+        logprobs=logprobs.tobytes(),
+        spans=[Span(start=0, end=length, version=version, trainable=True)],
+        finish_reason=finish,
+    )
+
+
+def collected(index, rewards, samples=None, verdict=Verdict.VERDICT_TRAIN, **fields):
+    samples = samples or [sample(index, n) for n in range(len(rewards))]
+    group = Group(index=index, prompt_ids=np.array([7, index], "<i4").tobytes(), samples=samples)
+    scored = [SampleReward(sample_id=f"{index}.{n}", status=status, reward=reward) for n, (status, reward) in enumerate(rewards)]
+    entry = LogEntry(index=index, verdict=verdict, group=group.SerializeToString(), rewards=reversed(scored), **fields)
+    return logged(entry, f"digest {index}")
+
+
+def logged(entry, digest=""):
+    return LoggedGroup(entry, digest, 1, DecodedGroup())
+
+
+def build(step, groups, algorithm=None):
+    algorithm = Grpo(algorithm or AlgorithmSpec())
+    return build_batch(step, [replace(group, decoded=decode_group(group.entry, algorithm)) for group in groups])
+
+
+def single(advantages):
+    """That of every token."""
+    (value,) = set(advantages.tolist())
+    return value
+
+
+def test_rows_are_in_order_of_index_and_n_whatever_the_order_of_answers():
+    items = [collected(index, [(OK, 0.0), (OK, 1.0), (OK, 3.0)]) for index in (4, 5)]
+    batch, _ = build(5, items)
+    assert [int(row.token_ids[0]) for row in batch.samples] == [400, 410, 420, 500, 510, 520]
+    assert {row.advantages.dtype for row in batch.samples} == {np.dtype(np.float32)}
+    assert [len(row.advantages) for row in batch.samples] == [len(row.token_ids) for row in batch.samples]
+    advantages = [single(row.advantages) for row in batch.samples]
+    deviation = math.sqrt(7 / 3)
+    assert advantages[:3] == pytest.approx([(reward - 4 / 3) / (deviation + 1e-4) for reward in (0.0, 1.0, 3.0)])
+    assert advantages[:3] == advantages[3:]
+    np.testing.assert_array_equal(batch.samples[4].behaviour_logprobs, np.full(3, -1.5, np.float32))
+    np.testing.assert_array_equal(batch.samples[4].prompt_ids, [7, 5])
+
+
+def test_masked_samples_are_absent_and_leave_the_mean():
+    items = [collected(0, [(OK, 1.0), (INVALID, 99.0), (OK, 3.0)])]
+    batch, stats = build(0, items, AlgorithmSpec(normalize_std=False))
+    assert [single(row.advantages) for row in batch.samples] == [-1.0, 1.0]
+    assert [int(row.token_ids[0]) for row in batch.samples] == [0, 20]
+    assert stats.masked == 1
+    assert stats.to_json()["reward"] == 2.0
+
+
+def test_filtered_and_dropped_groups_give_statistics_and_no_rows():
+    items = [
+        collected(0, [(OK, 2.0), (OK, 2.0)], verdict=Verdict.VERDICT_FILTERED),
+        collected(1, [(OK, 0.0), (OK, 4.0)], verdict=Verdict.VERDICT_DROPPED),
+        logged(LogEntry(index=2, verdict=Verdict.VERDICT_DROPPED)),
+    ]
+    batch, stats = build(3, items)
+    assert not batch.has_weight
+    assert (stats.filtered, stats.dropped) == (1, 2)
+    assert stats.rewards == [2.0, 2.0], "a dropped group is not charted as if it had been trained"
+
+
+def test_staleness_is_the_step_minus_the_oldest_trainable_version():
+    mixed = sample(0, 1, length=4)
+    del mixed.spans[:]
+    mixed.spans.extend(
+        [Span(start=0, end=1, version=7, trainable=True), Span(start=1, end=3, version=1), Span(start=3, end=4, version=4, trainable=True)]
+    )
+    items = [collected(0, [(OK, 0.0), (OK, 1.0)], samples=[sample(0, 0, version=8), mixed])]
+    batch, stats = build(8, items)
+    assert stats.staleness == [0, 4]
+    np.testing.assert_array_equal(batch.samples[1].trainable, [True, False, False, True])
+    shown = stats.to_json()
+    assert (shown["staleness_mean"], shown["staleness_max"]) == (2.0, 4)
+
+
+def test_truncated_samples_are_masked_only_when_the_spec_says_so():
+    samples = [sample(0, 0), sample(0, 1, finish=LENGTH, length=9), sample(0, 2)]
+    item = collected(0, [(OK, 0.0), (OK, 1.0), (OK, 2.0)], samples=samples)
+    kept, stats = build(0, [item], AlgorithmSpec(truncated="keep"))
+    masked, _ = build(0, [item], AlgorithmSpec(truncated="mask"))
+    assert (len(kept.samples), len(masked.samples)) == (3, 2)
+    assert stats.to_json()["truncated"] == pytest.approx(1 / 3)
+    assert stats.to_json()["response_length"] == 5.0
+
+
+def test_reference_logprobs_go_with_their_samples():
+    references = [np.full(3, -float(n), "<f4").tobytes() for n in range(3)]
+    item = collected(0, [(OK, 0.0), (INVALID, 0.0), (OK, 1.0)], reference_logprobs=references)
+    batch, _ = build(0, [item], AlgorithmSpec(kl=0.1))
+    assert [float(row.reference_logprobs[0]) for row in batch.samples] == [0.0, -2.0]
+    without, _ = build(0, [collected(0, [(OK, 0.0), (OK, 1.0)])])
+    assert [row.reference_logprobs for row in without.samples] == [None, None]
+
+
+def test_statistics_of_nothing_are_numbers_and_json():
+    _, stats = build(0, [])
+    shown = json.loads(json.dumps(stats.to_json(), allow_nan=False))
+    assert shown["reward"] == shown["reward_std"] == shown["staleness_mean"] == 0.0
+
+
+def test_components_are_means_over_the_samples_that_have_them():
+    item = collected(0, [(OK, 0.0), (OK, 1.0)])
+    for reward in item.entry.rewards:
+        reward.components["digits"] = reward.reward
+    item.entry.rewards[0].components["exact"] = 1.0
+    _, stats = build(0, [item])
+    assert stats.to_json()["components"] == {"digits": 0.5, "exact": 1.0}

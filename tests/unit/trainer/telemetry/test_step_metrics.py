@@ -1,0 +1,87 @@
+"""A step as metrics."""
+
+import pytest
+
+from gradbus.telemetry import Metrics
+from gradbus_trainer.learners.base import LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.step.batch_builder import BatchStats
+from gradbus_trainer.telemetry import step_metrics
+from gradbus_trainer.telemetry.step_metrics import StepRecorder
+
+METRICS = StepMetrics(
+    noop=False,
+    learning_rate=1e-3,
+    tokens=120,
+    grad_norm=2.0,
+    loss=LossMetrics(1.0, 0.5, 0.25, 3.0),
+    ratio=RatioMetrics(1.1, 4.0, 0.1, 0.2, 0.01),
+)
+SECONDS = {"wait": 1.0, "train": 2.0, "publish": 0.5}
+
+
+def stats(**changes):
+    made = BatchStats(rewards=[0.0, 1.0], staleness=[0, 1], lengths=[10, 30], truncated=1, masked=2, **changes)
+    made.components["shape"] = [2.0, 2.0]
+    made.by_verdict["trained"].add([10, 30])
+    made.by_verdict["dropped"].add([])
+    made.by_verdict["dropped"].add([90, 110])
+    return made
+
+
+@pytest.fixture
+def exporting(monkeypatch):
+    monkeypatch.setattr(step_metrics, "is_exporting", lambda: True)
+    metrics = Metrics()
+    steps = StepRecorder(metrics)
+    return steps, lambda name: {tuple(one.attributes.values()): one.value for one in metrics.read(name)}
+
+
+def test_time_is_added_up_by_phase(exporting):
+    steps, read = exporting
+    for _ in range(2):
+        steps.step(METRICS, stats(), SECONDS)
+    assert read("gradbus.run.time") == {("wait",): 2.0, ("train",): 4.0, ("publish",): 1.0}
+    assert read("gradbus.trained.steps") == {(): 2}
+    assert read("gradbus.trained.tokens") == {(): 240}
+
+
+def test_rewards_have_a_mean_and_a_deviation_by_part(exporting):
+    steps, read = exporting
+    steps.step(METRICS, stats(), SECONDS)
+    assert read("gradbus.reward.mean") == {("reward",): 0.5, ("shape",): 2.0}
+    assert read("gradbus.reward.std") == {("reward",): 0.5, ("shape",): 0.0}
+
+
+def test_a_part_that_is_gone_has_no_curve_any_more_and_a_hundred_parts_have_sixteen(exporting):
+    steps, read = exporting
+    many = stats()
+    many.components.update({f"part-{number}": [float(number)] for number in range(100)})
+    steps.step(METRICS, many, SECONDS)
+    assert len(read("gradbus.reward.mean")) == 16 + 2, "sixteen, the rest as one, and the whole"
+    steps.step(METRICS, stats(), SECONDS)
+    assert set(read("gradbus.reward.mean")) == {("reward",), ("shape",)}
+
+
+def test_a_step_that_changed_nothing_leaves_the_policys_curves_where_they_were(exporting):
+    steps, read = exporting
+    steps.step(METRICS, stats(), SECONDS)
+    steps.step(StepMetrics(noop=True, learning_rate=1e-3), BatchStats(), SECONDS)
+    assert read("gradbus.policy.entropy") == {(): 3.0}
+    assert read("gradbus.policy.clip_fraction") == {("low",): 0.1, ("high",): 0.2}
+    assert read("gradbus.reward.mean")["reward",] == 0.5
+
+
+def test_length_by_verdict_is_tokens_by_samples(exporting):
+    steps, read = exporting
+    steps.step(METRICS, stats(), SECONDS)
+    assert read("gradbus.groups") == {("trained",): 1, ("filtered",): 0, ("dropped",): 2}
+    assert read("gradbus.groups.tokens")["dropped",] / read("gradbus.groups.samples")["dropped",] == 100
+    assert read("gradbus.response.length") == {("mean",): 20, ("p95",): 30, ("max",): 30}
+    assert read("gradbus.response.truncated") == {(): 0.5}
+
+
+def test_nothing_is_computed_without_an_exporter(exporting, monkeypatch):
+    steps, read = exporting
+    monkeypatch.setattr(step_metrics, "is_exporting", lambda: False)
+    steps.step(METRICS, stats(), SECONDS)
+    assert read("gradbus.reward.mean") == {}

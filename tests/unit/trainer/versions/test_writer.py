@@ -1,0 +1,138 @@
+"""What of a version is stored: whole files and deltas, by rules that a replay repeats."""
+
+import pytest
+import torch
+from obstore.store import MemoryStore
+from safetensors.torch import load_file
+
+from gradbus.ids import digest_of_file
+from gradbus.objects import ObjectStore
+from gradbus.spec import WeightsSpec
+from gradbus_trainer.tensors.export import export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.scratch import Scratch
+from gradbus_trainer.versions.writer import VersionWriter
+
+DELTAS = WeightsSpec(transport="delta", dtype="bf16", anchor_every=4)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Exports tensors in bfloat16."""
+    scratch = Scratch(tmp_path)
+    return lambda step, tensors, noop=False: export_version(step, LazyTensors.of(tensors), noop, scratch, torch.bfloat16)
+
+
+@pytest.fixture
+def export(written):
+    return lambda step: written(step, {"w": weights(step)})
+
+
+def weights(step):
+    """About one weight in fifty differs from step to step."""
+    random = torch.Generator().manual_seed(0)
+    weights = torch.randn(8000, generator=random)
+    for _ in range(step):
+        weights += 0.3 * (torch.rand(8000, generator=random) < 0.02)
+    return weights
+
+
+@pytest.fixture
+def objects():
+    return ObjectStore(MemoryStore(), "memory:///")
+
+
+@pytest.fixture
+def writer(objects):
+    return VersionWriter(objects, "run", 1, DELTAS)
+
+
+async def shard(writer, export, whole=False):
+    manifest = await writer.store(export, whole)
+    writer.advance(export, manifest)
+    (found,) = manifest.shards
+    assert (found.digest, found.size_bytes) == (digest_of_file(export.file.path), export.file.size_bytes)
+    return found
+
+
+async def test_only_anchors_are_stored_whole_and_the_others_name_all_that_leads_to_them(writer, objects, export):
+    shards = [await shard(writer, export(step)) for step in range(7)]
+    assert [one.delta_only for one in shards] == [False, True, True, True, False, True, True]
+    assert [[link.base_step for link in one.chain] for one in shards] == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [4], [4, 5]]
+    for one in shards:
+        assert await objects.has_blob(one.digest) is not one.delta_only
+        assert [link.base_digest for link in one.chain] == [shards[link.base_step].digest for link in one.chain]
+        for link in one.chain:
+            assert len(await objects.get_blob(link.digest)) == link.size_bytes < one.size_bytes / 10
+
+
+async def test_a_version_that_a_checkpoint_follows_is_whole_and_begins_a_chain(writer, export):
+    await shard(writer, export(0))
+    assert not (await shard(writer, export(1), whole=True)).delta_only
+    after = await shard(writer, export(2))
+    assert (after.delta_only, [link.base_step for link in after.chain]) == (True, [1])
+
+
+async def test_the_first_version_after_a_start_is_whole(writer, objects, export):
+    await shard(writer, export(0))
+    first = await shard(VersionWriter(objects, "run", 2, DELTAS), export(1))
+    assert (first.delta_only, len(first.chain)) == (False, 0)
+
+
+async def test_a_replay_stores_the_same(writer, objects, export):
+    once = [await shard(writer, export(step)) for step in range(6)]
+    again = VersionWriter(objects, "run", 2, DELTAS)
+    await shard(again, export(0))
+    assert [await shard(again, export(step)) for step in range(1, 6)] == once[1:]
+
+
+async def test_dense_changes_are_stored_whole(writer, export, written):
+    await shard(writer, export(0))
+    noise = torch.randint(-(2**15), 2**15, (8000,), dtype=torch.int16).view(torch.bfloat16)
+    found = await shard(writer, written(1, {"w": noise}))
+    assert (found.delta_only, len(found.chain)) == (False, 0)
+
+
+async def test_other_tensors_are_stored_whole(writer, export, written):
+    await shard(writer, export(0))
+    found = await shard(writer, written(1, {"v": torch.zeros(8000), "n": torch.zeros(3)}))
+    assert (found.delta_only, len(found.chain)) == (False, 0)
+
+
+async def test_the_same_weights_again_are_the_same_shard(writer, export, written):
+    await shard(writer, export(0))
+    before = await shard(writer, export(1))
+    same = await shard(writer, written(2, {"w": load(export(1))}, noop=True))
+    assert same == before
+    assert (await shard(writer, export(2), whole=True)).delta_only is False
+
+
+def load(exported):
+    return load_file(exported.file.path)["w"]
+
+
+async def test_the_store_transport_stores_whole_versions_alone(objects, export):
+    writer = VersionWriter(objects, "run", 1)
+    for step in (0, 1, 2):
+        found = await shard(writer, export(step))
+        assert (found.delta_only, len(found.chain)) == (False, 0)
+
+
+def test_bfloat16_is_rounded_to_nearest_and_ties_to_even(written):
+    values = torch.tensor([1.0, 1.0 + 2**-8, 1.0 + 3 * 2**-8, 1.0 + 2**-8 + 2**-20])
+    found = load(written(0, {"w": values}))
+    assert found.tolist() == [1.0, 1.0, 1.0 + 2**-6, 1.0 + 2**-7]
+
+
+async def test_a_version_that_was_stored_and_not_published_is_stored_again_from_the_same_base(writer, export):
+    await shard(writer, export(0))
+    first = await writer.store(export(1), whole=False)
+    assert await writer.store(export(1), whole=False) == first
+    assert [link.base_step for link in first.shards[0].chain] == [0]
+
+
+async def test_where_a_part_of_the_chain_is_gone_the_version_is_stored_whole(writer, export):
+    await shard(writer, export(0))
+    writer.forget()
+    again = await shard(writer, export(1))
+    assert (again.delta_only, list(again.chain)) == (False, [])
