@@ -33,11 +33,11 @@ class ModelInfo:
     """Tokens of prompt and response together (`max_position_embeddings`)."""
     vocab_size: int
     files: tuple[str, ...]
-    """Names of the files to take, sorted; everything else in the folder is left behind."""
+    """Names of the files to store, sorted; other files of the folder are ignored."""
 
 
 def check_model_folder(path: Path) -> ModelInfo:
-    """The folder's ModelInfo; ModelError if it is not a Hugging Face folder that can be trained."""
+    """Reads the folder's ModelInfo. Raises ModelError if it is not a Hugging Face folder that can be trained."""
     config = read_object(path / "config.json")
     return ModelInfo(
         family=_family(config),
@@ -48,20 +48,20 @@ def check_model_folder(path: Path) -> ModelInfo:
 
 
 def checked_file_name(name: str) -> str:
-    """`name` if it is a plain file name; ModelError for anything that could lead out of a folder."""
+    """`name`, if it is a plain file name. Raises ModelError for a name that could lead out of a folder."""
     if not _SAFE_NAME.fullmatch(name) or ".." in name:
         raise ModelError(f"{name!r} is not a plain file name; use letters, digits, '.', '_' and '-' only, without folders")
     return name
 
 
 def sanitized_config(config: bytes) -> bytes:
-    """A JSON configuration without `auto_map`, which names code to run; ModelError if it is no JSON object."""
+    """A JSON configuration without `auto_map`, which names code to run. Raises ModelError if it is not a JSON object."""
     value = _parse_object(config, "the configuration")
     return json.dumps(_without_auto_map(value), indent=2, ensure_ascii=False).encode()
 
 
 def positive(config: Mapping[str, object], field: str) -> int:
-    """A size that config.json must state; ModelError if it does not, or as something else than a whole number above 0."""
+    """A required size in config.json. Raises ModelError unless it is a whole number above 0."""
     value = config.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelError(f"config.json has {field} = {value!r}; it must be a whole number above 0")
@@ -69,7 +69,7 @@ def positive(config: Mapping[str, object], field: str) -> int:
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file of a model folder; ModelError if there is none."""
+    """The JSON object in a file of a model folder. Raises ModelError if the file is missing or holds none."""
     try:
         data = path.read_bytes()
     except OSError as error:

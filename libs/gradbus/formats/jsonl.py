@@ -1,4 +1,4 @@
-"""Datasets: JSON Lines, one object a line, with the prompt in one of its columns."""
+"""Datasets in JSON Lines: one object a line, with the prompt in one of its columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What is known of a dataset after one pass."""
+    """Facts about a dataset, after one pass."""
 
     rows: int
     columns: frozenset[str]
@@ -25,17 +25,17 @@ class DatasetInfo:
 
 
 def rows(data: bytes) -> list[Row]:
-    """Every row. Raises DatasetError, naming the line, for what is not JSON Lines, and for no rows at all."""
+    """All rows. Raises DatasetError, naming the line, if the data is not JSON Lines or has no rows."""
     return list(iterate(data))
 
 
 def iterate(data: bytes) -> Iterator[Row]:
-    """Rows one by one, blank lines left out. Raises DatasetError as `rows` does."""
+    """Rows one by one, without blank lines. Raises DatasetError as `rows` does."""
     return (row for _, row in numbered(data))
 
 
 def numbered(data: bytes) -> Iterator[tuple[int, Row]]:
-    """Rows, each with its line as an editor counts: from 1, blank lines too. Raises DatasetError as `rows` does."""
+    """(line, row) of every row; lines count from 1, blank lines included. Raises DatasetError as `rows` does."""
     found = False
     for number, line in enumerate(io.BytesIO(data), start=1):
         if not line.strip():
@@ -44,7 +44,7 @@ def numbered(data: bytes) -> Iterator[tuple[int, Row]]:
         try:
             row = json.loads(line.rstrip())
         except (ValueError, RecursionError) as error:
-            # The parser counts lines too, and knows of one alone.
+            # The message without the parser's own line number, which is always 1.
             where = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             raise DatasetError(f"line {number} is not JSON ({where}); write one JSON object a line") from None
         if not isinstance(row, dict):
@@ -55,7 +55,7 @@ def numbered(data: bytes) -> Iterator[tuple[int, Row]]:
 
 
 def inspect(data: bytes, prompt: str) -> DatasetInfo:
-    """Checks every row and its prompt in the column `prompt`. Raises DatasetError for the first that is wrong."""
+    """Checks every row and its prompt in the column `prompt`. Raises DatasetError for the first wrong row."""
     count, columns, chat = 0, frozenset[str](), False
     for count, (line, row) in enumerate(numbered(data), start=1):
         columns = columns.intersection(row) if count > 1 else frozenset(row)
@@ -64,7 +64,7 @@ def inspect(data: bytes, prompt: str) -> DatasetInfo:
 
 
 def prompts_object(data: bytes, prompt: str) -> bytes:
-    """JSON Lines with the prompt of each row and nothing else, on the line it had: answers stay behind."""
+    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers."""
     lines: list[str] = []
     for line, row in numbered(data):
         _checked_prompt(row, prompt, line)
@@ -74,7 +74,7 @@ def prompts_object(data: bytes, prompt: str) -> bytes:
 
 
 def _checked_prompt(row: Row, column: str, line: int) -> bool:
-    """Whether the row's prompt is a chat; DatasetError if it is no prompt at all."""
+    """Whether the row's prompt is a chat. Raises DatasetError if it is not a prompt."""
     if column not in row:
         raise DatasetError(f"line {line} has no column {column!r}, it has {', '.join(row) or 'none'}; {_advice(column, row)}")
     value = row[column]

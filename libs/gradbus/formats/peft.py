@@ -1,4 +1,4 @@
-"""Low-rank adapters as peft stores them: names, shapes, and the file that describes them. No torch."""
+"""Low-rank adapters in peft's format: names and shapes of tensors, and adapter_config.json. No torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 def adapter_names(weight: str) -> tuple[str, str]:
-    """Names of A and B beside the linear layer whose weight has this name."""
+    """Names of the adapter's tensors A and B for the linear layer with this weight."""
     owner = PREFIX + weight.removesuffix(".weight")
     return owner + _DOWN, owner + _UP
 
 
 def adapter_shapes(weights: Mapping[str, Sequence[int]], lora: LoraSpec) -> dict[str, tuple[int, ...]]:
-    """Name to shape of all that adapters of a model hold, whose weights have these shapes, `[out, in]`."""
+    """Name to shape of all adapter tensors of a model. `weights` gives the shapes of its weights, `[out, in]` for a linear layer."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in weights.items():
         owner, _, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Safetensors files without torch: where each tensor lies, and how a file begins."""
+"""Safetensors files without torch: reads and writes headers."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from typing import Any, Final
 from gradbus.errors import ModelError
 
 PYTORCH: Final[Mapping[str, str]] = {"format": "pt"}
-"""Metadata that transformers asks for."""
+"""Metadata that transformers requires."""
 _LENGTH_BYTES: Final = 8
-_LONGEST_HEADER: Final = 100 << 20
+_MAX_HEADER_BYTES: Final = 100 << 20
 _NAMES_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in a file."""
+    """A tensor in a file: bytes `start` to `end` (exclusive)."""
 
     file: Path
     dtype: str
-    """As safetensors spells it, e.g. `BF16`."""
+    """As safetensors names it, e.g. `BF16`."""
     shape: tuple[int, ...]
     start: int
     end: int
 
 
 def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Name to place of every tensor in `files`. Raises ModelError for a file that is not safetensors, or a name that stands twice."""
+    """Every tensor in `files`, by name. Raises ModelError if a file is not safetensors, or a name occurs twice."""
     found: dict[str, StoredTensor] = {}
     for file in files:
         tensors = _header(file)
-        refuse_tensors(found.keys() & tensors.keys(), "stand in two of the weight files")
+        refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
     return found
 
 
 def mapped(file: Path) -> mmap.mmap:
-    """The file's bytes; to be closed. Raises ModelError."""
+    """The file's bytes as a memory map, which the caller closes. Raises ModelError."""
     try:
         with file.open("rb") as stream:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -51,9 +51,9 @@ def mapped(file: Path) -> mmap.mmap:
 
 
 def header(tensors: Mapping[str, tuple[str, Sequence[int]]], item_bytes: int, metadata: Mapping[str, str] | None = PYTORCH) -> bytes:
-    """How a file begins that holds these (dtype, shape) in this order, of `item_bytes` an element; their bytes follow.
+    """Header of a file with these tensors, name to (dtype, shape), in this order; `item_bytes` is the size of an element.
 
-    To the byte as the safetensors library writes tensors of one dtype that are in order of name.
+    The tensors' bytes follow it. Equal to what the safetensors library writes for tensors of one dtype in order of name.
     """
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -66,7 +66,7 @@ def header(tensors: Mapping[str, tuple[str, Sequence[int]]], item_bytes: int, me
 
 
 def refuse_tensors(names: set[str], fault: str) -> None:
-    """Raises ModelError unless `names` is empty; `fault` says what is wrong with them."""
+    """Raises ModelError unless `names` is empty; `fault` says what is wrong with the tensors."""
     if names:
         shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
         raise ModelError(f"{len(names)} tensors {fault} ({shown}); load weights that belong to this model folder")
@@ -77,7 +77,7 @@ def _header(file: Path) -> dict[str, StoredTensor]:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             size = file.stat().st_size
-            if not 0 < length <= min(_LONGEST_HEADER, size):
+            if not 0 < length <= min(_MAX_HEADER_BYTES, size):
                 raise ValueError("it has no safetensors header")
             described: dict[str, Any] = json.loads(stream.read(length))
         first = _LENGTH_BYTES + length

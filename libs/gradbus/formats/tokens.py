@@ -1,4 +1,4 @@
-"""Token ids and log-probabilities as they travel and are stored: little-endian, four bytes each."""
+"""The codec of token ids and log-probabilities, in messages and in storage: little-endian, four bytes each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def token_count(content: bytes) -> int:
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """int32, `[T]`."""
+    """Token ids as int32 `[T]`."""
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def unpack_ids(content: bytes) -> tuple[int, ...]:
-    """The reverse of `pack_ids`."""
+    """Token ids from int32 `[T]`."""
     return struct.unpack(f"<{token_count(content)}i", content)
 
 
@@ -34,5 +34,5 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(content: bytes) -> tuple[float, ...]:
-    """Log-probabilities of float32 `[T]`."""
+    """Log-probabilities from float32 `[T]`."""
     return struct.unpack(f"<{token_count(content)}f", content)

@@ -1,4 +1,4 @@
-"""From anything a user may send to a RunSpec, or to the full list of what is wrong with it."""
+"""Parses a run spec from any input, or lists all of its faults."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 
 _GIVEN_LIMIT = 80
 _TAGS = {2, 5}
-"""Where a fault's location names a grader's type, which is no part of the path: `reward.grader.<type>.graders.<name>.<type>`."""
+"""Positions in pydantic's location that name a grader's type and are no part of the path: `reward.grader.<type>.graders.<name>.<type>`."""
 
 
 def parse_spec(body: object) -> RunSpec:
     """The spec that `body` describes.
 
-    Raises SpecError with every fault: field faults of all sections, and the rules that join fields wherever
-    the fields they need are sound.
+    Raises SpecError with every fault: those of single fields, and those of rules across fields, as far as the sections that a rule
+    needs are valid.
     """
     if not isinstance(body, Mapping):
         raise SpecError([Fault("(body)", "a run spec is an object", _shown(body), "an object with name, model, data, reward, schedule")])
@@ -33,7 +33,7 @@ def parse_spec(body: object) -> RunSpec:
     except ValidationError as error:
         faults.extend(_fault(item) for item in error.errors(include_url=False))
         spec = None
-    sections = _sound_sections(body) if spec is None else dict(spec)
+    sections = _valid_sections(body) if spec is None else dict(spec)
     faults.extend(_joint_faults(sections, body.get("deterministic")))
     if body.get("numerics") == "batch_invariant":
         faults.extend(_numerics_faults(sections))
@@ -42,21 +42,21 @@ def parse_spec(body: object) -> RunSpec:
     return spec
 
 
-def _sound_sections(body: Mapping[Any, Any]) -> dict[str, Any]:
-    """The sections that are valid by themselves, defaults included."""
-    sound: dict[str, Any] = {}
+def _valid_sections(body: Mapping[Any, Any]) -> dict[str, Any]:
+    """The sections that are valid by themselves, with their defaults."""
+    valid: dict[str, Any] = {}
     for name, field in RunSpec.model_fields.items():
         kind = field.annotation
         if not (isinstance(kind, type) and issubclass(kind, Section)):
             continue
         if name not in body and not field.is_required():
-            sound[name] = field.default
+            valid[name] = field.default
             continue
         try:
-            sound[name] = kind.model_validate(body.get(name))
+            valid[name] = kind.model_validate(body.get(name))
         except ValidationError:
             continue
-    return sound
+    return valid
 
 
 def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
@@ -99,58 +99,58 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
 
 
 def _numerics_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
-    """What stands in the way of log-probabilities that rollout and trainer agree on in every bit."""
+    """Settings with which the log-probabilities of rollout and trainer would differ in their bits."""
     path, given = "numerics", '"batch_invariant"'
     rollout, trainer, weights = (sections.get(name) for name in ("rollout", "trainer", "weights"))
     if rollout and not rollout.traits.batch_invariant:
         engines = " or ".join(f'"{name}"' for name in engines_with("batch_invariant"))
-        yield Fault(path, f"the {rollout.engine} engine computes in its own way", given, f'"fast", or rollout.engine = {engines}')
+        yield Fault(path, f"the {rollout.engine} engine computes with other operators", given, f'"fast", or rollout.engine = {engines}')
     if trainer and trainer.backend != "torch":
-        yield Fault(path, f"the {trainer.backend} backend computes in its own way", given, '"fast", or trainer.backend = "torch"')
+        yield Fault(path, f"the {trainer.backend} backend computes with other operators", given, '"fast", or trainer.backend = "torch"')
     if trainer and trainer.lora is not None:
         yield Fault(path, "the engine merges adapters into the weights and the trainer does not", given, '"fast", or no [trainer.lora]')
     if weights and weights.dtype != "fp32":
         yield Fault(path, "workers would sample with rounded weights", given, '"fast", or weights.dtype = "fp32"')
     if rollout and trainer and rollout.threads != trainer.threads:
         threads = f"rollout.threads = {rollout.threads}, trainer.threads = {trainer.threads}"
-        yield Fault(path, "a sum's order follows the number of threads", threads, '"fast", or the same number of threads for both')
+        yield Fault(path, "the order of a sum depends on the number of threads", threads, '"fast", or the same number of threads for both')
 
 
 def _trainer_faults(trainer: Any) -> Iterator[Fault]:
     if not all(0.0 <= beta < 1.0 for beta in trainer.betas):
         yield Fault("trainer.betas", "AdamW's decay rates lie in [0, 1)", _shown(trainer.betas), "two numbers in [0, 1)")
     if trainer.lora is not None and len(set(trainer.lora.target_modules)) < len(trainer.lora.target_modules):
-        yield Fault("trainer.lora.target_modules", "a layer has one adapter", _shown(trainer.lora.target_modules), "each name once")
+        yield Fault("trainer.lora.target_modules", "a layer has only one adapter", _shown(trainer.lora.target_modules), "each name once")
     chosen, path = trainer.deepspeed, "trainer.deepspeed"
     if trainer.backend != "deepspeed" and chosen != DeepSpeedSpec():
-        yield Fault(path, "the torch backend has no such settings", allowed='none, or trainer.backend = "deepspeed"')
+        yield Fault(path, "the torch backend does not use these settings", allowed='none, or trainer.backend = "deepspeed"')
     if chosen.dtype == "bf16" and chosen.zero_stage == 0:
         yield Fault(f"{path}.dtype", "stage 0 keeps no float32 weights beside bf16 ones", '"bf16"', "fp32, or zero_stage = 1, 2 or 3")
     stages = {"none": 0, "optimizer": 1, "all": 3}
     if chosen.zero_stage < stages[chosen.offload]:
         yield Fault(
             f"{path}.offload",
-            "only what ranks share out is offloaded",
+            "only sharded state can be offloaded",
             _shown(chosen.offload),
             f"with zero_stage ≥ {stages[chosen.offload]}",
         )
     if chosen.optimizer == "cpu_adam" and chosen.offload == "none":
-        yield Fault(f"{path}.optimizer", "cpu_adam steps in the host's memory", '"cpu_adam"', "adamw, or an offload")
+        yield Fault(f"{path}.optimizer", "cpu_adam works only on state in host memory", '"cpu_adam"', "adamw, or an offload")
 
 
 def _reward_faults(reward: Any) -> Iterator[Fault]:
     if (reward.grader is None) == (reward.service is None):
         given = "both" if reward.grader is not None else "neither"
-        yield Fault("reward", "a reward comes from one place", given, "exactly one of `grader` and `service`")
+        yield Fault("reward", "a reward has exactly one source", given, "exactly one of `grader` and `service`")
     if reward.service is not None and not reward.service.startswith(("grpc://", "http://", "https://")):
-        yield Fault("reward.service", "not an address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
+        yield Fault("reward.service", "not the address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
     graders = {"reward.grader": reward.grader}
     if reward.grader is not None and reward.grader.type == "multi":
         graders |= {f"reward.grader.graders.{name}": grader for name, grader in reward.grader.graders.items()}
     for path, grader in graders.items():
         if grader is not None and grader.type == "python" and grader.source is None:
             yield Fault(
-                path, "a python grader needs its source", "no `source`", "`source`; or `file`, which the command line replaces by the text"
+                path, "a python grader needs its source", "no `source`", "`source`; or `file`, which the command line replaces by its text"
             )
 
 
@@ -166,7 +166,7 @@ def _fault(item: Any) -> Fault:
         return Fault(dotted, "required field is missing")
     context = item.get("ctx", {})
     if item["type"] == "string_pattern_mismatch":
-        return Fault(dotted, "not of the form that is allowed", _shown(item["input"]), _description(path) or context["pattern"])
+        return Fault(dotted, "does not have the required form", _shown(item["input"]), _description(path) or context["pattern"])
     allowed = str(context.get("expected", context.get("expected_tags", "")))
     nearest = difflib.get_close_matches(str(item["input"]), [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")], n=1)
     return Fault(dotted, item["msg"], _shown(item["input"]), allowed, nearest[0] if nearest else "")
@@ -178,7 +178,7 @@ def _fields_at(path: tuple[object, ...]) -> list[str]:
 
 
 def _description(path: tuple[object, ...]) -> str:
-    """What the field at `path` says of itself."""
+    """The description of the field at `path`."""
     name = str(path[-1])
     found = (kind.model_fields[name].description or "" for kind in _kinds_at(path[:-1]) if name in kind.model_fields)
     return next(found, "").rstrip(".")
@@ -188,7 +188,7 @@ def _kinds_at(path: tuple[object, ...]) -> list[type[BaseModel]]:
     kinds: list[type[BaseModel]] = [RunSpec]
     for part in path:
         inner = [model for kind in kinds if str(part) in kind.model_fields for model in _models(kind.model_fields[str(part)].annotation)]
-        kinds = inner or kinds  # no field: the name of one of several graders
+        kinds = inner or kinds  # not a field: the name of one of several graders
     return kinds
 
 

@@ -21,7 +21,7 @@ from gradbus.spec.sections import (
 
 
 class RunSpec(BaseModel):
-    """One reinforcement-learning run. With `deterministic`, its weights are a function of this and nothing else."""
+    """One reinforcement-learning run. With `deterministic`, the final weights are a function of the spec alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
 
@@ -56,9 +56,9 @@ class RunSpec(BaseModel):
 
     @property
     def total_groups(self) -> int:
-        """Group slots the run trains, filtered ones among them (`fixed_lag`)."""
+        """Number of groups that a `fixed_lag` run consumes, filtered ones included."""
         return self.schedule.groups_per_step * self.schedule.steps
 
-    def oldest_version(self, step: int) -> int:
-        """The oldest policy version that step `step` may train on."""
+    def oldest_allowed_version(self, step: int) -> int:
+        """The oldest policy version whose samples step `step` may train on; in `fixed_lag` the only one."""
         return max(0, step - self.schedule.max_staleness)

@@ -1,4 +1,4 @@
-"""The sections of a run spec. One field, one meaning; units stand in the names."""
+"""The sections of a run spec. Names of fields contain their units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class Section(BaseModel):
-    """A part of the spec: unknown fields are faults, values never change."""
+    """A part of the spec. Unknown fields are faults; instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -22,7 +22,7 @@ class ModelSpec(Section):
 
     path: str = Field(min_length=1, description="Folder in Hugging Face layout, or a hub id (`owner/name`).")
     revision: str | None = Field(None, description="Commit of a hub id; required with one.")
-    files: dict[str, Digest] | None = Field(None, description="File name to digest. Filled in when the model is taken into the store.")
+    files: dict[str, Digest] | None = Field(None, description="File name to digest. Filled in when the model is stored.")
 
 
 class DataSpec(Section):
@@ -34,18 +34,18 @@ class DataSpec(Section):
 
 
 class RolloutSpec(Section):
-    """How samples are drawn."""
+    """How samples are generated."""
 
     engine: EngineName = "torch"
-    slots: int = Field(64, ge=4, le=1024, description="Samples decoded side by side, always this many: part of what decides bits.")
+    slots: int = Field(64, ge=4, le=1024, description="Samples decoded at once; constant during a run, for it affects bits.")
     group_size: int = Field(8, ge=2, le=1024, description="Samples of one prompt.")
     max_new_tokens: int = Field(128, ge=1, le=131072)
-    max_prompt_tokens: int | None = Field(None, ge=1, description="Longer prompts are refused; default: what the model leaves room for.")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Longer prompts are refused. Default: what fits the context.")
     temperature: float = Field(1.0, gt=0.0, le=10.0)
     top_p: float = Field(1.0, description="Only 1.0: a truncated distribution has no log-probabilities the trainer could match.")
     top_k: int = Field(0, description="Only 0 (off), for the same reason.")
     stop_token_ids: tuple[int, ...] = Field((), description="Stop tokens beyond the tokenizer's and the generation config's.")
-    threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine: part of what decides bits.")
+    threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine; affects bits.")
     pause: Literal["abort", "retract", "in_place"] = Field(
         "retract",
         description=f"`{'`, `'.join(engines_with('pauses'))}` in a `free` schedule: "
@@ -77,11 +77,11 @@ class TextSimilarityGrader(Section):
 
 
 class PythonGrader(Section):
-    """`source` defines `grade(sample, item)` and returns a float, or a dict of named floats with `reward`."""
+    """`source` defines `grade(sample, item)`, which returns a float, or a dict of named floats with `reward`."""
 
     type: Literal["python"]
     source: str | None = Field(None, max_length=262_144, description="Python source text.")
-    file: str | None = Field(None, description="Path of the source; the command line puts the text in its place.")
+    file: str | None = Field(None, description="Path of the source; the command line replaces it by the text.")
 
 
 SimpleGrader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader, Field(discriminator="type")]
@@ -99,7 +99,7 @@ Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | Mul
 
 
 class RewardSpec(Section):
-    """Exactly one of `grader` (judged here) and `service` (judged by you)."""
+    """Exactly one of `grader` (runs in Gradbus) and `service` (your own scorer)."""
 
     grader: Grader | None = None
     service: str | None = Field(None, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
@@ -134,10 +134,12 @@ class DeepSpeedSpec(Section):
     """How DeepSpeed trains; only with `trainer.backend = "deepspeed"`."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(
-        2, description="What ranks share out: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too."
+        2, description="Sharded across ranks: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too."
     )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Of forward and backward; weights are always kept in float32 beside it.")
-    offload: Literal["none", "optimizer", "all"] = Field("none", description="What lives in the host's memory; `all`: weights too.")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of forward and backward; float32 weights are always kept.")
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none", description="State kept in host memory; `all`: optimiser state and weights."
+    )
     optimizer: Literal["adamw", "cpu_adam"] = Field("adamw", description="`cpu_adam` is DeepSpeed's AdamW for an offloaded optimiser.")
     gradient_checkpointing: bool = Field(False, description="Computes activations again in the backward pass: less memory, more time.")
 
@@ -153,12 +155,12 @@ class LoraSpec(Section):
     target_modules: tuple[LinearLayer, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
-        description="Linear layers that get an adapter; default: all of attention and feed-forward.",
+        description="Linear layers with an adapter; default: all of attention and feed-forward.",
     )
 
     @property
     def scale(self) -> float:
-        """What an adapter's product is multiplied by."""
+        """The factor of an adapter's product: alpha / rank."""
         return self.alpha / self.rank
 
 
@@ -167,7 +169,7 @@ class TrainerSpec(Section):
 
     backend: Literal["torch", "deepspeed"] = Field("torch", description="`torch` is one process; `deepspeed` one or more ranks.")
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
-    lora: LoraSpec | None = Field(None, description="Trains adapters alone; they are the versions that travel.")
+    lora: LoraSpec | None = Field(None, description="Trains only low-rank adapters; published versions hold only adapters.")
     learning_rate: float = Field(1e-6, gt=0.0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0.0)
@@ -182,10 +184,12 @@ class WeightsSpec(Section):
     """How published versions travel from the trainer to the workers."""
 
     transport: Literal["store", "delta", "broadcast"] = Field(
-        "store", description="`store`: whole, by object storage; `delta`: what a step changed; `broadcast`: whole, by broadcast too."
+        "store",
+        description="`store`: whole versions in object storage; `delta`: only the changes of a step; "
+        "`broadcast`: whole versions, also sent by broadcast.",
     )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Of published versions; the trainer's own weights are always float32.")
-    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: versions between two that are stored whole; checkpoints always are.")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of published versions; the trainer's own weights are always float32.")
+    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: distance of versions that are stored whole; checkpoints always are.")
 
 
 class CheckpointSpec(Section):
@@ -199,5 +203,5 @@ class EvaluationSpec(Section):
     """Greedy decoding of held-out rows, before the first step, every N and at the end."""
 
     every: int = Field(50, ge=1)
-    samples: int = Field(256, ge=1, description="Rows taken from the head of the file.")
-    metric: str = Field("reward", description="What is called accuracy: `reward`, or the name of a grader's part.")
+    samples: int = Field(256, ge=1, description="Number of rows, from the start of the file.")
+    metric: str = Field("reward", description="Reported as accuracy: `reward`, or the name of one of the grader's parts.")

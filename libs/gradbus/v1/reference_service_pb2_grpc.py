@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReferenceServiceStub(object):
-    """The frozen model's opinion of sampled tokens.
+    """Log-probabilities of sampled tokens under the run's base model.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class ReferenceServiceStub(object):
 
 
 class ReferenceServiceServicer(object):
-    """The frozen model's opinion of sampled tokens.
+    """Log-probabilities of sampled tokens under the run's base model.
     """
 
     def LogProbs(self, request, context):
@@ -69,7 +69,7 @@ def add_ReferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReferenceService(object):
-    """The frozen model's opinion of sampled tokens.
+    """Log-probabilities of sampled tokens under the run's base model.
     """
 
     @staticmethod

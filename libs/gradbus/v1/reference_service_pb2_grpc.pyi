@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReferenceServiceStub:
-    """The frozen model's opinion of sampled tokens."""
+    """Log-probabilities of sampled tokens under the run's base model."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class ReferenceServiceStub:
 
 @_typing.type_check_only
 class ReferenceServiceAsyncStub(ReferenceServiceStub):
-    """The frozen model's opinion of sampled tokens."""
+    """Log-probabilities of sampled tokens under the run's base model."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LogProbs: _aio.UnaryUnaryMultiCallable[_reference_service_pb2.LogProbsRequest, _reference_service_pb2.LogProbsResponse]  # type: ignore[assignment]
 
 class ReferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The frozen model's opinion of sampled tokens."""
+    """Log-probabilities of sampled tokens under the run's base model."""
 
     @_abc_1.abstractmethod
     def LogProbs(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RewardServiceStub(object):
-    """Judges samples. Implement this to plug in a scorer of your own.
+    """Scores samples. Implement this service to use your own scorer.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RewardServiceStub(object):
 
 
 class RewardServiceServicer(object):
-    """Judges samples. Implement this to plug in a scorer of your own.
+    """Scores samples. Implement this service to use your own scorer.
     """
 
     def Score(self, request, context):
-        """Scores every waiting sample in one call; the call's deadline is the scorer's.
+        """Scores all waiting samples in one call. The scorer must answer before the call's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RewardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RewardService(object):
-    """Judges samples. Implement this to plug in a scorer of your own.
+    """Scores samples. Implement this service to use your own scorer.
     """
 
     @staticmethod

@@ -27,25 +27,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RewardServiceStub:
-    """Judges samples. Implement this to plug in a scorer of your own."""
+    """Scores samples. Implement this service to use your own scorer."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RewardServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
-    """Scores every waiting sample in one call; the call's deadline is the scorer's."""
+    """Scores all waiting samples in one call. The scorer must answer before the call's deadline."""
 
 @_typing.type_check_only
 class RewardServiceAsyncStub(RewardServiceStub):
-    """Judges samples. Implement this to plug in a scorer of your own."""
+    """Scores samples. Implement this service to use your own scorer."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
-    """Scores every waiting sample in one call; the call's deadline is the scorer's."""
+    """Scores all waiting samples in one call. The scorer must answer before the call's deadline."""
 
 class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Judges samples. Implement this to plug in a scorer of your own."""
+    """Scores samples. Implement this service to use your own scorer."""
 
     @_abc_1.abstractmethod
     def Score(
@@ -53,6 +53,6 @@ class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _reward_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.ScoreResponse, _abc.Awaitable[_reward_pb2.ScoreResponse]]:
-        """Scores every waiting sample in one call; the call's deadline is the scorer's."""
+        """Scores all waiting samples in one call. The scorer must answer before the call's deadline."""
 
 def add_RewardServiceServicer_to_server(servicer: RewardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WeightStoreServiceStub(object):
-    """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage.
+    """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage.
     """
 
     def __init__(self, channel):
@@ -88,7 +88,7 @@ class WeightStoreServiceStub(object):
 
 
 class WeightStoreServiceServicer(object):
-    """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage.
+    """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage.
     """
 
     def OpenTerm(self, request, context):
@@ -145,7 +145,7 @@ class WeightStoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenBroadcast(self, request, context):
-        """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
+        """Announces a broadcast. Answers when every live worker that receives broadcasts has joined, or at the join deadline.
         FAILED_PRECONDITION if the term is not the newest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -153,7 +153,7 @@ class WeightStoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def JoinBroadcast(self, request, context):
-        """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over.
+        """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,7 +221,7 @@ def add_WeightStoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightStoreService(object):
-    """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage.
+    """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WeightStoreServiceStub:
-    """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage."""
+    """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -47,15 +47,15 @@ class WeightStoreServiceStub:
     """NOT_FOUND when the run has no checkpoint."""
     Attest: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.AttestRequest, _weight_store_service_pb2.AttestResponse]
     OpenBroadcast: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenBroadcastRequest, _weight_store_service_pb2.OpenBroadcastResponse]
-    """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
+    """Announces a broadcast. Answers when every live worker that receives broadcasts has joined, or at the join deadline.
     FAILED_PRECONDITION if the term is not the newest.
     """
     JoinBroadcast: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinBroadcastRequest, _weight_store_service_pb2.JoinBroadcastResponse]
-    """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over."""
+    """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over."""
 
 @_typing.type_check_only
 class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
-    """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage."""
+    """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenTerm: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenTermRequest, _weight_store_service_pb2.OpenTermResponse]  # type: ignore[assignment]
@@ -72,14 +72,14 @@ class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
     """NOT_FOUND when the run has no checkpoint."""
     Attest: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.AttestRequest, _weight_store_service_pb2.AttestResponse]  # type: ignore[assignment]
     OpenBroadcast: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.OpenBroadcastRequest, _weight_store_service_pb2.OpenBroadcastResponse]  # type: ignore[assignment]
-    """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
+    """Announces a broadcast. Answers when every live worker that receives broadcasts has joined, or at the join deadline.
     FAILED_PRECONDITION if the term is not the newest.
     """
     JoinBroadcast: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinBroadcastRequest, _weight_store_service_pb2.JoinBroadcastResponse]  # type: ignore[assignment]
-    """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over."""
+    """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over."""
 
 class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Owns versions, checkpoints' heads and who holds what. Weight bytes go through object storage."""
+    """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage."""
 
     @_abc_1.abstractmethod
     def OpenTerm(
@@ -148,7 +148,7 @@ class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weight_store_service_pb2.OpenBroadcastRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weight_store_service_pb2.OpenBroadcastResponse, _abc.Awaitable[_weight_store_service_pb2.OpenBroadcastResponse]]:
-        """Announces a broadcast, and answers when every live worker that can take part has joined, or at its join deadline.
+        """Announces a broadcast. Answers when every live worker that receives broadcasts has joined, or at the join deadline.
         FAILED_PRECONDITION if the term is not the newest.
         """
 
@@ -158,6 +158,6 @@ class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weight_store_service_pb2.JoinBroadcastRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weight_store_service_pb2.JoinBroadcastResponse, _abc.Awaitable[_weight_store_service_pb2.JoinBroadcastResponse]]:
-        """Answers as OpenBroadcast does. A membership without this worker: it came late, or the broadcast is over."""
+        """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over."""
 
 def add_WeightStoreServiceServicer_to_server(servicer: WeightStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

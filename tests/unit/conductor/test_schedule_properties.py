@@ -55,7 +55,7 @@ class SimulatedRun:
 
     def dispatch(self):
         for item in self.schedule.dispatchable(self.head):
-            assert item.version <= self.spec.oldest_version(item.index // self.size) if not self.free else item.version == self.head
+            assert item.version <= self.spec.oldest_allowed_version(item.index // self.size) if not self.free else item.version == self.head
         if self.free and not self.recovered:
             bound = (self.spec.schedule.max_staleness + 1) * self.size
             assert len(self.schedule.outstanding()) + self.position - self.head * self.size <= bound

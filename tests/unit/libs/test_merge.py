@@ -70,7 +70,7 @@ def test_adapters_of_another_model_are_refused(write, adapters, tmp_path):
 
 def test_weights_that_are_no_floats_are_refused(write, adapters, tmp_path):
     _, files = write(torch.int64)
-    with pytest.raises(ModelError, match="holds I64, which adapters are not added to; export them with --adapters"):
+    with pytest.raises(ModelError, match="has dtype I64, into which adapters are not merged; export them with --adapters"):
         write_merged(files, adapters, LORA.scale, tmp_path / "out")
 
 

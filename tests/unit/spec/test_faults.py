@@ -157,9 +157,9 @@ def test_a_layer_that_has_no_adapter_is_answered_with_those_that_can():
     assert "'down_proj'" in str(faults(body(trainer={"lora": {"target_modules": ["lm_head"]}}))["trainer.lora.target_modules.0"])
 
 
-def test_the_oldest_version_of_a_step():
+def test_the_oldest_version_that_a_step_may_train_on():
     spec = parse_spec(body(schedule={"steps": 5, "max_staleness": 2, "groups_per_step": 3}))
-    assert [spec.oldest_version(step) for step in range(5)] == [0, 0, 0, 1, 2]
+    assert [spec.oldest_allowed_version(step) for step in range(5)] == [0, 0, 0, 1, 2]
     assert spec.total_groups == 15
 
 

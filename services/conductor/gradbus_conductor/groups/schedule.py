@@ -81,7 +81,7 @@ class FixedLag:
 
     def version_of(self, index: int) -> int:
         """The only version that may sample `index`."""
-        return self._spec.oldest_version(index // self._size)
+        return self._spec.oldest_allowed_version(index // self._size)
 
     def recover(self, entries: Iterable[tuple[int, bool]], trained_below: int, trained_above: Iterable[int], step: int) -> None:  # noqa: ARG002, D102
         known = {index for index, _ in entries} | set(trained_above)

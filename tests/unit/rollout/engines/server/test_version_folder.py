@@ -58,7 +58,7 @@ def test_another_shape_and_a_name_that_stands_twice_are_refused(shards, tmp_path
     save_file(TENSORS | {"b": torch.zeros(2)}, tmp_path / "shape")
     with pytest.raises(ModelError, match=r"have another shape than in this model .b."):
         check_fit(read_headers([tmp_path / "shape"]), SHAPES)
-    with pytest.raises(ModelError, match="stand in two of the weight files"):
+    with pytest.raises(ModelError, match="are in two of the weight files"):
         read_headers([*shards, tmp_path / "shape"])
 
 
