@@ -141,5 +141,5 @@ def _command(module: str) -> list[str]:
 
 
 def rounded(values: Mapping[str, float], digits: int = 3) -> dict[str, float]:
-    """The settings as text for the report."""
+    """Rounds the values for the report."""
     return {name: round(value, digits) for name, value in values.items()}

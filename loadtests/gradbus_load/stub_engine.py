@@ -1,7 +1,7 @@
 """An engine without arithmetic: tokens arrive when calibrated hardware would produce them.
 
-Weights are held, swapped and attested for real. A slot that ends is given on at the moment of its end, not when this process
-woke up to it: the time that sampling takes is exact, however busy the machine is.
+Weights are loaded and attested for real. A slot goes to the next sample at the computed end of the last one, not when this process
+wakes up, so sampling takes exactly the calibrated time, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from gradbus.errors import ModelError
+from gradbus.formats.tokens import LOGPROB_DTYPE
 from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
-from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.model import read_supported_config
 from gradbus_rollout.engines.torch.versions import WholeVersions
 from gradbus_rollout.engines.torch.weights import ModelWeights, empty_like
 
@@ -45,13 +46,13 @@ class StubEngine:
 
     def __init__(self, folder: Path, config: TorchEngineConfig, timing: EngineTiming) -> None:
         """Shaped by the folder's config.json, without weights until the first `load`. Raises ModelError."""
-        shape = read_shape(folder)
+        model = read_supported_config(folder)
         self._config = config
         self._timing = timing
-        self._vocab_size = shape.vocab_size
-        self._room = shape.context_length - config.max_new_tokens
-        self._weights = WholeVersions(ModelWeights(shape, empty_like("cpu", config.torch_dtype)))
-        self._pool = _Pool(shape.vocab_size, config.max_new_tokens, config.stop_token_ids)
+        self._vocab_size = model.vocab_size
+        self._room = model.context_length - config.max_new_tokens
+        self._weights = WholeVersions(ModelWeights(model, empty_like("cpu", config.torch_dtype)))
+        self._pool = _Pool(model.vocab_size, config.max_new_tokens, config.stop_token_ids)
         self._version: int | None = None
         self._salt = 0
         self._progress = 0
@@ -194,12 +195,12 @@ class _Pool:
         self._longest = longest
         self._stop = min(stop_token_ids, default=None)
         self._ids: tuple[int, ...] = tuple(draw.choice(allowed, _POOL + longest).tolist())
-        self._logprobs = draw.uniform(-3.0, -0.1, _POOL + longest).astype("<f4").tobytes()
+        self._logprobs = draw.uniform(-3.0, -0.1, _POOL + longest).astype(LOGPROB_DTYPE)
 
     def completion(self, sample: RunningSample, offset: int, length: int) -> Completion:
         """`length` tokens; the last is a stop token unless the sample was truncated."""
         ids, stopped = self._ids[offset : offset + length], self._stop is not None and length < self._longest
         if stopped and self._stop is not None:
             ids = (*ids[:-1], self._stop)
-        logprobs = self._logprobs[4 * offset : 4 * (offset + length)]
+        logprobs = self._logprobs[offset : offset + length].tobytes()
         return Completion(ids, logprobs, sample.spans(length), "stop" if stopped else "length")

@@ -1,4 +1,4 @@
-"""`docker compose` for the tests, and what they ask a run."""
+"""`docker compose` for the tests, and queries about runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 
 class Compose:
-    """`docker compose` on a project of the test's own."""
+    """`docker compose` on a separate project."""
 
     def __init__(self) -> None:
         with socket.socket() as probe:
@@ -57,7 +57,7 @@ class Compose:
 
 
 def until(client: Client, run_id: str, step: int) -> dict:
-    """The run, once it has made `step` or is over."""
+    """Waits until the run has published `step` or has ended."""
     deadline = time.monotonic() + RUN_SECONDS
     while True:
         run = client.run(run_id)

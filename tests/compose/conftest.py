@@ -1,4 +1,4 @@
-"""The stack in containers, under a project name of its own; skipped where no Docker engine answers.
+"""The stack in containers, as a separate project; skipped where no Docker engine answers.
 
 GRADBUS_COMPOSE_OVERLAYS names more compose files, with `:` between them.
 """
@@ -47,7 +47,7 @@ def compose():
 
 @pytest.fixture(scope="session")
 def demo(compose):
-    """What the demo's script printed: the run's id, posted by curl, and how it ended."""
+    """Output of the demo's script: the id of the run that curl submitted, and its result."""
     environment = {**os.environ, "GATEWAY_PORT": str(compose.port), "COMPOSE": " ".join(compose.command)}
     command = ["examples/demo_compose.sh", str(STEPS)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=RUN_SECONDS)
@@ -55,7 +55,7 @@ def demo(compose):
 
 @pytest.fixture(scope="session")
 def true_digest(compose, demo):
-    """What the undisturbed run came to."""
+    """Final digest of the undisturbed run."""
     assert demo.returncode == 0, demo.stdout[-2000:] + demo.stderr[-2000:]
     with compose.client() as client:
         return digest_of(client, re.search(r"^run (run-[\w-]+),", demo.stdout, re.MULTILINE)[1])
@@ -63,7 +63,7 @@ def true_digest(compose, demo):
 
 @pytest.fixture
 def submit(compose, true_digest):
-    """Posts the demo's run again."""
+    """Submits the demo's run again."""
     changes = {"model.path": MADE / "model", "data.train": MADE / "train.jsonl", "data.eval": MADE / "eval.jsonl", "schedule.steps": STEPS}
     spec = load_spec(ROOT / "examples/addition/addition.toml", [f"{name}={value}" for name, value in changes.items()])
     return lambda client: client.submit(spec, ROOT / "examples/addition")["id"]

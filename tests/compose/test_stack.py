@@ -1,4 +1,4 @@
-"""The stack in containers keeps its promises. The runs are the demo's: equal digests mean that nothing was lost or doubled."""
+"""The stack in containers survives crashes. The runs are the demo's: equal digests mean that nothing was lost or duplicated."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_one_variable_swaps_the_reward_service(compose, submit, true_digest, add
         run = until(client, run_id, STEPS + 1)
         assert run["state"] == "succeeded", run["reason"]
         assert run["spec"]["reward"]["service"] == address
-        assert digest_of(client, run_id) == true_digest  # both judge as the demo's graders do
+        assert digest_of(client, run_id) == true_digest  # both score like the demo's graders
 
 
 def test_a_reward_address_that_does_not_resolve_is_said_in_the_last_line(compose, demo):

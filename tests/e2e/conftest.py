@@ -1,4 +1,4 @@
-"""One real stack for all tests here, started by the command as a newcomer would; tiny models; a run as a few lines."""
+"""One real stack for all tests here, started by the command line, with tiny models and short specs."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from gradbus.client import Client
 
 FINAL = {"succeeded", "failed", "cancelled"}
 WAIT_SECONDS = 240.0
-"""Seconds. A machine that is busy with other things costs time and fails no test."""
+"""Seconds. A busy machine makes tests slower but must not fail them."""
 WORDS = ["sun", "moon", "star", "sky", "cloud", "rain", "snow", "wind"]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -28,7 +28,7 @@ GRADE_LENGTH = "def grade(sample, item):\n    return len(set(sample['output_text
 
 
 def rests(look, seconds=2.0):
-    """What `look` gives, once it has stayed the same for so long."""
+    """The result of `look`, once it has been constant for that long."""
     deadline = time.monotonic() + WAIT_SECONDS
     seen, since = look(), time.monotonic()
     while time.monotonic() - since < seconds:
@@ -40,7 +40,7 @@ def rests(look, seconds=2.0):
 
 
 def within(seconds, condition):
-    """Waits for what is promised in so many seconds. They are those of a machine of one's own: what others take of it is not counted."""
+    """Waits for a condition with a time limit that leaves out processor time taken by other work on the machine."""
     began, stalled = time.monotonic(), 0.0
     while not condition():
         assert time.monotonic() - began < WAIT_SECONDS
@@ -52,7 +52,7 @@ def within(seconds, condition):
 
 
 def slowness():
-    """How much longer work takes now than the processor time it needs."""
+    """Ratio of wall-clock time to processor time at present."""
     began, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < 0.5:
         pass
@@ -61,7 +61,7 @@ def slowness():
 
 @dataclass(frozen=True)
 class Lab:
-    """A running stack, and runs on it."""
+    """A running stack and its runs."""
 
     client: Client
     state: Path
@@ -70,7 +70,7 @@ class Lab:
         return self.client.submit(spec, **options)["id"]
 
     def until(self, run_id, condition, seconds=WAIT_SECONDS):
-        """The run, once `condition` holds of it; a run that ends otherwise is an error at once."""
+        """Waits until `condition` holds for the run; fails at once if the run ends before."""
         deadline = time.monotonic() + seconds
         while True:
             run = self.client.run(run_id)
@@ -81,7 +81,7 @@ class Lab:
             time.sleep(0.05)
 
     def ends(self, run_id, state="succeeded", seconds=WAIT_SECONDS):
-        """The run when it is over; it must end in `state`."""
+        """Waits until the run ends; it must end in `state`."""
         run = self.until(run_id, lambda run: run["state"] in FINAL, seconds)
         assert run["state"] == state, run["reason"]
         return run
@@ -91,17 +91,17 @@ class Lab:
         return self.ends(self.submit(spec), seconds=seconds)
 
     def cancels(self, run_id):
-        """Cancels a run; it is over, and its workers are free, in the five seconds that the design gives them."""
+        """Cancels a run, which must end and free its workers within five seconds."""
         self.client.cancel(run_id)
         within(5.0, lambda: self.client.run(run_id)["state"] in FINAL and self.serving(run_id) == [])
         return self.ends(run_id, "cancelled")
 
     def serving(self, run_id):
-        """Workers that have the run."""
+        """Workers assigned to the run."""
         return [worker["worker"] for worker in self.client.workers()["data"] if worker["run_id"] == run_id]
 
     def events(self, run_id, kind=None):
-        """Data of all events of a kind, oldest first."""
+        """Data of all events of a type, oldest first."""
         events = self.client.events(run_id, limit=1000)["data"]
         return [event["data"] for event in events if kind in {None, event["type"]}]
 
@@ -109,11 +109,11 @@ class Lab:
         return self.client.samples(run_id, limit=1000)["data"]
 
     def learned(self, run):
-        """Whether every step moved the weights."""
+        """Whether every step changed the weights."""
         return [step["noop"] for step in self.events(run["id"], "metrics")] == [False] * run["steps"]
 
     def gone(self, process, seconds=WAIT_SECONDS):
-        """Waits until the stack does not run `process` any more."""
+        """Waits until the stack no longer runs `process`."""
         deadline = time.monotonic() + seconds
         while process in json.loads((self.state / "stack.json").read_text())["processes"]:
             assert time.monotonic() < deadline, f"{process} still runs"
@@ -125,7 +125,7 @@ class Lab:
 
 @dataclass(frozen=True)
 class Command:
-    """The command line, pointed at the stack."""
+    """Runs the command line on the stack."""
 
     state: Path
 
@@ -136,7 +136,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory):
-    """Runs `gradbus up` in a process of its own inside a block; the folder it lives in."""
+    """Runs `gradbus up` in its own process inside the block; yields its folder."""
 
     @contextmanager
     def run(*options, **environment):
@@ -162,7 +162,7 @@ def stack(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def lab_on():
-    """A lab on the stack in a folder, inside a block."""
+    """Yields a lab on the stack in a folder."""
 
     @contextmanager
     def lab(state):
@@ -174,7 +174,7 @@ def lab_on():
 
 @pytest.fixture(scope="session")
 def stack_state(stack):
-    """The folder of the stack that most tests share."""
+    """The folder of the shared stack."""
     with stack() as state:
         yield state
 
@@ -192,7 +192,7 @@ def gradbus(stack_state):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """Byte-level BPE, 300 tokens, a start token before every text."""
+    """Byte-level BPE with 300 tokens and a BOS token."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator([f"{a} and {b}" for a in WORDS for b in WORDS], vocab_size=300, special_tokens=["<s>", "</s>"])
     bpe._tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
@@ -203,7 +203,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory, tokenizer):
-    """Family to folder."""
+    """Model family to folder."""
     size = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
@@ -228,7 +228,7 @@ def models(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
-    """Writes rows as JSON Lines; the path."""
+    """Writes rows as JSON Lines; returns the path."""
     folder = tmp_path_factory.mktemp("rows")
 
     def write(rows):
@@ -241,7 +241,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spec(models, rows):
-    """Makes a spec: three steps of four groups of four, judged by a Python grader; sections given replace fields."""
+    """Makes a spec: three steps of four groups of four, scored by a Python grader; the given sections replace fields."""
     train = rows({"prompt": f"{word} and", "answer": word} for word in WORDS)
 
     def make(**changes):

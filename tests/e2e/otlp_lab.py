@@ -1,4 +1,4 @@
-"""An OTLP/gRPC receiver that keeps what services export, and shows the metrics as Prometheus's own OTLP receiver would name them."""
+"""An OTLP/gRPC receiver that stores exports, and serves the metrics with the names of Prometheus's own OTLP receiver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUFFIXES = {"histogram": ("_bucket", "_count", "_sum")}
 
 
 def family_name(name, unit, kind):
-    """`UnderscoreEscapingWithSuffixes`: words joined by `_`, the unit behind them, `_total` behind a counter."""
+    """`UnderscoreEscapingWithSuffixes`: words joined by `_`, then the unit, then `_total` for a counter."""
     words = [word for word in re.split(r"[^a-zA-Z0-9]+", name) if word]
     suffix = _UNITS.get(unit, "")
     if suffix and suffix not in words and (unit != "1" or kind == "gauge"):
@@ -30,7 +30,7 @@ def family_name(name, unit, kind):
 
 
 def series_names(metric):
-    """What Prometheus calls the series of a metric of the registry."""
+    """Prometheus's series names of a metric of the registry."""
     family = family_name(metric.name, metric.unit, metric.instrument)
     return {family + suffix for suffix in _SUFFIXES.get(metric.instrument, ("",))}
 
@@ -40,7 +40,7 @@ def label(name):
 
 
 class Received(metrics_grpc.MetricsServiceServicer, trace_grpc.TraceServiceServicer):
-    """The newest metrics of each process; `page` is what a scrape gets."""
+    """The newest metrics of each process; `page` is the answer to a scrape."""
 
     def __init__(self):
         self._server = grpc.server(ThreadPoolExecutor(4))
@@ -51,7 +51,7 @@ class Received(metrics_grpc.MetricsServiceServicer, trace_grpc.TraceServiceServi
         self._newest = {}
         self._lock = threading.Lock()
         self.emitted = defaultdict(set)
-        """Service to (metric, kind, unit, names of attributes) of everything it ever exported."""
+        """Service to (metric, kind, unit, attribute names) of all its exports."""
         self._pages = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.pages = f"127.0.0.1:{self._pages.server_port}"
 
@@ -115,7 +115,7 @@ class Received(metrics_grpc.MetricsServiceServicer, trace_grpc.TraceServiceServi
 
 
 def read(metric):
-    """Its kind, as the registry calls it, and its points."""
+    """The kind of a metric, as in the registry, and its points."""
     match metric.WhichOneof("data"):
         case "histogram":
             return "histogram", metric.histogram.data_points

@@ -1,4 +1,4 @@
-"""A scorer of the user's own, over HTTP, in the tests' process."""
+"""A user's scorer over HTTP, in the tests' process."""
 
 from __future__ import annotations
 

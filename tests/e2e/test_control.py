@@ -1,4 +1,4 @@
-"""Pause, resume, cancel, the queue of runs, and a request that is sent twice."""
+"""Pause, resume, cancel, the queue of runs, and repeated requests."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ LONG = {"groups_per_step": 4, "steps": 120}
 
 
 def in_log(lab, run_id):
-    """Groups in the buffer's log, by the buffer itself."""
+    """Number of groups in the buffer's log."""
     ports = json.loads((lab.state / "ports.json").read_text())
     password = (lab.state / "secrets" / "gateway" / "gradbus_buffer_password").read_text()
     with redis.Redis(port=ports["buffer"], username="gateway", password=password, protocol=2) as buffer:
@@ -24,7 +24,7 @@ def in_log(lab, run_id):
 
 
 def steps_since_the_pause(lab, run_id):
-    """Steps trained after the conductor had taken the request, by the services' own clocks, which are this machine's."""
+    """Steps trained after the conductor had taken the request, by the services' clocks (this machine's)."""
     events = [(datetime.fromisoformat(event["created_at"]), event) for event in lab.client.events(run_id, limit=1000)["data"]]
     paused = next(at for at, event in events if event["type"] == "state" and event["data"]["state"] == "paused")
     return sum(event["type"] == "metrics" and at > paused for at, event in events)
@@ -32,7 +32,7 @@ def steps_since_the_pause(lab, run_id):
 
 @pytest.fixture
 def blocked(spec):
-    """Specs of runs that come to no step before they are released."""
+    """Specs of runs whose first step waits until they are released."""
     release = threading.Event()
 
     def wait_and_judge(samples):

@@ -1,4 +1,4 @@
-"""Every query of every dashboard and alert, on a real Prometheus fed by a real run's export; and the registry against that export."""
+"""Runs every query of the dashboards and alerts on a real Prometheus with a real run's export, and compares the registry with it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "de
 PANELS = [(board, panel) for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 RULES = ROOT / "deploy/prometheus/alerts.yml"
 QUIET = {"Alerts that fire", "Operations that failed", "Spans and log lines dropped"}
-"""Panels that a run without any fault leaves empty."""
+"""Panels that are empty for a run without faults."""
 NEEDS = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no `prometheus` on the PATH; Debian has it in the package prometheus"
 )
@@ -41,7 +41,7 @@ def received():
 
 @pytest.fixture(scope="module")
 def prometheus(received, tmp_path_factory, free_port):
-    """A client of it; None where there is none."""
+    """A client of Prometheus; None where it is not installed."""
     if shutil.which("prometheus") is None:
         yield None
         return
@@ -62,7 +62,7 @@ def prometheus(received, tmp_path_factory, free_port):
 
 @pytest.fixture(scope="module")
 def exporting(received, stack):
-    """A stack of its own: this one exports."""
+    """A separate stack that exports telemetry."""
     asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.address, "OTEL_METRIC_EXPORT_INTERVAL": "500", "OTEL_METRIC_EXPORT_TIMEOUT": "2000"}
     with stack(**asked, GRADBUS_TRACE_GROUPS="1") as state:
         yield state
@@ -70,7 +70,7 @@ def exporting(received, stack):
 
 @pytest.fixture(scope="module")
 def run(exporting, lab_on, prometheus, spec, rows):
-    """(id, first second) of a run with every kind of work: parts of a reward, a KL term, evaluation, deltas."""
+    """(id, start in Unix seconds) of a run with every kind of work: reward components, a KL term, evaluation, deltas."""
     body = spec(
         data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
         reward={"grader": GRADER},
@@ -89,7 +89,7 @@ def run(exporting, lab_on, prometheus, spec, rows):
 
 
 def gives_time(condition, seconds=60.0):
-    """Returns once it is true or after so long: exports, scrapes and rules come at their own pace."""
+    """Waits until it is true or the time is up: exports, scrapes and rules have their own intervals."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -102,7 +102,7 @@ def ask(prometheus, path, **parameters):
 
 
 def filled(text, run_id):
-    """As Grafana sends it with All chosen, and the run."""
+    """The query as Grafana sends it with All selected and the run's id."""
     known = {"$__rate_interval": "15s", "$__range": "60s", "$run": run_id, "$service": ".*", "$worker": ".*", "$scorer": ".*"}
     for name, value in known.items():
         text = text.replace(name, value)
@@ -190,7 +190,7 @@ def test_what_a_run_emits_is_in_the_registry(received, run):
     for service, emitted in received.emitted.items():
         for name, kind, unit, attributes in emitted:
             if name.startswith("otel.sdk."):
-                continue  # of the SDK about itself
+                continue  # a metric of the SDK itself
             metric = known[name]
             assert (kind, unit) == (metric.instrument, metric.unit), name
             assert service in metric.services, f"{name} of {service}"
@@ -198,10 +198,10 @@ def test_what_a_run_emits_is_in_the_registry(received, run):
 
 
 def lacking(received):
-    """(service, metric) pairs of the registry that were not emitted, and (metric, attribute) pairs."""
+    """(service, metric) and (metric, attribute) pairs of the registry that were not emitted."""
     emitted = {(service, name) for service, found in received.emitted.items() for name, *_ in found}
     named = {(name, attribute) for found in received.emitted.values() for name, _, _, attributes in found for attribute in attributes}
-    # What fails is rare, and the web framework's metrics are its own.
+    # Failures are rare, and the web framework emits its own metrics.
     ours = {(metric.name, name) for metric in METRICS if not metric.name.startswith("http.") for name in metric.attributes}
     pairs = {(service, metric.name) for metric in METRICS for service in metric.services}
     return (pairs - emitted) | {pair for pair in ours - named if pair[1] != "error.type"}
@@ -214,6 +214,6 @@ def test_what_is_in_the_registry_is_emitted(received, run):
 
 
 def test_a_metric_names_no_run_but_the_one_that_is_worked_on(received, run):
-    """Once the run is over its series are not exported any more: the page's size does not grow with the number of runs."""
+    """Once a run has ended its series are no longer exported, so the export does not grow with the number of runs."""
     gives_time(lambda: run[0] not in received.page())
     assert run[0] not in received.page()

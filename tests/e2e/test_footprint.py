@@ -1,4 +1,4 @@
-"""What does not need torch stays small, and the command answers without it."""
+"""Services without torch stay small, and the command line runs without it."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ finally:
 
 
 def heavy_imports(module, *arguments):
-    """What a call of `--help` imports of what is heavy."""
+    """The heavy modules that `--help` imports."""
     code = HELP.format(argv=[module, *arguments, "--help"], module=module)
     said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=240)
     assert "Traceback" not in said.stderr, said.stderr

@@ -1,4 +1,4 @@
-"""Scorers of the user's own, over HTTP and gRPC: when they serve, and when they do not."""
+"""Users' scorers over HTTP and gRPC, while they answer and while they do not."""
 
 import time
 
@@ -38,7 +38,7 @@ def scorer(free_port):
 
 @pytest.fixture
 def served(spec, scorer):
-    """A spec whose reward is the scorer's; one that answers at once is never too late."""
+    """A spec with this scorer and a timeout that it never reaches."""
     return spec(reward={"service": scorer.url, "timeout_seconds": 60.0})
 
 

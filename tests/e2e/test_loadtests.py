@@ -1,4 +1,4 @@
-"""Each load scenario, for seconds, on one stack of real services around stubs. What it says is checked, not how fast it was."""
+"""Runs each load scenario for seconds on real services around stubs. Checks the report, not the speed."""
 
 import importlib.util
 import math

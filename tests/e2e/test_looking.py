@@ -1,4 +1,4 @@
-"""What a run shows of itself: samples, events as JSON and as a stream, and all of it to a client that is curl."""
+"""Samples and events of a run, as JSON and as a stream, also through curl."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from .conftest import within
 def run(lab, spec, rows):
     held_out = rows([{"prompt": "sun and", "answer": "sun"}])
     run = lab.train(spec(data={"eval": held_out}, schedule={"steps": 4}, evaluation={"every": 2, "samples": 1}))
-    within(60.0, lambda: 4 in [answer["step"] for answer in lab.events(run["id"], "checkpoint")])  # the trainer tells it on its own
+    within(60.0, lambda: 4 in [answer["step"] for answer in lab.events(run["id"], "checkpoint")])  # the trainer emits it independently
     return run
 
 
@@ -71,7 +71,7 @@ def test_the_command_shows_a_run(gradbus, run):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 class TestCurl:
-    """The interface without our client."""
+    """REST without our client."""
 
     @pytest.fixture
     def curl(self, lab, stack_state):

@@ -1,4 +1,4 @@
-"""With `numerics = "batch_invariant"`, what the trainer computes of a token has the bits that the rollout recorded."""
+"""With `numerics = "batch_invariant"`, the trainer's log-probabilities equal the rollout's bit for bit."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gradbus.errors import SpecError
 
 
 def differences(lab, run):
-    """Of every step, trainer against rollout: mean absolute log-probability difference, and the ratio's mean and maximum."""
+    """For every step: mean absolute log-probability difference of trainer and rollout, and the ratio's mean and maximum."""
     steps = lab.events(run["id"], "metrics")
     assert [step["noop"] for step in steps] == [False] * run["steps"]
     return [(step["logprob_diff"], step["ratio_mean"], step["ratio_max"]) for step in steps]
@@ -30,7 +30,7 @@ def test_on_policy_the_difference_is_exactly_zero(lab, spec, models, family):
 
 
 def test_fast_numerics_differ_in_the_last_bits(lab, spec):
-    """Else the test above would prove nothing."""
+    """Without this difference the test above would prove nothing."""
     run = lab.train(spec(schedule={"max_staleness": 0, "steps": 3}, rollout={"max_new_tokens": 40, "temperature": 0.8}))
     assert all(0.0 < step[0] < 1e-5 for step in differences(lab, run))
 

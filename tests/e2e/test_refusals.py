@@ -1,4 +1,4 @@
-"""What cannot work is said, with its place and the way out; a run that took it in ends in a named state."""
+"""An invalid input is refused with its field and a remedy; an accepted run that cannot work ends in a named state."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ def faults(lab, body):
 
 @pytest.fixture
 def model(models, tmp_path):
-    """A copy of a model folder that a test may spoil."""
+    """A copy of a model folder that a test may damage."""
     return shutil.copytree(models / "llama", tmp_path / "model")
 
 

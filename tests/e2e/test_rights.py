@@ -1,10 +1,10 @@
-"""A whole run needs no right that the table does not give: NATS writes down whatever it refuses."""
+"""A whole run needs only the permissions of the table: NATS logs every refusal."""
 
 import re
 
 
 def test_a_run_asks_for_nothing_that_it_is_refused(lab, spec, stack_state):
-    """With a penalty, so that the reference takes part too."""
+    """A run with a KL penalty, so that the reference service takes part."""
     run = lab.train(spec(algorithm={"kl": 0.1}))
     assert lab.learned(run)
     lab.client.versions(run["id"])

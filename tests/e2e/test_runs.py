@@ -1,4 +1,4 @@
-"""Runs that are not the demo: other families, tokenizers, data, graders and settings."""
+"""Runs with other model families, tokenizers, data, graders and settings than the demo's."""
 
 import json
 
@@ -120,7 +120,7 @@ def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_expo
 ):
     before = AutoModelForCausalLM.from_pretrained(models / "llama")
     for tensor in before.parameters():
-        tensor.data *= 10.0 if tensor.dim() > 1 else 1.0  # as they are, so small that no adapter moves the logits far
+        tensor.data *= 10.0 if tensor.dim() > 1 else 1.0  # the original values are too small for adapters to change the logits much
     for part in (before, tokenizer):
         part.save_pretrained(tmp_path / "base")
     adapters = {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}

@@ -1,4 +1,4 @@
-"""The copying task over each transport of weights: it learns, and it ends in the same bits."""
+"""The copying task over each weight transport: it learns, and ends with the same bits."""
 
 import pytest
 from ledger import check, read_ledger

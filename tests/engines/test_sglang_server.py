@@ -80,7 +80,7 @@ async def test_a_start_that_takes_too_long_is_ended(folder, tmp_path):
     slow.chmod(0o755)
     error = await fails(folder, python=str(slow), start_seconds=0.5)
     assert error.state == "start_failed"
-    assert "is running still" in str(error)
+    assert "is still running" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ def ack_early() -> None:
 
     async def trim_what_was_announced(self):
         done = max(0, self._heads.version) * self._context.record.spec.schedule.groups_per_step
-        for entry in await self._log.read("0-0"):
+        for entry in await self._archive._log.read("0-0"):
             if entry.index >= done:
                 break
-            await self._log.trim(entry.stream_id)
+            await self._archive._log.trim(entry.stream_id)
         self.archived_step = self._heads.checkpoint
 
     CheckpointArchiver.archive = trim_what_was_announced

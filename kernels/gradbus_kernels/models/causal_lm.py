@@ -21,8 +21,8 @@ _HEAD = "lm_head.weight"
 def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
     """The model in `folder` (config.json, safetensors), its weights cast to `dtype`. No code of the folder is run.
 
-    Stored tensors that the model has no place for are passed over. Raises ModelError when the folder cannot be read,
-    asks for what the decoder does not compute, or holds the weights of another model.
+    Stored tensors without a parameter of their name are skipped. Raises ModelError when the folder cannot be read, asks for a
+    feature that the decoder does not compute, or holds the weights of another model.
     """
     config = read_model_config(folder)
     with torch.device("meta"):
@@ -80,7 +80,7 @@ def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.T
         )
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
-            found = f"{tuple(tensors[name].shape)}, the model wants {tuple(shape)}"
+            found = f"{tuple(tensors[name].shape)}, the model expects {tuple(shape)}"
             raise ModelError(f"tensor {name} has shape {found}; start from the run's own model")
 
 
@@ -94,9 +94,9 @@ def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], tempera
 
 
 def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the operators on the LM head take: hidden states [R, H] and head [V, H] as float32, response tokens int64 [R].
+    """Inputs of the operators on the LM head: hidden states [R, H] and head [V, H] as float32, response tokens int64 [R].
 
-    One forward pass over the sequences packed without padding; only positions that predict a response token are in it.
+    One forward pass over the sequences, packed without padding; hidden states are those that predict a response token.
     """
     batch = pack(sequences, model.device)
     hidden: torch.Tensor = model(batch)

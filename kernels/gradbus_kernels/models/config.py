@@ -20,7 +20,7 @@ class RopeConfig:
 
     theta: float
     kind: str
-    """`default`, `linear`, `llama3` or `yarn`."""
+    """One of the family's `rope_kinds`."""
     scaling: Mapping[str, float]
 
 
@@ -43,7 +43,7 @@ class ModelConfig:
     tied: bool
     rope: RopeConfig
     windows: tuple[int | None, ...]
-    """Of each layer, how many tokens back (itself included) a token sees; None for all of them."""
+    """For each layer, the number of tokens that a token sees back, itself included; None: all."""
 
     @property
     def layers(self) -> int:

@@ -1,6 +1,6 @@
-"""A decoder of the Llama family on packed tokens, its parameters named and ordered as Hugging Face's.
+"""The decoder of all families in `gradbus.formats.model_families`, on packed tokens, with Hugging Face's names and order of parameters.
 
-Operation for operation what transformers computes for `LlamaForCausalLM` and `Qwen2ForCausalLM`, without importing it.
+It computes the same operations as transformers' classes, without importing them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.checkpointing = False
-        """Whether a backward pass computes each layer again instead of keeping what is inside."""
+        """Whether a backward pass computes each layer again instead of keeping its activations."""
         self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config, window) for window in config.windows)
         self.norm = _Norm(config)
-        # No buffer: a cast of the module to bfloat16 would cost positions their precision.
+        # Not a buffer, because a cast of the module to bfloat16 would make positions inexact.
         self._frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._attention_factor = attention_factor(config.rope)
 
@@ -63,7 +63,7 @@ class CausalLM(nn.Module):
         self.lm_head = None if config.tied else _Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, batch: PackedGroups) -> Tensor:
-        """Hidden states after the last norm, `[N, hidden_size]`; what meets `head_weight` is the caller's choice."""
+        """Hidden states after the last norm, `[N, hidden_size]`; the caller multiplies those it needs by `head_weight`."""
         hidden: Tensor = self.model(batch)
         return hidden
 
@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         return self.head_weight.device
 
 
@@ -157,7 +157,7 @@ class _Embedding(nn.Embedding):
 
 
 def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Pairs are (i, i + head_dim / 2), as Hugging Face lays the weights out."""
+    """Rotates the pairs (i, i + head_dim / 2), Hugging Face's layout."""
     cos, sin = rotation
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin

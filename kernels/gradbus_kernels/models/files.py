@@ -1,4 +1,4 @@
-"""The tensors that lie in a model folder."""
+"""Reads the tensors of a model folder."""
 
 from __future__ import annotations
 

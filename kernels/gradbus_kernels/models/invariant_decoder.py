@@ -1,7 +1,7 @@
-"""The decoder's forward in the embedded engine's own arithmetic: log-probabilities that are equal to the sampler's in every bit.
+"""The decoder's forward in the embedded engine's arithmetic: log-probabilities equal the sampler's in every bit.
 
-Same model, parameters and packing as `gradbus_kernels.models.causal_lm`; other operators. Queries, keys and values are one
-product, gates and ups another, and pairs that turn together lie beside each other, as the engine holds them.
+Model, parameters and packing are those of `gradbus_kernels.models.causal_lm`, with other operators. As in the engine, queries, keys
+and values are one product, gates and ups another, and the two elements of a rotary pair are neighbours.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGrou
 
 
 def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[Tensor, Tensor]:
-    """As `packed_logprobs`, and no token's bits depend on what it is packed with. Raises ModelError for what no engine computes so."""
+    """`packed_logprobs`, where no token's bits depend on the other sequences. Raises ModelError for a model that the engine cannot run."""
     model.config.family.require("batch_invariant")
     if features := model.config.unfused_features:
         raise ModelError(f'numerics = "batch_invariant" does not compute {", ".join(features)}; choose another model, or numerics = "fast"')
     batch = pack(sequences, model.device)
-    with using("cpu"):  # what the engine computes with, whatever implementation the process asks for elsewhere
+    with using("cpu"):  # as the engine, for any implementation that the process requests
         hidden = _hidden(model, batch).index_select(0, batch.selected)
         return invariant_logprob(hidden, model.head_weight, batch.targets, temperature, allow_nan=True)
 
@@ -55,7 +55,7 @@ def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
 
 
 def _layer(layer: Any, hidden: Tensor, turn: Tensor, layout: PrefixLayout, config: ModelConfig) -> Tensor:
-    with using("cpu"):  # also where the backward pass computes it again
+    with using("cpu"):  # also when the backward pass computes the layer again
         hidden = _attention(layer.self_attn, _norm(layer.input_layernorm, hidden), hidden, turn, layout, config)
         return _feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, hidden), hidden)
 
@@ -78,12 +78,12 @@ def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, lay
 
 
 def _by_pairs(rows: Tensor, size: int) -> Tensor:
-    """Rows of heads of `size`, those that turn together beside each other: Hugging Face has first halves, then second halves."""
+    """Rows of heads of `size`, reordered so that rotary pairs are neighbours; Hugging Face stores first halves, then second halves."""
     return rows.view(-1, 2, size // 2, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, layout: PrefixLayout, size: int) -> Tensor:
-    """Attention of each packed sequence to itself, and of a branch to its root; `[N, heads * D]`."""
+    """Attention of each packed segment to itself, and of a branch to its root too; `[N, heads * D]`."""
     found = []
     alike = groupby(range(len(layout.parents)), key=lambda segment: (layout.depths[segment], layout.lengths[segment]))
     for _, members in alike:
@@ -95,13 +95,13 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, layout: PrefixLayout,
 
 
 def _own(packed: Tensor, segments: Sequence[int], layout: PrefixLayout, size: int) -> Tensor:
-    """`[S, heads, T, D]` of S neighbouring segments of one length."""
+    """`[S, heads, T, D]`: the tokens of S neighbouring segments of equal length."""
     first, last = layout.offsets[segments[0]], layout.offsets[segments[-1] + 1]
     return packed[first:last].view(len(segments), layout.lengths[segments[0]], -1, size).transpose(1, 2)
 
 
 def _seen(packed: Tensor, segments: Sequence[int], layout: PrefixLayout, size: int) -> Tensor:
-    """The same behind what each segment's root holds."""
+    """The same, with each segment's root before it."""
     own = _own(packed, segments, layout, size)
     roots = [_own(packed, [parent], layout, size) for segment in segments if (parent := layout.parents[segment]) is not None]
     return torch.cat((torch.cat(roots), own), dim=2) if roots else own

@@ -44,7 +44,7 @@ class Merged(NamedTuple):
     name: str
     weight: Tensor
     adapters: Mapping[str, Tensor]
-    """What was added to it; none where there is no adapter."""
+    """The adapter's tensors; empty without an adapter."""
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what its base does."""
+    """Inside the block, the model computes its base."""
     adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
     for module in adapted:
         module.on = False
@@ -87,7 +87,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merged_weights(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scale: float) -> Iterator[Merged]:
-    """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, computed where the base lies."""
+    """The base's tensors in turn, those with an adapter as `W + scale · B A`; float32, computed on the base's device."""
     for name, tensor in base:
         weight, parts = tensor.float(), {part: adapters[part] for part in adapter_names(name) if part in adapters}
         if parts:

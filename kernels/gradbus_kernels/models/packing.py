@@ -1,4 +1,4 @@
-"""Samples of a run as micro-batches without padding: see `gradbus_kernels.operators.prefix_shared_attention.packing`."""
+"""Splits a run's samples into micro-batches and packs them without padding, by `operators.prefix_shared_attention.packing`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Int32 = NDArray[np.int32]
 
 
 class TokenSequence(Protocol):
-    """A prompt and what was sampled after it."""
+    """A prompt and the tokens sampled after it."""
 
     @property
     def prompt_ids(self) -> Int32:
@@ -34,9 +34,9 @@ Row = TypeVar("Row", bound=TokenSequence)
 
 
 def split_by_tokens(sequences: Sequence[Row], budget: int) -> Iterator[Sequence[Row]]:
-    """Neighbouring sequences of at most `budget` packed tokens together; a longer one goes alone. Order is kept.
+    """Micro-batches of neighbouring sequences with at most `budget` packed tokens; a longer sequence is one by itself. Keeps the order.
 
-    A prompt counts once where `pack` shares it, so a group stays together whenever it fits.
+    A prompt counts once if `pack` shares it, so a group stays together if it fits.
     """
     start = used = 0
     rows_of: Counter[bytes] = Counter()
@@ -55,11 +55,11 @@ def split_by_tokens(sequences: Sequence[Row], budget: int) -> Iterator[Sequence[
 
 
 def _prompt_tokens(sequence: TokenSequence, rows: int) -> int:
-    """What its prompt takes for this many rows."""
+    """Packed tokens of its prompt for this many rows."""
     return len(sequence.prompt_ids) * (1 if worth_sharing(len(sequence.prompt_ids), rows) else rows)
 
 
 def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedGroups:
-    """Packs `sequences` (at least one); rows with equal prompts share one where that pays."""
+    """Packs `sequences` (at least one); rows with equal prompts share it where that saves time."""
     prompts = [torch.tensor(sequence.prompt_ids) for sequence in sequences]
     return pack_groups(prompts, [torch.tensor(sequence.token_ids) for sequence in sequences], device)

@@ -1,4 +1,4 @@
-"""Frequencies of rotary position embedding (Su et al. 2021) and of its stretched kinds."""
+"""Frequencies of rotary position embedding (Su et al. 2021) and of its variants for longer contexts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradbus_kernels.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians a position turns each pair by, float32 `[head_dim / 2]`, on the CPU."""
+    """Radians by which a position rotates each pair, float32 `[head_dim / 2]`, on the CPU."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
@@ -24,7 +24,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by: 1 but for YaRN (Peng et al. 2023, equation 22)."""
+    """The factor of cosines and sines: 1 except for YaRN (Peng et al. 2023, equation 22)."""
     if rope.kind != "yarn":
         return 1.0
     given = rope.scaling.get("attention_factor")
@@ -36,7 +36,7 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 def rotation_table(rope: RopeConfig, head_dim: int, length: int) -> Tensor:
-    """Complex numbers that turn the pairs of positions 0..length-1, of length 1 but for YaRN; real parts at even places.
+    """Complex numbers that rotate the pairs of positions 0..length-1, of modulus 1 except for YaRN; real parts at even columns.
 
     Float32 `[length, head_dim]`, on the CPU; a position's bits do not depend on `length`.
     """
@@ -49,7 +49,7 @@ def _temperature(factor: float, mscale: float) -> float:
 
 
 def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """Llama 3.1: wavelengths beyond the old context are stretched by `factor`, short ones kept, a ramp between."""
+    """Llama 3.1: stretches wavelengths beyond the old context by `factor`, keeps short ones, and interpolates between."""
     scaling = rope.scaling
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
@@ -58,7 +58,7 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """Peng et al. 2023: pairs that turn more than `beta_fast` times in the old context are kept, fewer than `beta_slow` stretched."""
+    """Peng et al. 2023: keeps pairs that rotate more than `beta_fast` times in the old context, stretches those below `beta_slow`."""
     pairs, scaling = len(frequencies), rope.scaling
 
     def pair_that_turns(times: float) -> float:
@@ -68,6 +68,6 @@ def _yarn(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     if scaling.get("truncate", 1.0):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    width = high - low or 0.001  # one pair is where both ends lie
+    width = high - low or 0.001  # both ends may be the same pair
     ramp = ((torch.arange(pairs, dtype=torch.float32, device="cpu") - low) / width).clamp(0.0, 1.0)
     return ramp * frequencies / scaling["factor"] + (1 - ramp) * frequencies

@@ -1,4 +1,4 @@
-"""One checksum for a set of weights: what a trainer publishes and what a worker attests."""
+"""The checksum of a set of weights, which the trainer publishes and workers attest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAFETENSORS_DTYPES: Final[Mapping[torch.dtype, str]] = {
 
 
 class WeightsDigest:
-    """The checksum while it is taken, tensor by tensor, in order of name.
+    """Computes the checksum tensor by tensor, in order of name.
 
     Each tensor adds its name (UTF-8), its dtype as safetensors spells it, its number of dimensions and its
     shape (little-endian int64 each), then its elements in row-major order.
@@ -28,14 +28,14 @@ class WeightsDigest:
         self._sum = hashlib.sha256()
 
     def begin(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
-        """The next tensor; its elements follow. Raises KeyError for a dtype that weights never have."""
+        """Begins the next tensor; its elements follow. Raises KeyError for a dtype that weights never have."""
         self._sum.update(name.encode())
         self._sum.update(SAFETENSORS_DTYPES[dtype].encode())
         for number in (len(shape), *shape):
             self._sum.update(number.to_bytes(8, "little"))
 
     def add(self, elements: Tensor) -> None:
-        """The tensor's next elements: contiguous, on the CPU, of its dtype."""
+        """Adds the tensor's next elements: contiguous, on the CPU, of its dtype."""
         self._sum.update(bytes_of(elements))
 
     @property
@@ -45,7 +45,7 @@ class WeightsDigest:
 
 
 def bytes_of(elements: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, where they lie."""
+    """A view of the bytes of a contiguous tensor on the CPU."""
     return elements.reshape(-1).view(torch.uint8).numpy().data
 
 

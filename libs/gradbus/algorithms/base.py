@@ -1,4 +1,4 @@
-"""The seam between a run and its algorithm: from a group's rewards to the numbers of the loss."""
+"""The seam between a run and its algorithm: from a group's rewards to the coefficients of the loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """The loss as plain numbers; `gradbus_kernels.operators.PolicySettings` and `token_weights` are made from these."""
+    """The loss as plain values; `gradbus_kernels.operators.PolicySettings` and `token_weights` are made from these."""
 
     clip_low: float
     clip_high: float

@@ -24,7 +24,7 @@ class Buckets:
     HEADS: Final = "heads"
     """`<run>.version` (WeightManifest), `<run>.checkpoint` (CheckpointHead) and `<run>.term`; only the weight store writes."""
     SESSIONS: Final = "sessions"
-    """`code.<hash>` and `session.<hash>`: users signed in to the web page; expire after `SESSION_TTL_SECONDS`."""
+    """`code.<hash>` and `session.<hash>`: users signed in to the web UI; expire after `SESSION_TTL_SECONDS`."""
 
 
 WORKER_TTL_SECONDS: Final = 6.0

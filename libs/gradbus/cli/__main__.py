@@ -25,7 +25,7 @@ _VERBS = {
 for _panel, _functions in _VERBS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
-app.command("open", rich_help_panel="Inspect")(inspect.open_page)  # `open` itself is Python's
+app.command("open", rich_help_panel="Inspect")(inspect.open_web_ui)  # `open` itself is Python's
 app.add_typer(keys.app, name="keys", rich_help_panel="This machine")
 
 

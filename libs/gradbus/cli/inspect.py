@@ -101,12 +101,12 @@ def events(
     _print_more_hint(page, f"`gradbus events {found} --after {page.get('next_after')}{state_option(state)}` shows them")
 
 
-def open_page(
+def open_web_ui(
     run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Run to open: its id, its name or `last`.")] = None,
     browser: Annotated[bool, typer.Option(help="Also open the link in a browser.")] = True,
     state: State = None,
 ) -> None:
-    """Print a sign-in link to the web page. It works once, within two minutes."""
+    """Print a sign-in link to the web UI. It works once, within two minutes."""
     with connect(state) as client:
         link = client.sign_in_link(find_run(client, run_id)["id"] if run_id else "")
     typer.echo(link)

@@ -1,4 +1,4 @@
-"""Supervised processes: each is restarted whenever it ends, until it is stopped. And the leftovers of a supervisor that was killed."""
+"""Supervised processes, which are restarted whenever they end, and the leftover processes of a supervisor that was killed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The trainer: a fold over the experience log."""
+"""The trainer: trains a run from its experience log, step by step."""

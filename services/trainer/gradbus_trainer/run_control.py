@@ -15,7 +15,7 @@ _PAUSED_SECONDS = 0.1
 
 
 class RunControl:
-    """Held for as long as the run is served here."""
+    """Lease and requested state of a run, for as long as this trainer serves it."""
 
     def __init__(self, run_id: str, lease: Lease, heartbeat: WorkerHeartbeat) -> None:
         self._run_id = run_id

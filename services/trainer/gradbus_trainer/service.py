@@ -23,7 +23,7 @@ from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.step.collector import collector_for
 from gradbus_trainer.step.live_log import LiveLog, missing_reporter
-from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
 from gradbus_trainer.tensors.export import BroadcastExport
@@ -109,6 +109,6 @@ def _report_learner(run_id: str, learner: Learner, state: TrainerState, events: 
 
 
 @asynccontextmanager
-async def _exported(run_id: str) -> AsyncIterator[StepRecorder]:
+async def _exported(run_id: str) -> AsyncIterator[StepMetricsRecorder]:
     with export_metrics(run_metrics(run_id)) as metrics:
-        yield StepRecorder(metrics)
+        yield StepMetricsRecorder(metrics)

@@ -1,4 +1,4 @@
-"""What the trainer is told by its environment: its settings, and its rank under torchrun."""
+"""The trainer's environment: its settings, and its rank under torchrun."""
 
 from __future__ import annotations
 

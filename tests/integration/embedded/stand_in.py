@@ -1,4 +1,4 @@
-"""A service as the supervisor sees one: health pages, and a note of its environment; ends well on SIGTERM."""
+"""A stand-in for a service: serves health pages, writes down its environment and ends with 0 on SIGTERM."""
 
 import http.server
 import json

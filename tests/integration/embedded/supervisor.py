@@ -1,4 +1,4 @@
-"""A supervisor in a process of its own, with stand-ins for services: `supervisor.py STATE`."""
+"""A supervisor in its own process, with stand-ins for services: `supervisor.py STATE`."""
 
 import asyncio
 import sys

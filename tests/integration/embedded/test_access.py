@@ -1,4 +1,4 @@
-"""Who may do what at the servers, tried with the users' own credentials."""
+"""Permissions at the servers, tested with each user's own credentials."""
 
 import pytest
 import redis.exceptions
@@ -82,7 +82,7 @@ async def may(client, command) -> bool:
         await client.execute_command(*command)
     except redis.exceptions.NoPermissionError:
         return False
-    except redis.exceptions.ResponseError:  # allowed, and of no use here
+    except redis.exceptions.ResponseError:  # allowed, but without effect here
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""Each user of NATS does its whole work with its own allow-list, and is refused everything else, at once and by name."""
+"""Each user of NATS can do all its work with its own allow-list, and every other subject is refused at once and by name."""
 
 import asyncio
 import socket
@@ -77,7 +77,7 @@ HEARERS = {
 
 @pytest.fixture
 def server(tmp_path, free_port):
-    """NATS as the embedded stack configures it; the settings of each user."""
+    """NATS as the embedded stack configures it, with the settings of each user."""
     state = StateFolder(tmp_path)
     state.lock()
     credentials = Credentials(state.secrets)
@@ -95,7 +95,7 @@ def server(tmp_path, free_port):
 
 
 class Caller:
-    """A bare client of one user, and what the server refused it."""
+    """A bare client of one user, with the subjects that the server refused."""
 
     def __init__(self, settings):
         self._settings = settings
@@ -117,7 +117,7 @@ class Caller:
             self.last.set()
 
     async def refused_of(self, verb, wanted):
-        """Those of the subjects `wanted` that the server refuses. It answers in order, so the subject that no role may use comes last."""
+        """The subjects in `wanted` that the server refuses. It answers in order, so the subject that no role may use comes last."""
         for subject in [*wanted, LAST]:
             await (self.client.publish(subject, b"x") if verb == "publish" else self.client.subscribe(subject))
         await asyncio.wait_for(self.last.wait(), 60)
@@ -127,7 +127,7 @@ class Caller:
 
 @pytest.fixture
 async def buses(server):
-    """A bus of each user; all that any of them was refused."""
+    """A bus of each user, with all refusals."""
     refused = []
 
     async def note(error):
@@ -200,7 +200,7 @@ async def test_tasks_are_dispatched_taken_acknowledged_and_removed(buses):
         while len(got) < 40:
             got += [delivery.task.task_id for delivery in await taken.fetch(16)]
     assert got == [str(n) for n in range(40)]
-    async with asyncio.timeout(60):  # an acknowledgement that is refused is silent
+    async with asyncio.timeout(60):  # the server does not report a refused acknowledgement
         while True:
             info = await made["conductor"].jetstream.consumer_info("PROMPTS", f"rollout-{RUN}")
             if info.num_ack_pending == 0:
@@ -222,7 +222,7 @@ async def test_history_is_written_and_followed(buses):
 
 
 async def test_a_long_history_is_read_at_its_readers_pace(buses):
-    """Beyond a few megabytes the server waits for the reader's flow-control reply, which is a subject of its own."""
+    """Beyond a few megabytes the server waits for the reader's flow-control reply, which has its own subject."""
     made, refused = buses
     log = EventLog(made["trainer"], RUN)
     for _ in range(100):

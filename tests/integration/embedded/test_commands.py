@@ -1,4 +1,4 @@
-"""`gradbus up`, `down` and `status` as a user types them."""
+"""`gradbus up`, `down` and `status` as a user runs them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the stack refuses, and what it says then."""
+"""Errors of the stack and their messages."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""NATS comes back by itself after its volume was full."""
+"""NATS is restarted automatically after its volume was full."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 class Volume:
-    """How much is free on it is the test's to say; `looks` counts who asked since."""
+    """A volume whose free space the test sets; `looks` counts the queries since."""
 
     def __init__(self):
         self.free = 10 * GIB
@@ -23,7 +23,7 @@ class Volume:
         return self.free
 
     async def has(self, free):
-        """Returns once the supervisor has seen that so much is free."""
+        """Sets the free space and waits until the supervisor has seen it."""
         self.free, self.looks = free, 0
         await until(lambda: self.looks >= 2)
 

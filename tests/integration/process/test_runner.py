@@ -1,4 +1,4 @@
-"""The frame around a service, as real processes: signals, exit status, health pages, logs."""
+"""The runner of a service, as real processes: signals, exit status, health pages, logs."""
 
 import json
 import signal
@@ -93,7 +93,7 @@ def until(port, path, status):
 
 
 def go_on(process):
-    """What the service waits for before it is ready, and before its drain ends."""
+    """Sends the line that the service waits for before it is ready and before its drain ends."""
     process.stdin.write("\n")
     process.stdin.flush()
 

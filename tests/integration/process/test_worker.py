@@ -1,4 +1,4 @@
-"""The frame of a worker, as a real process: what a run lacks is shown in words."""
+"""A worker as a real process: a run's problem is shown in its presence."""
 
 import asyncio
 import json

@@ -106,7 +106,7 @@ async def test_a_torch_engine_whose_step_never_returns_is_given_up(engine, model
     stuck = threading.Event()
     monkeypatch.setattr(Scheduler, "step", lambda _self: stuck.wait())
     group = PromptGroup("a", (3, 4), (0,))
-    with pytest.raises(EngineHungError, match=r"has 1 groups to do and got nowhere .* GRADBUS_ENGINE_PROGRESS_SECONDS"):
+    with pytest.raises(EngineHungError, match=r"has 1 groups to do and made no progress .* GRADBUS_ENGINE_PROGRESS_SECONDS"):
         await WatchedEngine(engine, 0.2).generate([group])
     monkeypatch.undo()
     stuck.set()

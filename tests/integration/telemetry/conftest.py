@@ -17,7 +17,7 @@ from gradbus.telemetry.timed_spans import send_spans_to, stop_sending_spans
 
 @pytest.fixture(scope="session")
 def memory():
-    """Spans and metrics of this process from here on; a process has one SDK, so it stays for the tests after."""
+    """Spans and metrics of this process from now on; a process has one SDK, so it stays for later tests."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     send_spans_to(SpanSink(SimpleSpanProcessor(exporter), Resource.create()))
     metrics.set_meter_provider(MeterProvider([reader]))
@@ -36,7 +36,7 @@ def spans(memory):
 
 
 @pytest.fixture
-def told(memory):
+def finished_spans(memory):
     """Finished spans from here on, in the order of their ends."""
     exporter, _ = memory
     exporter.clear()
@@ -45,7 +45,7 @@ def told(memory):
 
 @pytest.fixture
 def points(memory):
-    """Every data point there is, as (metric, attributes, point)."""
+    """All data points, as (metric, attributes, point)."""
     _, reader = memory
 
     def read():

@@ -1,4 +1,4 @@
-"""Telemetry never hurts: whatever the collector does, the work is done, memory is bounded, and what is dropped is counted."""
+"""Telemetry never affects the work: whatever the collector does, memory is bounded and dropped spans are counted."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import grpc
 import pytest
 
-SPANS, QUEUE, BATCH = 4000, 512, 16  # to send the queue a batch at a time, ten seconds each, would take minutes
+SPANS, QUEUE, BATCH = 4000, 512, 16  # sending the queue in batches of ten seconds each would take minutes
 PROGRAM = f"""
 import gc
 from gradbus.process import ProcessSettings, run_process
@@ -38,7 +38,7 @@ def absent():
 
 @contextmanager
 def hanging():
-    """Takes connections and never says anything."""
+    """Accepts connections and never answers."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         yield listening.getsockname()[1]
 
@@ -73,7 +73,7 @@ def run(port):
 
 
 def counted(shown, name):
-    """Points of a counter by why they failed."""
+    """Points of a counter by error type."""
     resources = json.loads(shown[shown.index("{") :])["resource_metrics"]
     metrics = [metric for resource in resources for scope in resource["scope_metrics"] for metric in scope["metrics"]]
     return {

@@ -33,7 +33,7 @@ def orphans(spans):
     return [span.name for span in spans if span.parent and span.parent.span_id not in ids]
 
 
-def test_a_group_that_is_not_traced_leaves_nothing(told):
+def test_a_group_that_is_not_traced_leaves_nothing(finished_spans):
     traces = GroupTraces("run", 0.0)
     task = dispatched(traces, 1)
     assert task.groups[0].traceparent == ""
@@ -47,10 +47,10 @@ def test_a_group_that_is_not_traced_leaves_nothing(told):
     made = entry(traces, 1)
     assert made.traceparent == ""
     traces.admitted([made], 10)
-    assert told() == []
+    assert finished_spans() == []
 
 
-def test_the_share_decides_and_always_alike(told):
+def test_the_share_decides_and_always_alike(finished_spans):
     one, other = GroupTraces("run", 0.3), GroupTraces("run", 0.3)
     chosen = [index for index in range(200) if one.begin(index, 1)]
     assert chosen == [index for index in range(200) if other.begin(index, 1)]
@@ -58,95 +58,95 @@ def test_the_share_decides_and_always_alike(told):
     assert 30 < len(chosen) < 90
 
 
-def test_a_group_that_is_not_traced_is_from_its_first_failure_on(told):
+def test_a_group_that_is_not_traced_is_from_its_first_failure_on(finished_spans):
     traces = GroupTraces("run", 0.0)
     dispatched(traces, 1, 2)
     with traces.call("score", [1, 2]) as call:
         call.failed([1], "the scorer is away")
         call.failed([1], "a later reason")
-    (failed,) = told()
+    (failed,) = finished_spans()
     assert (failed.name, failed.status.description) == ("score", "the scorer is away")
     with traces.call("score", [1, 2]) as call:
         call.answered(1, [])
     made = entry(traces, 1)
     traces.admitted([made], 20)
     assert made.traceparent == group_trace("run", 1)
-    assert sorted(span.name for span in told()) == ["admit", "group", "score", "score", "score_call"]
-    assert orphans(told()) == []
+    assert sorted(span.name for span in finished_spans()) == ["admit", "group", "score", "score", "score_call"]
+    assert orphans(finished_spans()) == []
 
 
-def test_a_call_that_breaks_is_recorded_for_all_its_groups(told):
+def test_a_call_that_breaks_is_recorded_for_all_its_groups(finished_spans):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1, 2)
     with pytest.raises(ZeroDivisionError), traces.call("reference", [1, 2]):
         raise ZeroDivisionError("a fault")
-    failures = [span for span in told() if span.name == "reference"]
+    failures = [span for span in finished_spans() if span.name == "reference"]
     assert [span.status.description for span in failures] == ["ZeroDivisionError: a fault"] * 2
 
 
-def test_a_group_dispatched_again_has_one_root(told):
+def test_a_group_dispatched_again_has_one_root(finished_spans):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1)
     dispatched(traces, 1)
     traces.admitted([entry(traces, 1)], 30)
     traces.admitted([], 30)
-    names = sorted(span.name for span in told())
+    names = sorted(span.name for span in finished_spans())
     assert names == ["admit", "group", "send prompts.*", "send prompts.*"]
-    assert orphans(told()) == []
-    (root,) = [span for span in told() if span.name == "group"]
+    assert orphans(finished_spans()) == []
+    (root,) = [span for span in finished_spans() if span.name == "group"]
     assert root.start_time == 10
 
 
-def test_another_conductor_goes_on_in_the_same_trace(told):
+def test_another_conductor_goes_on_in_the_same_trace(finished_spans):
     first, second = GroupTraces("run", 1.0), GroupTraces("run", 1.0)
     task = dispatched(first, 1)
     second.fetched([Group(index=1, traceparent=task.groups[0].traceparent), Group(index=2)])
     second.admitted([entry(second, 1), entry(second, 2)], 30)
-    assert orphans(told()) == []
-    assert len({span.context.trace_id for span in told()}) == 1
+    assert orphans(finished_spans()) == []
+    assert len({span.context.trace_id for span in finished_spans()}) == 1
 
 
-def test_a_group_that_another_conductor_appended_is_not_recorded_twice(told):
+def test_a_group_that_another_conductor_appended_is_not_recorded_twice(finished_spans):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1)
     traces.forget([1])
     traces.abandon("cancelled")
-    assert [span.name for span in told()] == ["send prompts.*"]
+    assert [span.name for span in finished_spans()] == ["send prompts.*"]
 
 
-def test_a_group_dropped_while_it_is_scored_leaves_no_orphan(told):
+def test_a_group_dropped_while_it_is_scored_leaves_no_orphan(finished_spans):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1)
     with traces.call("score", [1]) as call, grade_spans(["part"], [ScoreSample(traceparent=call.spans[1])]):
         traces.admitted([entry(traces, 1, Verdict.VERDICT_DROPPED, "deadline")], 30)
-    assert orphans(told()) == []
-    (root,) = [span for span in told() if span.name == "group"]
+    assert orphans(finished_spans()) == []
+    (root,) = [span for span in finished_spans() if span.name == "group"]
     assert (root.attributes["gradbus.verdict"], root.attributes["gradbus.reason"]) == ("dropped", "deadline")
 
 
-def test_a_run_that_is_cancelled_ends_the_traces_under_way(told):
+def test_a_run_that_is_cancelled_ends_the_traces_under_way(finished_spans):
     traces = GroupTraces("run", 1.0)
     dispatched(traces, 1, 2)
     traces.abandon("cancelled")
-    assert orphans(told()) == []
-    assert [span.attributes["gradbus.verdict"] for span in told() if span.name == "group"] == ["abandoned"] * 2
+    assert orphans(finished_spans()) == []
+    assert [span.attributes["gradbus.verdict"] for span in finished_spans() if span.name == "group"] == ["abandoned"] * 2
 
 
-def test_a_part_of_the_grader_that_breaks_is_recorded(told):
+def test_a_part_of_the_grader_that_breaks_is_recorded(finished_spans):
     with pytest.raises(ZeroDivisionError), grade_spans(["part"], [ScoreSample(traceparent=group_trace("run", 1))]):
         raise ZeroDivisionError
-    assert not told()[0].status.is_ok
+    assert not finished_spans()[0].status.is_ok
 
 
 def completion(times):
     return Completion((1, 2), b"", (TokenSpan(0, 1, 3), TokenSpan(1, 2, 4)), "stop", times)
 
 
-def test_samples_say_which_versions_made_them(told):
+def test_samples_say_which_versions_made_them(finished_spans):
     task = dispatched(GroupTraces("run", 1.0), 1)
     with generation_recorded(Delivery(task, 5), RUN) as times:
         times.mark_sampled([GroupCompletion("1", (completion((100, 200)), completion((150, 300))), (50, 100))])
-    samples = [span for span in told() if span.name == "sample"]
+    samples = [span for span in finished_spans() if span.name == "sample"]
     assert [(span.start_time, span.end_time, span.attributes["gradbus.queue.seconds"]) for span in samples] == [
         (100, 200, 5e-8),
         (150, 300, 1e-7),
@@ -155,17 +155,17 @@ def test_samples_say_which_versions_made_them(told):
     assert samples[0].attributes["gradbus.span.starts"] == [0, 1]
 
 
-def test_an_engine_without_times_leaves_out_the_sample_spans(told):
+def test_an_engine_without_times_leaves_out_the_sample_spans(finished_spans):
     task = dispatched(GroupTraces("run", 1.0), 1)
     with generation_recorded(Delivery(task, 5), RUN) as times:
         times.mark_sampled([GroupCompletion("1", (completion(None),))])
-    assert sorted(span.name for span in told()) == ["deliver", "generate", "queue", "send prompts.*", "set_aside"]
+    assert sorted(span.name for span in finished_spans()) == ["deliver", "generate", "queue", "send prompts.*", "set_aside"]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_an_engine_that_breaks_is_recorded_whether_its_groups_are_traced_or_not(told, share):
+def test_an_engine_that_breaks_is_recorded_whether_its_groups_are_traced_or_not(finished_spans, share):
     task = dispatched(GroupTraces("run", share), 1)
     with pytest.raises(ZeroDivisionError), generation_recorded(Delivery(task, 5), RUN):
         raise ZeroDivisionError("a fault")
-    (failed,) = [span for span in told() if span.name == "generate"]
+    (failed,) = [span for span in finished_spans() if span.name == "generate"]
     assert (failed.kind, failed.status.description, failed.parent is None) == (SpanKind.CONSUMER, "ZeroDivisionError: a fault", not share)

@@ -86,13 +86,13 @@ async def test_deadlines_and_cancellation_still_end_a_call(spans, scorer):
         await waiting
 
 
-async def test_outside_of_a_trace_a_call_leaves_nothing_but_its_failure(told, scorer):
+async def test_outside_of_a_trace_a_call_leaves_nothing_but_its_failure(finished_spans, scorer):
     await scorer.Score(ScoreRequest(run_id="run"), timeout=60)
-    assert told() == []
+    assert finished_spans() == []
     with pytest.raises(grpc.aio.AioRpcError):
         await scorer.Score(ScoreRequest(run_id="refused"), timeout=60)
     # Each side tells of it, in a trace of its own.
-    assert {(one.name, one.kind, one.parent, one.status.is_ok) for one in told()} >= {(METHOD, SpanKind.CLIENT, None, False)}
+    assert {(one.name, one.kind, one.parent, one.status.is_ok) for one in finished_spans()} >= {(METHOD, SpanKind.CLIENT, None, False)}
 
 
 def test_links_are_one_for_each_span_and_capped(spans):
@@ -111,13 +111,13 @@ def test_what_is_no_traceparent_is_no_link_and_no_parent(spans):
     assert "inner" not in found
 
 
-def test_a_span_outside_of_a_trace_is_told_only_if_it_fails(told):
+def test_a_span_outside_of_a_trace_is_recorded_only_if_it_fails(finished_spans):
     with span("work"):
         pass
-    assert told() == []
+    assert finished_spans() == []
     with pytest.raises(ValueError, match="no"), span("work", attributes={"gradbus.step": 3}):
         raise ValueError("no")
-    (failure,) = told()
+    (failure,) = finished_spans()
     assert (failure.parent, failure.status.description, failure.attributes["gradbus.step"]) == (None, "ValueError: no", 3)
 
 

@@ -29,7 +29,7 @@ from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.step.collector import collector_for
 from gradbus_trainer.step.live_log import LiveLog, missing_reporter
-from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
 from gradbus_trainer.tensors.scratch import Scratch
@@ -150,7 +150,7 @@ class Trained:
             publisher = Publisher(store, VersionWriter(self.objects, run_id, control.term, spec.weights), events, run_id)
             self.metrics = run_metrics(run_id)
             checkpoints = CheckpointWriter(store, self.objects, events, self.record, control.term, self.checkpoint_bytes)
-            reporter = StepReporter(events, self.heartbeat, StepRecorder(self.metrics), algorithm.metric_names)
+            reporter = StepReporter(events, self.heartbeat, StepMetricsRecorder(self.metrics), algorithm.metric_names)
             traces = StepTraces(run_id, control.term, StepSampler())
             parts = TrainLoopParts(source or live, learner, self.scratch, publisher, checkpoints, control, reporter, traces)
             async with live.reading():

@@ -1,4 +1,4 @@
-"""The table of rights: whole, narrow, and the same as its page."""
+"""The table of permissions is complete and minimal, and docs/access.md equals it."""
 
 from pathlib import Path
 

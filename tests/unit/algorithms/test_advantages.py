@@ -46,7 +46,7 @@ def test_a_samples_advantage_does_not_depend_on_the_order_of_the_group(values, r
     random.shuffle(order)
     straight = judge([Scored(value) for value in values]).advantages
     shuffled = judge([Scored(values[place]) for place in order]).advantages
-    assert shuffled == tuple(straight[place] for place in order)
+    assert shuffled == tuple(straight[at] for at in order)
 
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
@@ -65,13 +65,13 @@ def test_equal_rewards_are_kept_with_zero_advantage_when_the_filter_is_off():
 
 
 @given(rewards_lists, st.sampled_from([INVALID, ERROR, reward_pb2.REWARD_STATUS_UNSPECIFIED]), st.integers(0, 16))
-def test_a_failed_sample_leaves_mean_and_deviation(values, status, place):
-    place = min(place, len(values))
+def test_a_failed_sample_leaves_mean_and_deviation(values, status, at):
+    at = min(at, len(values))
     group = [Scored(value) for value in values]
-    alone, mixed = judge(group), judge([*group[:place], Scored(1e9, status), *group[place:]])
-    assert mixed.advantages == (*alone.advantages[:place], 0.0, *alone.advantages[place:])
+    alone, mixed = judge(group), judge([*group[:at], Scored(1e9, status), *group[at:]])
+    assert mixed.advantages == (*alone.advantages[:at], 0.0, *alone.advantages[at:])
     assert (mixed.mean, mixed.std) == (alone.mean, alone.std)
-    assert mixed.valid == tuple(index != place for index in range(len(values) + 1))
+    assert mixed.valid == tuple(index != at for index in range(len(values) + 1))
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])

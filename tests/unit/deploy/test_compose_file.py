@@ -1,4 +1,4 @@
-"""What docker-compose.yml and the Dockerfiles promise, read without Docker."""
+"""Checks docker-compose.yml and the Dockerfiles without Docker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = {"example-reward", "example-reward-http"}
 GPU = {"trainer-gpu", "rollout-gpu"}
 OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
 ALONE = {"collector"}
-"""Its image holds one program: nothing in it can ask it how it is."""
+"""Its image has only one program, so no health check can run in it."""
 OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
 DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {

@@ -1,4 +1,4 @@
-"""The dashboards and alerts as files: they are what the generator writes, Grafana can load them, and they ask for what is emitted."""
+"""Dashboards and alerts as files: they equal the generator's output, Grafana can load them, and their queries use emitted metrics."""
 
 import json
 import re
@@ -26,7 +26,7 @@ KINDS = {"timeseries", "stat", "heatmap", "bargauge"}
 NOT_OURS = {"ALERTS", "up"} | {
     f"otel_sdk_{place}_total" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")
 }
-"""Prometheus's own, and the SDK's about itself."""
+"""Series of Prometheus itself and of the SDK."""
 WORDS = {
     "sum",
     "max",
@@ -62,7 +62,7 @@ def queries():
 
 
 def named_in(expr):
-    """(series, labels) that a query names; text in quotes and windows in brackets are values."""
+    """(series, labels) in a query; quoted text and windows in brackets are values."""
     bare = re.sub(r"\[[^\]]*\]", "", re.sub(r'"[^"]*"', '""', expr))
     labels = {name for inside in re.findall(r"\{([^}]*)\}", bare) for name in re.findall(r"(\w+)\s*(?==|!)", inside)}
     labels |= {name.strip() for inside in re.findall(r"(?:by|on|ignoring) \(([^)]+)\)", bare) for name in inside.split(",")}
@@ -108,14 +108,14 @@ def test_a_dashboard_has_what_grafana_demands(name):
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_dashboard_passes_grafanas_schema(name):
-    """Read by Grafana's own typed model and written again, nothing is lost but what data sources and plugins define themselves."""
+    """Parsed by Grafana's typed model and written again, only fields that data sources and plugins define themselves are lost."""
     register_default_plugins()
     again = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(BOARDS[name])))
     assert set(lost(BOARDS[name], again)) <= {"definition", "step", "titleFormat"}
 
 
 def lost(given, again, key=""):
-    """Names of what is in `given` and not, or with another value, in `again`."""
+    """Paths in `given` that are missing in `again` or have another value there."""
     if isinstance(given, dict):
         for name, value in given.items():
             yield from lost(value, again[name], name) if name in again else [name]
@@ -213,7 +213,7 @@ def test_from_a_point_to_its_trace_from_a_trace_to_its_logs_and_back():
 
 
 def test_a_name_of_the_code_is_one_of_the_registry_and_each_is_used():
-    """Read from the source: a misspelt number would be kept and never exported."""
+    """Reads the source, because a misspelt metric would be stored and never exported."""
     call = re.compile(
         r'(?:\bcount|\bset|\bset_gauge|\breplace|\bobserve_many|\bobserve)\(\s*"((?:gradbus|process|gen_ai|rpc|db|messaging)\.[\w.]+)"'
     )

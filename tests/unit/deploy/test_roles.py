@@ -1,4 +1,4 @@
-"""The table of roles says what the secrets and the services have."""
+"""The table of roles agrees with the secrets and with the permissions."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The configuration of the collector and of what stands behind it: every part that is named is there, every address is a container's."""
+"""Configuration of the collector, Prometheus, Tempo and Loki: every referenced part exists, every address is a container's."""
 
 import re
 from pathlib import Path

@@ -43,6 +43,10 @@ def test_a_file_that_a_page_names_exists(page):
     assert [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()] == []
 
 
+def test_the_page_on_extending_names_files():
+    assert len(PATH.findall((ROOT / "docs/extending.md").read_text())) > 40
+
+
 def test_a_log_event_that_a_page_names_is_logged():
     events = {name for page in PAGES for name in re.findall(r"(?:logs|event|logged \() ?`(\w+_\w+)`", page.read_text())}
     assert len(events) > 5

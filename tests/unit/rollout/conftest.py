@@ -15,8 +15,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.engines.torch.model import DecoderModel
-from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 from gradbus_rollout.engines.torch.versions import WholeVersions
 
 SIZES = {
@@ -101,7 +100,7 @@ def model_folder(tmp_path) -> Path:
 @pytest.fixture
 def decoder() -> Callable[[Path], DecoderModel]:
     def load(folder: Path) -> DecoderModel:
-        model = DecoderModel(read_shape(folder), torch.empty(0))
+        model = DecoderModel(read_supported_config(folder), torch.empty(0))
         with torch.inference_mode():
             WholeVersions(model.weights).replace(load_file(folder / "model.safetensors"))
         return model

@@ -1,4 +1,4 @@
-"""Logs never hurt."""
+"""Logging errors never end a service."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is kept by the service and read by the exporter."""
+"""Metrics in memory, and their export."""
 
 import threading
 
@@ -17,7 +17,7 @@ def read(metrics, name):
 
 @pytest.fixture
 def exported(monkeypatch):
-    """What a reader collects, by metric, of this process's numbers made anew."""
+    """Collects the values by metric of fresh process metrics."""
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
     monkeypatch.setattr(module.metrics, "get_meter", lambda _: meter)

@@ -1,4 +1,4 @@
-"""The SDK comes only when the environment asks for it."""
+"""The SDK is imported only when the environment asks for it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whose trace is whose, and which are recorded, decided alike in every process."""
+"""Trace ids and sampling are the same in every process."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Checks of what an operator is given. Every message begins with the argument's name and says what to pass instead."""
+"""Checks of operators' arguments. Every message begins with the argument's name and says what to pass instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_floats(argument: str, tensor: torch.Tensor, shape: Sequence[int | None
 
 
 def check_dtype(argument: str, tensor: torch.Tensor, named: str, like: torch.Tensor) -> None:
-    """Raises unless `tensor` has the dtype of `like`, which the caller knows as `named`."""
+    """Raises unless `tensor` has the dtype of `like`, an argument called `named`."""
     require(tensor.dtype == like.dtype, argument, f"is {tensor.dtype}; pass {like.dtype} like {named}")
 
 
@@ -37,7 +37,7 @@ def check_head(hidden: torch.Tensor, weight: torch.Tensor, temperature: float = 
 
 
 def check_ids(argument: str, ids: torch.Tensor, shape: Sequence[int | None], vocabulary: int, like: torch.Tensor) -> None:
-    """Raises unless `ids` is int64 of this shape on the device of `like`, each in [0, vocabulary). Waits for a GPU."""
+    """Raises unless `ids` is int64 of this shape on the device of `like`, each in [0, vocabulary). Synchronises with a GPU."""
     require(ids.dtype == torch.int64, argument, f"is {ids.dtype}; pass int64")
     _check_shape(argument, ids, shape)
     _check_device(argument, ids, like)
@@ -47,7 +47,7 @@ def check_ids(argument: str, ids: torch.Tensor, shape: Sequence[int | None], voc
 
 
 def check_finite(argument: str, outcome: torch.Tensor) -> None:
-    """Raises when `outcome`, one number a row `[N]`, is NaN anywhere: then so was the row of `argument` it came from."""
+    """Raises if `outcome` `[N]`, one number for each row of `argument`, holds NaN."""
     broken = outcome.isnan()
     if bool(broken.any()):
         raise ValueError(f"{argument}: row {int(broken.nonzero()[0, 0])} holds NaN or +inf; look for what made it before this call")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 ROWS_TILE: Final = 1 << 17
-"""Logits of whole rows that a CPU works on at a time, if a row is not longer: their copies stay in a core's second cache."""
+"""Logits in a tile of whole rows on a CPU (a longer row is a tile by itself): copies of a tile stay in a core's L2 cache."""
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
-"""Products are of float32 then: the interpreter's of bfloat16 are wrong."""
+"""Whether Triton's interpreter runs the kernels. They then multiply in float32, because its products of bfloat16 are wrong."""
 
 
 def slices(total: int, size: int) -> Iterator[slice]:
@@ -24,7 +24,7 @@ def slices(total: int, size: int) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfLogits:
-    """A pass over `[N, V]`."""
+    """Launch of a pass over logits `[N, V]`."""
 
     slice: int
     """Columns that one program of the forward pass takes, block by block."""
@@ -32,7 +32,7 @@ class RowsOfLogits:
     """Columns at a time; a power of two."""
     warps: int
     rows: int
-    """Rows that one program of the second kernel takes, which puts the slices together; a power of two."""
+    """Rows that one program of the second kernel merges from their slices; a power of two."""
 
 
 SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=64)
@@ -40,16 +40,16 @@ SELECTED_LOGPROB: Final = RowsOfLogits(slice=32_768, block=4_096, warps=8, rows=
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """How a row of logits is drawn from; sizes are powers of two."""
+    """Launch of the kernels that sample from rows of logits; sizes are powers of two."""
 
     slice: int
     """Columns that one program of the first kernel takes."""
     group: int
-    """Neighbouring columns that go to the candidates together."""
+    """Neighbouring columns that become candidates together."""
     candidates: int
-    """Groups that there is room for. A support that needs more is found in the whole row."""
+    """Candidate groups of a row. A support that needs more is searched in the whole row."""
     block: int
-    """Columns at a time there."""
+    """Columns at a time in that search."""
     warps: int
 
 
@@ -58,12 +58,12 @@ SAMPLE: Final = SampledRows(slice=4_096, group=16, candidates=512, block=8_192, 
 
 @dataclass(frozen=True, slots=True)
 class SampledHead:
-    """A tile of the product of a small batch and an LM head; powers of two from 16. The same for every batch: they decide bits."""
+    """A tile of the product of a small batch and an LM head; powers of two from 16. The same for every batch, because sizes decide bits."""
 
     rows: int
     columns: int
     inner_bytes: int
-    """Of a row of either factor, at a time."""
+    """Bytes of a row of either factor that are read at a time."""
     warps: int
     stages: int
 
@@ -73,12 +73,12 @@ SAMPLE_LINEAR: Final = SampledHead(rows=64, columns=128, inner_bytes=128, warps=
 
 @dataclass(frozen=True, slots=True)
 class HeadChunks:
-    """How many tokens' logits exist at a time."""
+    """Tokens whose logits exist at a time."""
 
     workspace: int
     """Bytes of logits."""
     tile: int
-    """Their number is a multiple of this, if so many fit."""
+    """Their number is a multiple of this, if at least this many fit."""
 
 
 LINEAR_LOGPROB: Final = HeadChunks(workspace=512 << 20, tile=128)
@@ -96,7 +96,7 @@ class AttentionBlocks:
 
 
 def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
-    """By head and bytes of a number: queries, keys, values and sums of a block must fit the shared memory of one core."""
+    """Sizes for a head size and an element size in bytes: a block's queries, keys, values and sums must fit an SM's shared memory."""
     if item_size > 2 or head_dim > 128:
         return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
     if head_dim > 64:
@@ -106,7 +106,7 @@ def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """A tile of a product; sizes are powers of two from 16. The same for every number of rows: they decide bits."""
+    """A tile of a product; sizes are powers of two from 16. The same for every number of rows, because sizes decide bits."""
 
     rows: int
     columns: int
@@ -122,7 +122,7 @@ INVARIANT_ROW: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class SummedPositions:
-    """Places of one id that are summed at a time, and columns that one program takes; powers of two. They decide bits."""
+    """Positions of one id that are summed at a time, and columns of one program; powers of two. They decide bits."""
 
     positions: int
     columns: int

@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs: by the device of its tensors, unless one is asked for; and which one did."""
+"""Chooses the implementation of an operator, by device or by request, and records the choice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 Implementation = Literal["reference", "cpu", "triton"]
 VARIABLE: Final = "GRADBUS_KERNELS"
-"""An environment variable that asks for one implementation in the whole process."""
+"""Environment variable that requests one implementation for the whole process."""
 
 _requested: ContextVar[Implementation | None] = ContextVar("gradbus_kernels_implementation", default=None)
 _ran: dict[str, Ran] = {}
@@ -24,7 +24,7 @@ _ran: dict[str, Ran] = {}
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What an operator's last call in this process ran on."""
+    """Implementation, device and dtype of an operator's last call in this process."""
 
     implementation: Implementation
     device: str
@@ -33,9 +33,10 @@ class Ran:
 
 @contextmanager
 def using(implementation: Implementation) -> Iterator[None]:
-    """Within, operators run this implementation or raise ValueError. Backward passes run what their forward pass ran.
+    """Inside the block, operators run this implementation or raise ValueError. A backward pass runs the implementation of its forward pass.
 
-    Threads that run already are not told. "triton" on CPU tensors is for tests: it needs TRITON_INTERPRET=1 from the process's start.
+    Threads that were started before are not affected. "triton" on CPU tensors is for tests; it needs TRITON_INTERPRET=1 in the environment
+    when the process starts.
     """
     token = _requested.set(_known(implementation, "implementation"))
     try:
@@ -45,10 +46,10 @@ def using(implementation: Implementation) -> Iterator[None]:
 
 
 def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementation]) -> Implementation:
-    """The implementation of `operator` for `tensor`, noted for `provenance`.
+    """Returns the implementation of `operator` for `tensor`, and records it for `provenance`.
 
-    What is asked for must be among the `offered`, else ValueError. Of itself a CPU tensor gets "cpu", one on a GPU
-    "triton"; where that is not offered or not installed, "reference". No kernel in Triton takes float64.
+    Raises ValueError if the requested implementation is not among the `offered`. Without a request, a CPU tensor gets "cpu" and
+    a GPU tensor "triton"; where that is not offered or not installed, "reference". No Triton kernel takes float64.
     """
     if tensor.dtype == torch.float64:
         offered = [name for name in offered if name != "triton"]
@@ -61,8 +62,8 @@ def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementati
 
 
 def provenance() -> Mapping[str, Ran]:
-    """By operator, what its last call in this process ran on, up to now. Operators that were not called are missing."""
-    return MappingProxyType(dict(_ran))  # a copy: other threads go on calling
+    """The last call in this process, by operator. Operators that were not called are missing."""
+    return MappingProxyType(dict(_ran))  # a copy, because other threads may call operators meanwhile
 
 
 def _natural(tensor: torch.Tensor, offered: Collection[Implementation]) -> Implementation:

@@ -1,9 +1,9 @@
-"""Causal attention whose bits, for a query, are a function of the query and of the keys and values that it sees.
+"""Causal batch-invariant attention: a query's bits are a function of the query and of the keys and values that it sees.
 
 Keys lie in pages of fixed lengths from position 0 on. Every product has the fixed shape of its page, and the softmax, whose
-kernel sums in vector lanes, runs over whole pages: a page that lies past a query weighs 0 and adds exactly nothing. So one
-query against a cache, a chunk of a prompt and a whole sequence give equal bits. Where this machine's BLAS sums a query by its
-place in a product, as some do for narrow heads, heads are padded with zeros.
+kernel sums in vector lanes, runs over whole pages; keys past a query have weight 0 and add exactly nothing. So one query
+against a cache, a chunk of a prompt and a whole sequence give equal bits. With some narrow heads a BLAS sums a query in an order
+that depends on its index in the product; heads are then padded with zeros.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 
 MASKED: Final = -1e30
-"""Added to scores of positions a query may not see: exp gives exactly 0 beside any real score."""
+"""Added to scores of positions that a query may not see; after the softmax their weight is exactly 0."""
 _BLOCK: Final = 32
 """Queries of the product that defines the bits."""
 _TOKENS: Final = 256
-"""Queries that are taken at a time: what is past all of them is not computed."""
+"""Queries computed at a time; pages past all of them are skipped."""
 _PAGE_ENDS: Final = (32, 64, 128, 256)
 _LONGEST_PAGE: Final = 256
 _PAGE_LENGTHS: Final = (32, 64, 128, 256)
@@ -35,7 +35,7 @@ _PAGE_LENGTHS: Final = (32, 64, 128, 256)
 
 @cache
 def pages(length: int) -> Sequence[tuple[int, int]]:
-    """(start, end) of the pages that hold positions 0..length-1: 32, 32, 64, 128, then 256 each."""
+    """(start, end) of the pages that hold positions 0..length-1; they are 32, 32, 64, 128 and then 256 positions long."""
     spans: list[tuple[int, int]] = []
     while not spans or spans[-1][1] < length:
         start = spans[-1][1] if spans else 0
@@ -44,10 +44,11 @@ def pages(length: int) -> Sequence[tuple[int, int]]:
 
 
 def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Softmax attention of `[B, H, T, D]` over `[B, KH, S, D]`, grouped heads, causal: the last query stands at the last key.
+    """Causal softmax attention of `[B, H, T, D]` over `[B, KH, S, D]` with grouped heads; the last query is at the last key's position.
 
-    Differentiable. A query's bits do not depend on B, on the other queries or on how many of them come in one call. Memory
-    beyond inputs and outputs is that of 256 queries' scores; the backward pass is torch's fused attention.
+    Differentiable. A query's bits do not depend on B, on the other queries or on their number. Beyond inputs and outputs it needs
+    memory for the scores of 256 queries; the backward pass is torch's fused attention. Raises ValueError that names the argument,
+    and RuntimeError where this machine's BLAS has no invariant product.
     """
     check_floats("query", query, (None, None, None, None))
     rows, heads, count, size = query.shape
@@ -67,7 +68,7 @@ def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
 
 
 def invariant_attention_reference(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """The same by its definition; its bits may depend on the call."""
+    """The same by its definition; its bits may depend on the other queries."""
     count, length = query.shape[2], key.shape[2]
     visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
     key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
@@ -75,10 +76,10 @@ def invariant_attention_reference(query: Tensor, key: Tensor, value: Tensor, sca
 
 
 def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
-    """Attention of `queries` `[B, Q, D]` over all pages; the result has that shape too. No gradient.
+    """Attention of `queries` `[B, Q, D]` over all pages, `[B, Q, D]`; no gradient.
 
-    Pages are keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases, float32 `[B or 1, W, L]`, are 0 or MASKED:
-    those of `biases_of` for `padded_queries` positions.
+    `spans` has transposed keys `[B, D, L]` and values `[B, L, D]` of each page; `biases`, float32 `[B or 1, W, L]`, are the result of
+    `biases_of` for W = `padded_queries` positions.
     """
     (_, count, size), padded, lengths = queries.shape, biases[0].shape[1], tuple(bias.shape[-1] for bias in biases)
     extra = _head_size(size, queries.dtype, torch.get_num_threads()) - size
@@ -96,7 +97,7 @@ def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequ
 
 
 def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The values of all pages under the softmax over all their scores, float32 `[B, Q, L]` of every page; in the values' dtype."""
+    """Values of all pages, weighted by one softmax over `scores`, float32 `[B, Q, L]` of each page; `[B, Q, D]` in the values' dtype."""
     values = [page for _, page in spans]
     if len(scores) == 1:
         return torch.bmm(scores[0].softmax(dim=-1).to(values[0].dtype), values[0])
@@ -109,7 +110,7 @@ def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -
 
 
 def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """0 where a query at `positions` `[Q]` sees a key of a page (start, end), else MASKED; float32 `[Q, end - start]` of every page."""
+    """For each page (start, end), float32 `[Q, end - start]`: 0 where the query at `positions` `[Q]` sees the key, else MASKED."""
     return [
         _first_visible(end - start, positions.device).index_select(0, (positions + (1 - start)).clamp_(0, end - start))
         for start, end in spans
@@ -117,14 +118,14 @@ def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tenso
 
 
 def padded_queries(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
-    """How many queries `attend` makes of `count`. `size` is D, `lengths` are the pages'."""
+    """The number of queries that `attend` pads `count` to, for head size `size` and pages of `lengths`."""
     width = query_width(count, size, lengths, dtype)
     return -(-count // width) * width
 
 
 @cache
 def query_width(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
-    """How many queries to take a product of, so that `count` of them get the definition's bits: `count` itself where that does."""
+    """The least number of queries in a product, from `count` on, that gives the definition's bits."""
     threads = torch.get_num_threads()
     wider = (1 << power for power in range(count.bit_length(), _BLOCK.bit_length()))
     shapes = [_PageShape(_head_size(size, dtype, threads), length, dtype, threads) for length in set(lengths)]
@@ -133,14 +134,14 @@ def query_width(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dt
 
 @cache
 def _head_size(size: int, dtype: torch.dtype, threads: int) -> int:
-    """The head size of the products for heads of `size`: `size` itself, or the next multiple of `WIDTH` where that has no definition.
+    """The head size that products use for heads of `size`: `size`, or the next multiple of `WIDTH` if `size` has no definition.
 
-    All page lengths decide together: a query's first pages must not know how many follow. Raises RuntimeError where neither size will do.
+    One size serves all page lengths, so that a query's first pages do not depend on how many follow. Raises RuntimeError if neither works.
     """
     for wide in (size, size + -size % WIDTH):
         if all(_agrees(_BLOCK, _PageShape(wide, length, dtype, threads)) for length in _PAGE_LENGTHS):
             return wide
-    raise RuntimeError(f"queries of heads of {size} depend on their place in a product; run with numerics = 'fast' on this machine")
+    raise RuntimeError(f"queries of heads of {size} depend on their index in a product; run with numerics = 'fast' on this machine")
 
 
 class _PageShape(NamedTuple):
@@ -152,10 +153,10 @@ class _PageShape(NamedTuple):
 
 @cache
 def _agrees(count: int, shape: _PageShape) -> bool:
-    """Whether the products of `count` queries have the bits of those of `_BLOCK`. Tried out on random numbers.
+    """Whether products of `count` queries have the bits of products of `_BLOCK` queries, tried on random numbers.
 
-    In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
-    False where the bits of a block's queries depend on their place: `_agrees(_BLOCK, shape)` says whether the shape has a definition here.
+    In float32 another order of sums changes most elements; a narrower dtype hides the change, so it takes the definition alone. False
+    if a block's queries depend on their index: `_agrees(_BLOCK, shape)` says whether the shape has a definition on this machine.
     """
     if count != _BLOCK and shape.dtype != torch.float32:
         return False
@@ -177,19 +178,19 @@ def _agrees(count: int, shape: _PageShape) -> bool:
 
 
 def _padded_page(keys: Tensor, values: Tensor, extra: int) -> tuple[Tensor, Tensor]:
-    """A page whose heads are longer by `extra` zeros; the keys remain the transpose of a contiguous tensor."""
+    """The page with heads extended by `extra` zeros; the keys remain the transpose of a contiguous tensor."""
     return functional.pad(keys.transpose(1, 2), (0, extra)).transpose(1, 2), functional.pad(values, (0, extra))
 
 
 def _attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
-    """One product a page."""
+    """Attention with one product for each page."""
     if queries.dtype == torch.float32:
         queries, scale = queries * scale, 1.0
     return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(spans, biases, strict=True)], spans)
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
-    """Masked products, float32 `[B, Q, L]`. A product in another dtype is scaled afterwards, where that loses nothing."""
+    """Masked products, float32 `[B, Q, L]`. A product in another dtype is scaled afterwards, in float32, to lose no precision."""
     if queries.dtype == torch.float32:
         return torch.baddbmm(bias, queries, keys)
     return torch.add(bias, torch.bmm(queries, keys).float(), alpha=scale)
@@ -217,7 +218,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Of torch's fused attention, computed again: nobody else needs these bits."""
+        """The backward pass of torch's fused attention, whose forward pass runs again; only forward bits must be invariant."""
         if not grad.numel():
             return (*(torch.zeros_like(tensor) for tensor in ctx.saved_tensors), None, None)
         query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
@@ -235,7 +236,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     (rows, heads, count, size), (key_heads, length) = query.shape, key.shape[1:3]
     padding = (0, 0, 0, pages(length)[-1][1] - length)
     keys, values = (functional.pad(part, padding).flatten(0, 1) for part in (key, value))
-    # A token's heads stand beside each other, so that a key head is read once for all of them.
+    # The query heads of a key head are neighbours, so that each key head is read once.
     grouped = query.reshape(rows, key_heads, heads // key_heads, count, size).transpose(2, 3)
     parts = []
     for start in range(0, count, _TOKENS):

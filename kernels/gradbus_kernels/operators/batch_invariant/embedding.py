@@ -1,6 +1,6 @@
-"""Rows of an embedding, and a gradient whose bits do not depend on the order in which threads happen to run.
+"""Embedding with a gradient whose bits do not depend on the order in which threads run.
 
-Autograd's own adds by atomic operations on a GPU, in any order, and on a CPU in the dtype of the weight.
+The gradient of torch's own embedding adds by atomic operations on a GPU, in any order, and on a CPU in the dtype of the weight.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gradbus_kernels.operators.base.dispatch import choose
 def invariant_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """`weight[ids]`: int64 `[N]` and `[V, H]` give `[N, H]`; differentiable.
 
-    The gradient of a row of `weight` is the sum over its own places, in their order, in float32 at least and cast back: a function of
-    what is at these places and of nothing else in the call. Raises ValueError for ids out of range.
+    The gradient of a row of `weight` is the sum over the positions of its id, in their order, in float32 at least, and cast back. Other
+    positions have no influence on it. Raises ValueError for ids out of range.
     """
     check_floats("weight", weight, (None, None))
     check_ids("ids", ids, (None,), len(weight), weight)
@@ -37,7 +37,7 @@ def invariant_embedding_reference(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def row_sums(ids: Tensor, grad: Tensor, rows: int) -> Tensor:
-    """`[rows, H]`: what `grad` `[N, H]` holds for each id, added up place by place; only rows that occur are held in float32."""
+    """`[rows, H]`: the sum of `grad` `[N, H]` over the positions of each id, in order; only ids that occur take float32 memory."""
     present, position = torch.unique(ids, return_inverse=True)
     sums = grad.new_zeros(len(present), grad.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
     sums.index_add_(0, position, grad.to(sums.dtype))

@@ -1,7 +1,7 @@
-"""What stands between the products of a decoder layer, computed alike by a rollout engine and a trainer.
+"""Batch-invariant norm, rotary embedding and SwiGLU: the operations between the products of a decoder layer.
 
-Every function works on rows: what it gives for a row is a function of that row. On a CPU the last elements of a loop may
-take other instructions than the rest; the loops here end with the row, so that an element's place in its row decides alone.
+Every function works on rows, and a row's result is a function of that row. On a CPU the last elements of a loop may be computed by
+other instructions than the rest; the loops here end with a row, so only an element's column decides its instructions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, 
 from gradbus_kernels.operators.base.dispatch import choose
 
 _ONE_THREAD: Final = 32768
-"""Elements below which torch does not share a loop out among threads, and so never cuts a row."""
+"""Elements up to which torch runs a loop in one thread, and so never splits a row."""
 
 
 def invariant_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -39,9 +39,9 @@ def invariant_rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def invariant_rotation(pairs: Tensor, turn: Tensor) -> Tensor:
-    """Rotary embedding: `pairs` `[N, W]` are W / 2 complex numbers side by side, multiplied by those of `turn` `[N, W]`; differentiable.
+    """Rotary embedding (Su et al. 2021), float32: `pairs` `[N, W]`, read as W / 2 complex numbers, times those of `turn` `[N, W]`.
 
-    Float32 (Su et al. 2021). `turn` has no gradient.
+    Differentiable in `pairs`.
     """
     check_floats("pairs", pairs, (None, None))
     require(pairs.dtype == torch.float32 and pairs.shape[1] % 2 == 0, "pairs", "is not float32 of even width; pass it so")
@@ -59,7 +59,7 @@ def invariant_rotation_reference(pairs: Tensor, turn: Tensor) -> Tensor:
 
 
 def invariant_swiglu(gate_up: Tensor) -> Tensor:
-    """`silu(gate) · up` (Shazeer 2020): `[N, 2 I]`, gates before ups, to `[N, I]`; differentiable."""
+    """`silu(gate) · up` (Shazeer 2020): `[N, 2 I]`, gates first, to `[N, I]`; differentiable."""
     check_floats("gate_up", gate_up, (None, None))
     require(
         gate_up.shape[1] % 2 == 0 and gate_up.is_contiguous(), "gate_up", f"has {gate_up.shape[1]} columns; pass an even number, contiguous"
@@ -75,7 +75,7 @@ def invariant_swiglu_reference(gate_up: Tensor) -> Tensor:
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`invariant_rms_norm` unchecked and without a gradient."""
+    """`invariant_rms_norm` without checks and without a gradient."""
     chosen = choose("invariant_rms_norm", x, ("reference", "cpu", "triton"))
     if chosen == "triton":
         from gradbus_kernels.operators.batch_invariant.triton.rows import rms_norm  # noqa: PLC0415 - only where Triton runs
@@ -92,7 +92,7 @@ def normed_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def turned(pairs: Tensor, turn: Tensor) -> Tensor:
-    """`invariant_rotation` unchecked and without a gradient."""
+    """`invariant_rotation` without checks and without a gradient."""
     out = pairs.new_empty(pairs.shape)
     for start, end in row_spans(*pairs.shape):
         numbers, factors, into = (complex_pairs(rows[start:end]) for rows in (pairs, turn, out))
@@ -101,7 +101,7 @@ def turned(pairs: Tensor, turn: Tensor) -> Tensor:
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """`invariant_swiglu` of the two halves, unchecked and without a gradient."""
+    """`invariant_swiglu` of the two halves, without checks and without a gradient."""
     spans = row_spans(*gate.shape)
     if len(spans) == 1:
         return functional.silu(gate).mul_(up)
@@ -114,7 +114,7 @@ def complex_pairs(pairs: Tensor) -> Tensor:
 
 
 def row_spans(rows: int, width: int) -> Sequence[tuple[int, int]]:
-    """(start, end) of the loops over `[rows, width]`: one, unless threads would share it out and cut rows anywhere."""
+    """(start, end) of the loops over `[rows, width]`: one loop, unless torch would split it among threads in the middle of a row."""
     if torch.get_num_threads() == 1 or rows * width <= _ONE_THREAD:
         return ((0, rows),)
     step = max(1, _ONE_THREAD // width)
@@ -122,14 +122,14 @@ def row_spans(rows: int, width: int) -> Sequence[tuple[int, int]]:
 
 
 def _size(x: Tensor, eps: float) -> Tensor:
-    """`sqrt(mean(x²) + eps)` of each row, float32 `[N, 1]`; as a hypotenuse it takes half the operations."""
+    """`sqrt(mean(x²) + eps)` of each row, float32 `[N, 1]`; computed as a hypotenuse, which halves the operations."""
     norm: Tensor = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
     return norm.mul_(_scalar(x.shape[-1] ** -0.5, x.device)).hypot_(_scalar(eps**0.5, x.device))
 
 
 @cache
 def _scalar(value: float, device: torch.device) -> Tensor:
-    """A tensor: a number would be cast at each use."""
+    """`value` as a tensor, because torch would convert a number at each use."""
     return torch.tensor(value, device=device)
 
 

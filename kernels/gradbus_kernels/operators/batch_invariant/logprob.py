@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens from hidden states, by the product and the softmax that a sampler draws from."""
+"""Log-probabilities of given tokens from hidden states, computed by the same product and softmax that a sampler uses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def invariant_logprob(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of `ids` `[N]` under softmax(`hidden` `[N, H]` · `weight` `[V, H]`ᵀ / temperature), and the entropies.
 
-    Float32 `[N]` each, differentiable. A row's bits do not depend on the others, nor on N. Logits exist for 16 M places at a time, and the
-    backward pass computes them again: the extra memory is a few tensors of 64 MiB. Raises ValueError that names the argument, for
-    NaN or +inf among the logits too unless `allow_nan`.
+    Float32 `[N]` each, differentiable. A row's bits do not depend on the other rows, nor on N. At most 16 M logits exist at a time, and
+    the backward pass computes them again, so the extra memory is a few tensors of 64 MiB. Raises ValueError that names the argument;
+    also for NaN or +inf among the logits, unless `allow_nan`.
     """
     check_head(hidden, weight, temperature)
     check_ids("ids", ids, (hidden.shape[0],), weight.shape[0], hidden)
@@ -41,7 +41,7 @@ def invariant_logprob_reference(hidden: Tensor, weight: Tensor, ids: Tensor, tem
 
 
 def row_logprobs(logits: Tensor, temperature: float) -> Tensor:
-    """`log_softmax(logits / temperature)` of each row, float32 `[N, V]`: what a sampler draws from."""
+    """`log_softmax(logits / temperature)` of each row, float32 `[N, V]`, as a sampler computes it."""
     if choose("invariant_logprob", logits, ("reference", "cpu", "triton")) == "triton":
         from gradbus_kernels.operators.batch_invariant.triton.rows import log_softmax  # noqa: PLC0415 - only where Triton runs
 

@@ -1,8 +1,8 @@
-"""A matrix product whose rows do not know each other: a row's bits are a function of that row and the weight alone.
+"""A batch-invariant matrix product: the bits of a row are a function of that row and the weight alone.
 
-A BLAS picks its kernel, and with it the order in which it sums, by the shape of the product. So the product of exactly
-`BLOCK` rows is the definition here. Other row counts are used where this machine shows, once a shape, that they give its bits.
-Some BLAS sum a row of a narrow product by the row's place in the block; there, K and M are padded with zeros to wider sizes.
+A BLAS chooses its kernel, and with it the order of the sums, by the shape of the product. The product of exactly `BLOCK` rows defines
+the result here. Other row counts are used where a trial on this machine, once a shape, gives the same bits. With some narrow shapes a
+BLAS sums a row in an order that depends on its index in the block; K and M are then padded with zeros to wider sizes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gradbus_kernels.operators.base.dispatch import choose
 BLOCK: Final = 32
 """Rows of the product that defines the bits."""
 _SIZES: Final = (1024, 512, 256, 128, 64, BLOCK)
-_ALIGNMENT: Final = 64  # bytes: what torch allocates at, and what a BLAS may choose its first instructions by
+_ALIGNMENT: Final = 64  # bytes: torch's own alignment; a BLAS may choose its instructions by the alignment of its inputs
 WIDTH: Final = 16
-"""K and M are padded to a multiple of this where a row's bits depend on its place: a whole vector register of float32."""
+"""K and M are padded to a multiple of this, a vector register of float32, where a row's bits depend on its index."""
 
 
 class ProductShape(NamedTuple):
-    """All that a BLAS may choose a kernel by, but the number of rows."""
+    """All properties of a product by which a BLAS may choose a kernel, except the number of rows."""
 
     inner: int
     columns: int
@@ -42,9 +42,9 @@ class ProductShape(NamedTuple):
 def invariant_matmul(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
     """`x weight + addend`: `[N, K]` by `[K, M]`, and `[N, M]` or `[M]`; differentiable.
 
-    A row of the result has the same bits whatever N is, wherever the row stands and whatever the other rows hold. `weight`
-    is contiguous or the transpose of a contiguous tensor; these are two functions, which may differ in the last bit. The
-    gradients are plain products: equal bits for equal calls. Raises ValueError that names the argument.
+    A row of the result has the same bits for every N, at every index and beside any other rows. `weight` is contiguous or the
+    transpose of a contiguous tensor; the two layouts may differ in the last bit. The gradients are plain products: equal calls give
+    equal bits. Raises ValueError that names the argument, and RuntimeError where this machine's BLAS has no invariant product.
     """
     check_floats("x", x, (None, None))
     check_floats("weight", weight, (x.shape[1], None), x)
@@ -58,7 +58,7 @@ def invariant_matmul(x: Tensor, weight: Tensor, addend: Tensor | None = None) ->
 
 
 def invariant_matmul_reference(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
-    """The definition: each row in a product of `BLOCK` rows, the others zero; without the padding that some machines need."""
+    """The definition: each row in a product of `BLOCK` rows whose other rows are zero; without the padding that some machines need."""
     rows = []
     for at, row in enumerate(x):
         block = row.new_zeros(BLOCK, len(row)).index_copy(0, torch.tensor([at % BLOCK], device=row.device), row[None])
@@ -68,7 +68,7 @@ def invariant_matmul_reference(x: Tensor, weight: Tensor, addend: Tensor | None 
 
 
 def multiply(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
-    """`invariant_matmul` unchecked and without a gradient."""
+    """`invariant_matmul` without checks and without a gradient."""
     chosen = choose("invariant_matmul", x, ("reference", "cpu", "triton"))
     if chosen == "triton":
         from gradbus_kernels.operators.batch_invariant.triton.matmul import matmul  # noqa: PLC0415 - only where Triton runs
@@ -78,7 +78,7 @@ def multiply(x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
 
 
 def multiply_blocks(x: Tensor, weight: Tensor, addend: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """`multiply` on a CPU; into `out` `[N, M]` if given, which may be `addend`."""
+    """`multiply` on a CPU. The result is written into `out` `[N, M]` if given, which may be `addend`."""
     x = _aligned(x)
     out = x.new_empty(len(x), weight.shape[1]) if out is None else out
     shape = *weight.shape, weight.is_contiguous(), addend is not None, x.dtype, torch.get_num_threads()
@@ -95,7 +95,7 @@ def multiply_blocks(x: Tensor, weight: Tensor, addend: Tensor | None = None, out
 
 @lru_cache(maxsize=4096)
 def _plan(rows: int, shape: tuple[Any, ...]) -> Sequence[tuple[int, int]] | None:
-    """(start, end) of the products that `rows` rows are taken in: the largest that agree with the definition; None where none does."""
+    """(start, end) of the products for `rows` rows: the largest that agree with the definition; None if this shape has no definition."""
     if not agrees(BLOCK, ProductShape(*shape)):
         return None
     spans, start = [], 0
@@ -108,10 +108,10 @@ def _plan(rows: int, shape: tuple[Any, ...]) -> Sequence[tuple[int, int]] | None
 
 @cache
 def agrees(rows: int, shape: ProductShape) -> bool:
-    """Whether a product of `rows` rows has the definition's bits here. Tried out on random numbers at the first use of a shape.
+    """Whether a product of `rows` rows has the definition's bits on this machine, tried on random numbers at the first use of a shape.
 
-    In float32 another order of sums shows in most elements; a narrower result hides it in most, so there only the definition is taken.
-    False where rows of a block depend on their place in it: `agrees(BLOCK, shape)` says whether the shape has a definition here.
+    In float32 another order of sums changes most elements; a narrower dtype hides the change, so it takes the definition alone. False
+    if rows of a block depend on their index in it: `agrees(BLOCK, shape)` says whether the shape has a definition on this machine.
     """
     if rows != BLOCK and shape.dtype != torch.float32:
         return False
@@ -131,11 +131,11 @@ def agrees(rows: int, shape: ProductShape) -> bool:
 
 
 def _multiply_padded(x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
-    """`multiply_blocks` with K and M padded to multiples of `WIDTH`. Raises RuntimeError where they are such already."""
+    """`multiply_blocks` with K and M padded to multiples of `WIDTH`. Raises RuntimeError if they are such multiples already."""
     inner, columns = (-size % WIDTH for size in weight.shape)
     if not inner and not columns:
         raise RuntimeError(
-            f"rows of a product by a weight of shape {tuple(weight.shape)} depend on their place in a block; "
+            f"rows of a product by a weight of shape {tuple(weight.shape)} depend on their index in a block; "
             "run with numerics = 'fast' on this machine"
         )
     wide = (
@@ -146,7 +146,7 @@ def _multiply_padded(x: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor
 
 
 def _product(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor) -> None:
-    """One call of the BLAS, of at least a block's rows."""
+    """One BLAS call, with at least `BLOCK` rows."""
     rows = len(x)
     if rows < BLOCK:
         x, into = _padded(x), out.new_empty(BLOCK, out.shape[1])

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies of given tokens from hidden states and the LM head, without the `[N, V]` matrix of logits.
 
-The forward pass keeps `[N]` numbers and a tile of logits; the backward pass makes the logits again, some tokens at a time
+The forward pass keeps `[N]` numbers and a tile of logits; the backward pass computes the logits again, some tokens at a time
 (Wijmans et al. 2024, arXiv:2411.09009; Liger, arXiv:2410.10989).
 """
 
@@ -24,7 +24,7 @@ class LinearLogprob(NamedTuple):
 
     logprobs: Tensor
     entropies: Tensor | None
-    """None if they are left out."""
+    """None if not requested."""
 
 
 def linear_logprob(
@@ -33,9 +33,9 @@ def linear_logprob(
     """Log-probabilities of `ids` under softmax(hidden · weightᵀ / temperature), and that distribution's entropies.
 
     `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]` in [0, V). Differentiable in hidden and
-    weight; what needs no gradient costs none. Products are taken in the inputs' dtype, statistics in float32. `entropy=False`
-    leaves the entropies out.
-    Raises ValueError for arguments that do not fit, and for NaN or +inf among the logits unless `allow_nan`.
+    weight; an input that needs no gradient costs no backward pass. Products use the inputs' dtype, statistics float32. `entropy=False`
+    skips the entropies.
+    Raises ValueError that names a bad argument, and for NaN or +inf among the logits unless `allow_nan`.
     """
     check_head(hidden, weight, temperature)
     check_ids("ids", ids, (len(hidden),), len(weight), hidden)

@@ -1,6 +1,6 @@
-"""Softmax statistics and gradients of an LM head in tiles that stay in a core's cache.
+"""Softmax statistics and gradients of an LM head, in tiles that stay in a core's cache.
 
-bfloat16 is multiplied as it is where the CPU can, float16 as float32; the statistics are always float32 (or float64).
+bfloat16 is multiplied natively where the CPU supports it, float16 as float32; the statistics are always float32 (or float64).
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 
 PRODUCT_TOKENS: Final = 4096
-"""Of a product of the forward pass, at most unless the vocabulary is small. With the next, 32 MiB of float32: a BLAS's full speed."""
+"""Most tokens in a product of the forward pass, unless the vocabulary is small. Times PRODUCT_COLUMNS, 32 MiB of float32: enough for a
+BLAS's full speed."""
 PRODUCT_COLUMNS: Final = 2048
 PIECE: Final = 1 << 18
-"""Logits of such a product that are summed at a time: they stay in a core's second cache, and so do their exponentials."""
+"""Logits of such a product that are summed at a time; they and their exponentials stay in a core's L2 cache."""
 TOKENS: Final = 512
-"""Of a tile of the gradients, at least. With the next, 2 MiB of float32: a core's second cache."""
+"""Least tokens in a tile of the gradients. Times COLUMNS, 2 MiB of float32: a core's L2 cache."""
 COLUMNS: Final = 1024
 WORKSPACE: Final = 256 << 20
-"""Bytes of logits, at most, that the gradients are made from."""
+"""Most bytes of logits that exist at a time for the gradients."""
 LOWEST: Final = -1e4
-"""Stands for log 0, which e = 0 would turn into NaN."""
+"""Replaces log 0, because 0 · log 0 would be NaN."""
 
 
 def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Online log-sum-exp and entropy (Milakov and Gimelshein 2018, arXiv:1805.02867): the logits of one product exist at a time."""
+    """Online log-sum-exp and entropy (Milakov and Gimelshein 2018, arXiv:1805.02867); the logits of one product exist at a time."""
     columns = min(PRODUCT_COLUMNS, len(head.weight))
     tokens = max(1, min(max(PRODUCT_TOKENS, PRODUCT_TOKENS * PRODUCT_COLUMNS // columns), len(head.ids)))
     height = max(1, min(PIECE // columns, tokens))
@@ -47,13 +48,13 @@ def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
-    """The logits of some tokens exist at a time, over the whole vocabulary: of as many as make a tile, within WORKSPACE."""
+    """Statistics and gradients. The logits of one tile's tokens exist at a time, over the whole vocabulary, within WORKSPACE."""
     columns = min(COLUMNS, len(head.weight))
     tokens = min(max(TOKENS, TOKENS * COLUMNS // columns), _room(head))
     work = _Work(head, columns, min(tokens, len(head.ids)) * columns)
     found = Statistics(*head.hidden.new_empty(2, len(head.ids), dtype=head.accumulator).unbind())
     grad_hidden = torch.zeros_like(head.hidden) if wanted[0] else None
-    # What several products are added to is as precise as their sum.
+    # A sum of several products needs the accumulator's precision.
     sum_dtype = head.hidden.dtype if len(head.ids) <= tokens else head.accumulator
     grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
     logits = work.hidden.new_empty(min(tokens, len(head.ids)) * len(head.weight))
@@ -71,8 +72,8 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
 class _Chunk:
     """The logits of some tokens, tile by tile, which become their gradient in place.
 
-    First z, then e = exp(z - max z). With S = sum e, a log-probability's gradient is (onehot - e / S) / temperature: only the token's
-    own entry differs from e by more than a factor of the row, and that factor goes into the other matrix of each product.
+    First z, then e = exp(z - max z). With S = sum e, a log-probability's gradient is (onehot - e / S) / temperature. Apart from the
+    token's own entry this is e times a factor of the row, and that factor is applied to the other matrix of each product.
     """
 
     def __init__(self, work: _Work, rows: slice, buffer: Tensor) -> None:
@@ -82,7 +83,7 @@ class _Chunk:
         self._own, self._total, self._moment = head.hidden.new_zeros(3, len(self._ids), dtype=head.accumulator).unbind()
 
     def statistics(self) -> Statistics:
-        """Makes the logits, then e of them."""
+        """Computes the logits, then e."""
         top = self._multiply()
         self._own = self._own * self._inverse - top
         for _, tile in self._tiles():
@@ -97,7 +98,7 @@ class _Chunk:
         return Statistics(self._own - log_total, log_total - self._moment / self._total)
 
     def to_gradient(self, coefficients: Coefficients) -> Tensor:
-        """Makes e the gradient of the loss in the logits, less a factor for each token, which it returns."""
+        """Turns e into the gradient of the loss in the logits, up to a factor for each token, which is returned."""
         slope, share = coefficients.logprobs, self._own.exp()
         if coefficients.entropies is None:
             self._replace_own(share - self._total)
@@ -115,7 +116,7 @@ class _Chunk:
         return self._inverse / self._total
 
     def add_products(self, scale: Tensor, grad_hidden: Tensor | None, grad_weight: Tensor | None) -> None:
-        """Adds to the gradients what these tokens contribute."""
+        """Adds these tokens' part to the gradients."""
         hidden, head = self._work.hidden[self._rows], self._work.head
         sums = hidden.new_zeros(hidden.shape, dtype=head.accumulator)
         scaled = (head.hidden[self._rows].to(head.accumulator) * scale[:, None]).to(hidden.dtype)
@@ -128,7 +129,7 @@ class _Chunk:
             grad_hidden[self._rows] = sums.mul_(scale[:, None])
 
     def _multiply(self) -> Tensor:
-        """The largest of each row, after the temperature."""
+        """Computes the logits; returns each row's maximum after the temperature."""
         hidden = self._work.hidden[self._rows]
         tops = []
         for columns, tile in self._tiles():
@@ -149,7 +150,7 @@ class _Chunk:
 
 
 class _Work:
-    """The hidden states as they are multiplied, and two buffers of as many logits as are worked on at a time."""
+    """The hidden states in the dtype of the product, and two buffers of one tile's size."""
 
     def __init__(self, head: Head, columns: int, size: int) -> None:
         self.head, self.columns = head, columns
@@ -157,7 +158,7 @@ class _Work:
         self._buffers = head.hidden.new_empty(2, size, dtype=head.accumulator)
 
     def part(self, columns: slice) -> Tensor:
-        """Of the weight, `[v, H]`."""
+        """Some rows of the weight, `[v, H]`, in the dtype of the product."""
         return self.head.weight[columns].to(self.hidden.dtype)
 
     def wide(self, tile: Tensor) -> Tensor:
@@ -165,11 +166,11 @@ class _Work:
         return tile if tile.dtype == self.head.accumulator else self.wide_buffer(tile).copy_(tile)
 
     def wide_buffer(self, tile: Tensor) -> Tensor:
-        """The tile itself, or memory for its copy."""
+        """The tile itself, or a buffer for its copy in the accumulator's dtype."""
         return tile if tile.dtype == self.head.accumulator else self._shaped(0, tile)
 
     def scratch(self, tile: Tensor) -> Tensor:
-        """More memory of the tile's shape."""
+        """A second buffer of the tile's shape."""
         return self._shaped(1, tile)
 
     def _shaped(self, number: int, tile: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ class _Work:
 
 
 class _Online:
-    """Sums under the largest logit so far: total = sum e, moment = sum e log e with e = exp(z - top)."""
+    """Running sums, relative to the largest logit so far: total = sum e, moment = sum e log e with e = exp(z - top)."""
 
     def __init__(self, work: _Work, entropy: bool) -> None:
         head = work.head
@@ -186,7 +187,7 @@ class _Online:
         self._top.fill_(torch.finfo(head.accumulator).min)
 
     def add(self, rows: slice, columns: slice, tile: Tensor) -> None:
-        """The logits before the temperature, of these tokens at these ids; overwritten."""
+        """Adds the logits of these tokens at these ids, before the temperature; overwrites `tile`."""
         top, total, moment = self._top[rows], self._total[rows], self._moment[rows]
         _choose(self._own[rows], tile, self._ids[rows], columns)
         higher = torch.maximum(top, tile.amax(1).to(top.dtype) * self._inverse)
@@ -205,20 +206,20 @@ class _Online:
         total.add_(shares.sum(1))
 
     def statistics(self) -> tuple[Tensor, Tensor | None]:
-        """Of all that was added."""
+        """Log-probabilities and entropies of all tokens."""
         log_total = self._total.log()
         entropies = log_total - self._moment / self._total if self._entropy else None
         return self._own * self._inverse - self._top - log_total, entropies
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Of each row; overwrites `values`. What has no weight does not count, be it infinite."""
+    """The weighted sum of each row; overwrites `values`. A value of weight 0 adds 0, even if it is infinite."""
     total = values.mul_(weights).sum(1)
     return values.masked_fill_(weights == 0, 0.0).sum(1) if bool(total.isnan().any()) else total
 
 
 def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
-    """Keeps the logits of those tokens whose ids are among `columns`."""
+    """Copies into `own` the logits of the tokens whose ids are among `columns`."""
     local = ids - columns.start
     inside = (local >= 0) & (local < tile.shape[1])
     chosen = tile.gather(1, local.clamp(0, tile.shape[1] - 1)[:, None]).squeeze(1)
@@ -226,7 +227,7 @@ def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
 
 
 def _room(head: Head) -> int:
-    """For the logits of so many tokens; of whole blocks of a matrix product if there are some."""
+    """The number of tokens whose logits fit WORKSPACE; a multiple of 64 if at least 64 fit."""
     room = max(1, WORKSPACE // (len(head.weight) * _product_dtype(head.hidden.dtype).itemsize))
     return room if room < 64 else room - room % 64
 
@@ -238,5 +239,5 @@ def _product_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _has_bfloat16() -> bool:
-    """Whether the processor multiplies it; torch has no public name for this."""
+    """Whether the CPU multiplies bfloat16; torch has no public function for this."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Checked arguments, detached."""
+    """Arguments after their checks, detached."""
 
     hidden: Tensor
     """`[N, H]`."""
@@ -29,25 +29,25 @@ class Head:
 
 
 class Statistics(NamedTuple):
-    """Of each token's softmax, `[N]` in the accumulator's dtype."""
+    """Statistics of each token's softmax, `[N]` in the accumulator's dtype."""
 
     logprobs: Tensor
     entropies: Tensor
 
 
 class Coefficients(NamedTuple):
-    """The loss's derivatives by log-probability and entropy of some tokens; None: the entropy has no part in it."""
+    """Derivatives of the loss by log-probability and entropy of some tokens; None: the loss does not use the entropy."""
 
     logprobs: Tensor
     entropies: Tensor | None
 
 
 Differentiate = Callable[[slice, Statistics], Coefficients]
-"""From the statistics of a slice of the tokens to their coefficients."""
+"""Maps a slice of the tokens and its statistics to its coefficients."""
 
 
 class Gradients(NamedTuple):
-    """Statistics, and the gradients that were wanted, in the dtypes of what they are gradients of."""
+    """Statistics, and the requested gradients in the dtypes of their tensors."""
 
     statistics: Statistics
     hidden: Tensor | None
@@ -58,11 +58,11 @@ class Backend(Protocol):
     """An implementation: the module `cpu` or `triton`."""
 
     def statistics(self, head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and, if wanted, entropies; without a gradient."""
+        """Log-probabilities and, if `entropy`, entropies; without a gradient."""
         ...
 
     def gradients(self, head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
-        """In one pass over the tokens: each slice's logits are made once. `wanted`: of hidden, of weight."""
+        """Statistics and gradients in one pass, which computes each slice's logits once. `wanted`: the gradient of hidden, of weight."""
         ...
 
 

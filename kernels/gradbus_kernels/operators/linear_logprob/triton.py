@@ -1,6 +1,6 @@
-"""An LM head on a GPU: the vendor's matrix products, and between them the kernels of `selected_logprob`, in place.
+"""An LM head on a GPU: cuBLAS's matrix products, and between them the kernels of `selected_logprob`, in place.
 
-The logits of some tokens exist at a time. Beside the products they are written once, read twice and overwritten by their gradient.
+The logits of some tokens exist at a time. Apart from the products they are written once, read twice and overwritten by their gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradbus_kernels.operators.selected_logprob.triton import backward_triton, f
 
 
 def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Of all tokens, some at a time."""
+    """Log-probabilities and entropies of all tokens, some at a time."""
     logprobs, entropies = _empty(head)
     for rows in _slices(head):
         passed = forward_triton(_logits(head, rows), entropy)
@@ -30,9 +30,9 @@ def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool]) -> Gradients:
-    """The same, and what each slice of the tokens adds to the gradients."""
+    """The same, and the gradients, to which each slice of the tokens adds its part."""
     found, grad_hidden = _empty(head), torch.empty_like(head.hidden) if wanted[0] else None
-    # What several products are added to is as precise as their sum.
+    # A sum of several products needs the accumulator's precision.
     sum_dtype = head.hidden.dtype if len(head.ids) <= _tokens(head) else head.accumulator
     grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
     for rows in _slices(head):
@@ -49,7 +49,7 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
 
 
 def _tokens(head: Head) -> int:
-    """As many as the workspace has room for; whole tiles of a matrix product where there are some."""
+    """The number of tokens whose logits fit the workspace; a multiple of the tile if at least one tile fits."""
     room = max(1, LAUNCH.workspace // (len(head.weight) * head.hidden.element_size()))
     return room if room < LAUNCH.tile else room - room % LAUNCH.tile
 
@@ -60,7 +60,7 @@ def _slices(head: Head) -> Iterator[slice]:
 
 def _logits(head: Head, rows: slice) -> RowInputs:
     logits = head.hidden.new_empty(rows.stop - rows.start, len(head.weight))
-    torch.mm(head.hidden[rows], head.weight.T, out=logits)  # into memory, for autocast would change a result's dtype
+    torch.mm(head.hidden[rows], head.weight.T, out=logits)  # into `out`, because autocast would change the dtype of a result
     return RowInputs(logits, head.ids[rows], None, None, head.temperature)
 
 

@@ -1,4 +1,4 @@
-"""`sample` fused with the LM head, for small batches: no pass over the logits beyond the product that makes them."""
+"""`sample` fused with the LM head, for small batches: no pass over the logits except the product that computes them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tens
     """`sample(hidden @ weight.T, ...)` up to rounding.
 
     `hidden` float `[B, H]`, `weight` `[V, H]` of the same dtype; `seeds`, `positions`, `sampling` and the results as in `sample`.
-    Raises ValueError for what `sample` refuses. On a GPU a row's bits do not depend on the batch around it; on a CPU the matrix
-    product decides whether they do.
+    Raises ValueError where `sample` does. On a GPU a row's bits do not depend on the other rows; on a CPU they may, by the matrix
+    product.
     """
     check_head(hidden, weight)
     check_draws(hidden, seeds, positions, sampling)
@@ -40,5 +40,5 @@ def linear_sample(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tens
 
 
 def linear_sample_reference(hidden: Tensor, weight: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
-    """The same in plain torch, of the whole logits."""
+    """The same in plain torch, with all logits in memory."""
     return sample_reference(hidden @ weight.T, seeds, positions, sampling)

@@ -1,8 +1,8 @@
-"""`linear_sample` on a CPU: without a cut-off, the logits `[B, V]` are never whole in memory.
+"""`linear_sample` on a CPU: without a cut-off, the logits `[B, V]` are never all in memory.
 
-Two passes of the inverse transform. The first goes over the head in tiles and keeps the sum of exponentials of each block of 256
-tokens; these tell in which block a row's token lies. The second makes that block's logits again and finds it. Cut-offs compare
-tokens all over the vocabulary: for them the small batch's logits are made, and drawn from as `sample` does.
+The inverse transform takes two passes. The first goes over the head in tiles and keeps the sum of exponentials of each block of 256
+tokens, which decide the block of a row's token. The second computes that block's logits again and finds the token. Cut-offs compare
+tokens of the whole vocabulary; with them, all logits of the small batch are computed and `sample` draws from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK: Final = 1 << 8
 
 
 def draw_linear_cpu(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
-    """`draw_rows` of `hidden @ weight.T`."""
+    """`draw_rows` from `hidden @ weight.T`."""
     if rows.cuts:
         return draw_cpu(hidden @ weight.T, uniforms, rows)
     ids, logprobs = _draw(hidden, weight, uniforms, rows)
@@ -30,7 +30,7 @@ def draw_linear_cpu(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Colu
 
 
 class _Blocks(NamedTuple):
-    """Of each row's blocks `[B, V / 256]`: the maximum, and the sum of exponentials under it. Of each row the likeliest token `[B]`."""
+    """Each block's maximum and sum of exponentials relative to it, `[B, V / 256]`; each row's likeliest token, `[B]`."""
 
     peaks: Tensor
     totals: Tensor
@@ -53,7 +53,7 @@ def _draw(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> tu
             logits = _scaled(hidden[row : row + 1], weight[block * _BLOCK : (block + 1) * _BLOCK], _row(rows.temperature, row))[0]
             inside = (logits - peak[row]).double().exp()
             index = torch.searchsorted(inside.cumsum(0), rest[row, draw], right=True)
-            index = torch.minimum(index, inside.nonzero().amax())  # rounding may leave none that exceeds
+            index = torch.minimum(index, inside.nonzero().amax())  # by rounding, none may exceed
             if rows.greedy is not None:
                 index = torch.where(rows.greedy[row, 0], blocks.best[row] - block * _BLOCK, index)
             ids[row, draw] = block * _BLOCK + index

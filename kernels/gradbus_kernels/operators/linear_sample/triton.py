@@ -1,7 +1,7 @@
-"""Triton kernel of `linear_sample`: the product with the LM head does what the first kernel of `sample` does.
+"""Triton kernel of `linear_sample`: the product with the LM head, fused with the first kernel of `sample`.
 
-Logits are written once, for the later kernels to look up those few that they need: B · V numbers beside the V · H that are read. Tiles
-are the same for every B and no sum over H is split among programs, so a row's bits do not depend on the rows beside it.
+Logits are written once, and the later kernels read only some of them: B · V numbers are written beside the V · H that are read. Tiles
+are the same for every B and no sum over H is split among programs, so a row's bits do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradbus_kernels.operators.sample.triton_kernels import power
 
 
 def draw_linear_triton(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
-    """`draw_rows` of `hidden @ weight.T`."""
+    """`draw_rows` from `hidden @ weight.T`."""
     hidden, weight = hidden.contiguous(), weight.contiguous()
     (count, width), vocabulary = hidden.shape, len(weight)
     logits = hidden.new_empty(count, vocabulary)

@@ -1,4 +1,4 @@
-"""The policy loss over the response tokens of a micro-batch, given their log-probabilities, and what to show of it."""
+"""The policy loss over the response tokens of a micro-batch, given their log-probabilities, with its statistics."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gradbus_kernels.operators.policy_loss.terms import policy_terms
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A micro-batch's share of the step's loss, and what to show of it. All but `total` is detached."""
+    """A micro-batch's share of the step's loss, with its statistics. All but `total` is detached."""
 
     total: Tensor
-    """The one to differentiate: policy + kl_coefficient · kl - entropy_coefficient · entropy."""
+    """To be differentiated: policy + kl_coefficient · kl - entropy_coefficient · entropy."""
     policy: Tensor
     kl: Tensor
     entropy: Tensor
     ratios: Tensor
-    """pi / mu by token, `[N]`, 1 where the token is not used."""
+    """pi / mu by token, `[N]`, 1 for a token that is not used."""
     logprobs: Tensor
-    """`[N]`, 0 where the token is not used."""
+    """`[N]`, 0 for a token that is not used."""
     entropies: Tensor
-    """`[N]`, 0 where the token is not used."""
+    """`[N]`, 0 for a token that is not used."""
     ratio: RatioSummary
 
 
 @dataclass(frozen=True, slots=True)
 class RatioSummary:
-    """Of the ratios, scalars; means are by `entropy_weights`."""
+    """Statistics of the ratios, scalars; means are weighted by `entropy_weights`."""
 
     mean: Tensor
     least: Tensor
@@ -47,7 +47,7 @@ class RatioSummary:
 def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
     """Clipped policy loss, k3 KL to the base model and entropy bonus; logprobs and entropies are float `[N]`, in nats.
 
-    Raises ValueError when what `settings` need is missing from `tokens`.
+    Raises ValueError when `tokens` lack a part that `settings` need.
     """
     tokens.check(len(logprobs), settings, logprobs)
     used = tokens.used
@@ -57,7 +57,7 @@ def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, setti
 
 
 def policy_loss_of_used(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
-    """The same for checked tokens that are all used, or hold finite numbers where they are not."""
+    """`policy_loss` for checked tokens, in which unused tokens hold finite values."""
     terms = policy_terms(logprobs, entropies, tokens, settings)
     ratios = terms.log_ratio.detach().exp()
     return PolicyLoss(

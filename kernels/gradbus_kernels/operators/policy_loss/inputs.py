@@ -1,4 +1,4 @@
-"""The settings of the policy loss, and what it needs to know of each response token."""
+"""The inputs of the policy loss: its settings, and the response tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHOICES: Final = {"importance": ("behaviour", "decoupled"), "objective": ("clip
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """What is optimised; see the table of this module."""
+    """The variant of the loss; see the table of `terms`."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -32,7 +32,7 @@ class PolicySettings:
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     allow_nan: bool = False
-    """Lets NaN through to loss and gradients, for a caller that looks there; otherwise it is an error."""
+    """Lets NaN through to loss and gradients, for a caller that checks these; otherwise NaN is an error."""
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -42,7 +42,7 @@ class PolicySettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTokens:
-    """What is known of N response tokens; floats are `[N]`. Where both weights are 0 the rest may hold anything, NaN too."""
+    """N response tokens; floats are `[N]`. A token whose weights are both 0 is not used, and may hold anything, NaN too."""
 
     behaviour_logprobs: Tensor
     """Log-probabilities under the policy that sampled them."""
@@ -58,15 +58,15 @@ class PolicyTokens:
 
     @property
     def used(self) -> Tensor:
-        """Which tokens count, bool `[N]`."""
+        """Tokens with a weight, bool `[N]`."""
         return (self.weights != 0.0) | (self.entropy_weights != 0.0)
 
     def at(self, rows: Tensor | slice) -> PolicyTokens:
-        """Some of the tokens."""
+        """The tokens at `rows`."""
         return PolicyTokens(*(None if part is None else part[rows] for part in self._parts()))  # type: ignore[arg-type]
 
     def check(self, count: int, settings: PolicySettings, like: Tensor) -> None:
-        """Raises ValueError that names the part which does not fit `count` tokens on the device of `like`, or is missing."""
+        """Raises ValueError with the name of a part that is missing or does not fit `count` tokens on the device of `like`."""
         for field, part in zip(fields(self), self._parts(), strict=True):
             if part is not None and field.name != "sequences":
                 check_floats(f"tokens.{field.name}", part, (count,), like)

@@ -30,7 +30,7 @@ def linear_grpo_loss(
 
     `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]`; `tokens` as there. Tokens whose weights are 0
     cost nothing, and their ids and hidden states may be anything. `total` is differentiable in hidden and weight, once: the backward
-    pass scales what the forward pass made and gives it away. The loss and all that is shown of it is float32 (float64 for float64).
+    pass scales what the forward pass made and gives it away. The loss and its statistics are float32 (float64 for float64).
     Raises ValueError for arguments that do not fit, and for NaN in what is used of them unless `settings.allow_nan`.
     """
     check_head(hidden, weight, temperature)
@@ -49,21 +49,21 @@ def _of_used(loss: _Loss, used: Tensor, hidden: Tensor, weight: Tensor, ids: Ten
     dense = replace(loss, tokens=tokens.at(places)).of(hidden.index_select(0, places), weight, ids[places])
     blank = {"logprobs": 0.0, "entropies": 0.0, "ratios": 1.0}
     rows = {name: getattr(dense, name) for name in blank}
-    spread = {name: part.new_full((len(hidden),), blank[name]).index_copy(0, places, part) for name, part in rows.items()}
-    return replace(dense, **spread)
+    full = {name: part.new_full((len(hidden),), blank[name]).index_copy(0, places, part) for name, part in rows.items()}
+    return replace(dense, **full)
 
 
 def linear_grpo_loss_reference(
     hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
 ) -> PolicyLoss:
-    """The same in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
+    """`linear_grpo_loss` in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
     found = linear_logprob_reference(hidden, weight, ids.where(tokens.used, 0), temperature=temperature)
     return policy_loss(found.logprobs, cast("Tensor", found.entropies), tokens, settings)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Of tokens that are all used."""
+    """The loss of tokens that are all used."""
 
     tokens: PolicyTokens
     settings: PolicySettings
@@ -111,7 +111,7 @@ def _name_nan(outcome: PolicyLoss, tokens: PolicyTokens) -> None:
 
 
 class _Attach(torch.autograd.Function):
-    """The loss, with gradients that are there already."""
+    """Attaches gradients that exist already to the loss."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, total: Tensor, gradients: list[Tensor | None]) -> Tensor:  # noqa: ARG004

@@ -30,7 +30,7 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 
 class PolicyTerms(NamedTuple):
-    """What the loss is made of."""
+    """The terms of the loss, scalars, and the log-ratios."""
 
     total: Tensor
     policy: Tensor
@@ -41,7 +41,7 @@ class PolicyTerms(NamedTuple):
 
 
 def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyTerms:
-    """Of tokens as `policy_loss_of_used` has them."""
+    """The terms for tokens as in `policy_loss_of_used`: total = policy + kl_coefficient · kl - entropy_coefficient · entropy."""
     log_ratio = _bounded(logprobs - tokens.behaviour_logprobs)
     policy = -(_gain(logprobs, log_ratio, tokens, settings) * tokens.weights).sum()
     total, kl = policy, torch.zeros_like(policy)
@@ -55,6 +55,7 @@ def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, sett
 
 
 def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Tensor:
+    """By token: min(rho · A, clip(rho, 1 - low, 1 + high) · A) for "clip", rho = pi / mu or pi / pi_prox; see `PolicySettings`."""
     outer: Tensor | None = None
     if settings.importance == "decoupled":
         # One optimiser step a batch: pi_prox is pi itself, so the ratio is 1 and only its gradient counts.

@@ -1,7 +1,7 @@
-"""Causal attention over packed sequences that share prompts: a response sees its prompt, which is there once, and itself.
+"""Causal attention over packed sequences that share prompts: a response sees itself and its prompt, which is stored once.
 
 For a token i, with V(i) the tokens of its prompt and of its own segment up to itself:
-out_i = sum over j in V(i) of softmax_j(scale * q_i . k_j) v_j, of which no token outside V(i) is a part.
+out_i = sum over j in V(i) of softmax_j(scale * q_i . k_j) v_j.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def prefix_shared_attention(
     """Attention of each token to the tokens before it in its sequence, `[N, H, D]` in the query's dtype; differentiable once.
 
     query: `[N, H, D]`, key and value: `[N, K, D]` with K dividing H (grouped-query heads, Ainslie et al. 2023), any
-    strides (a last one that is not 1 costs a copy), D at most 256. `layout`: N tokens in all. `scale`: 1/sqrt(D) if not given. `window`, if
-    given, is how many tokens back, itself included, a token sees in its sequence, its prompt being the beginning.
+    strides (a last stride other than 1 costs a copy), D at most 256. `layout` has N tokens. `scale` defaults to 1/sqrt(D). `window`, if
+    given, is the number of tokens, itself included, that a token sees back in its sequence, which begins with its prompt.
 
-    Sums are float32 at least. On a CPU a segment's output bits depend on itself and its root alone. Raises ValueError,
+    Sums are float32 at least. On a CPU the bits of a segment's output depend on the segment and its root alone. Raises ValueError,
     which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
@@ -48,7 +48,7 @@ def prefix_shared_attention(
 def prefix_shared_attention_reference(
     query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """The same by its definition: a softmax over all N tokens, those out of sight masked. Holds `[H, N, N]`."""
+    """The same by its definition: a softmax over all N tokens with a mask. Needs memory for `[H, N, N]`."""
     scale = query.shape[2] ** -0.5 if scale is None else scale
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -58,7 +58,7 @@ def prefix_shared_attention_reference(
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """With a last stride of 1: the kernels know the others alone."""
+    """The tensor with a last stride of 1, which the kernels assume."""
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 

@@ -1,7 +1,7 @@
-"""Prefix-shared attention from torch's flash attention for CPUs, which gives the logarithms of its sums.
+"""Prefix-shared attention by torch's flash attention for CPUs, which also returns its log-sum-exps.
 
-A branch is two attentions, to its own tokens and to its root's; their outputs are joined by their log-sum-exps, exactly
-(Dao et al. 2022). With the joined output and log-sum-exp each of the two has its own backward pass. No key is copied.
+A branch takes two attentions, to its own tokens and to its root's; their log-sum-exps join the two outputs exactly (Dao et al.
+2022). With the joined output and log-sum-exp, each of the two has its own backward pass. No key is copied.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ def attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`rows` stretches of `length` queries; each sees a stretch of keys: its own tokens, or some of its root's."""
+    """`rows` ranges of `length` queries. Each sees one range of keys: its own tokens, or some of its root's."""
 
     first: int
     rows: int
     length: int
     keys: range | None = None
-    """The root's tokens in sight; None where queries see their own stretch, causally."""
+    """The visible tokens of the root; None if queries see their own range, causally."""
     depth: int | None = 0
-    """How many tokens a row's first query is behind the first key; None where each query sees each key."""
+    """Distance from the first key to a row's first query, in tokens; None if every query sees every key."""
 
     def of(self, tokens: Tensor) -> Tensor:
-        """Views `[rows, heads, length, ...]` of the queries' part of `[N, heads, ...]`."""
+        """A view `[rows, heads, length, ...]` of the queries' tokens in `[N, heads, ...]`."""
         stretch = tokens[self.first : self.first + self.rows * self.length]
         return stretch.view(self.rows, self.length, *tokens.shape[1:]).transpose(1, 2)
 
     def of_keys(self, tokens: Tensor) -> Tensor:
-        """The same of the keys' part."""
+        """The same for the keys' tokens."""
         if self.keys is None:
             return self.of(tokens)
         return tokens[self.keys.start : self.keys.stop].transpose(0, 1).expand(self.rows, -1, -1, -1)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """0 where a query sees a key and -inf elsewhere, `[queries, keys]`; None where nothing else than causality hides."""
+        """`[queries, keys]`: 0 where a query sees a key, else -inf; None if causality alone hides keys."""
         keys = self.length if self.keys is None else len(self.keys)
         if window is None or self.depth is None or self.depth + self.length <= window:
             return None
@@ -97,12 +97,12 @@ class _Attention(torch.autograd.Function):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in."""
+    """The dtype of sums."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _join(output: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
-    """Joins attention to further keys into `output` and `sums`, in place."""
+    """Adds attention to further keys to `output` and `sums`, in place."""
     both = torch.logaddexp(sums, logs)
     share = (logs - both).exp_().unsqueeze(-1)
     output.copy_(torch.lerp(output.to(share.dtype), found.to(share.dtype), share))
@@ -110,7 +110,7 @@ def _join(output: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
 
 
 def _collect(part: _Part, gradients: list[Tensor], found: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Own parts come first and hold each token once; what comes to it through a shared prompt is added."""
+    """Writes the gradients of a part. Parts of own tokens come first and cover each token once; those of shared prompts are added."""
     of_query, *of_keys = gradients
     if part.keys is None:
         part.of(of_query).copy_(found[0])
@@ -123,17 +123,17 @@ def _collect(part: _Part, gradients: list[Tensor], found: tuple[Tensor, Tensor, 
 
 
 def _own(layout: PrefixLayout) -> Iterator[_Part]:
-    """Neighbours of one length are rows of one part."""
+    """Each segment's attention to itself; neighbours of equal length are rows of one part."""
     for length, members in groupby(_filled(layout), key=lambda segment: layout.lengths[segment]):
         run = list(members)
         yield _Part(layout.offsets[run[0]], len(run), length)
 
 
 def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
-    """Neighbours of one root and one length are rows of one part; `joined`, they are one row, whatever their lengths.
+    """Each branch's attention to its root; neighbours of one root and equal length are rows of one part.
 
-    Joined is faster, and the bits of a row may then depend on where it lies. A branch that a window keeps from some of
-    its root is a part of its own: its first queries, and the last keys of the root.
+    `joined`: neighbours of one root are a single row, for any lengths. This is faster, but the bits of a row may then depend on its
+    neighbours. A branch whose window hides part of its root is a part by itself: its first queries, and the last keys of the root.
     """
 
     layout, window = rule.layout, rule.window
@@ -160,5 +160,5 @@ def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
 
 
 def _filled(layout: PrefixLayout) -> Iterator[int]:
-    """Segments that hold tokens: each begins where the one before ends."""
+    """Segments that are not empty; each begins at the end of the previous one."""
     return (segment for segment, length in enumerate(layout.lengths) if length)

@@ -1,4 +1,4 @@
-"""How sequences that share prompts lie in one row of tokens: each prompt once, its responses anywhere else."""
+"""The layout of sequences that share prompts in one row of tokens: each prompt once, its responses anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradbus_kernels.operators.base.arguments import require
 
 @dataclass(frozen=True)
 class PrefixLayout:
-    """Segments of N packed tokens: roots, which see themselves alone, and branches, which see their root before themselves.
+    """Segments of N packed tokens. Roots see themselves alone; branches see their root and themselves.
 
     Segment s holds the tokens [offsets[s], offsets[s + 1]); it may be empty. Raises ValueError unless every parent is a root.
     """
@@ -35,7 +35,7 @@ class PrefixLayout:
 
     @classmethod
     def of_lengths(cls, lengths: Iterable[int], parents: Sequence[int | None]) -> PrefixLayout:
-        """From the length of each segment."""
+        """The layout of segments with these lengths."""
         return cls(tuple(accumulate(lengths, initial=0)), tuple(parents))
 
     @property
@@ -54,12 +54,12 @@ class PrefixLayout:
         return tuple(0 if parent is None else self.lengths[parent] for parent in self.parents)
 
     def position_ids(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Each token's place in its own sequence, int64 `[N]`: what rotary embedding turns by."""
+        """Each token's position in its own sequence, for rotary embedding; int64 `[N]`."""
         shifts = [depth - first for depth, first in zip(self.depths, self.offsets, strict=False)]
         return self._each_token(shifts, device) + torch.arange(self.tokens, device=device)
 
     def visible(self, window: int | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
-        """What sees what, bool `[N, N]`, by the definition. `window`: how many tokens back a token sees, itself included."""
+        """Bool `[N, N]`: whether token i sees token j, by the definition. `window`: tokens that a token sees back, itself included."""
         segment = self._each_token(range(len(self.parents)), device)
         root = self._each_token([-1 if parent is None else parent for parent in self.parents], device)
         back = self.position_ids(device)[:, None] - self.position_ids(device)[None]
@@ -67,14 +67,14 @@ class PrefixLayout:
         return akin & (back >= 0) & (back < (window or self.tokens + 1))
 
     def _each_token(self, numbers: Iterable[int], device: torch.device | str) -> torch.Tensor:
-        """int64 `[N]`: a number of each segment, at each of its tokens."""
+        """int64 `[N]`: each segment's number, repeated for its tokens."""
         repeats = torch.tensor(self.lengths, dtype=torch.int64)
         return torch.tensor(list(numbers), dtype=torch.int64).repeat_interleave(repeats).to(device)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """What a token sees, and what scores are multiplied by; see `prefix_shared_attention`."""
+    """Arguments of `prefix_shared_attention` other than tensors."""
 
     layout: PrefixLayout
     scale: float

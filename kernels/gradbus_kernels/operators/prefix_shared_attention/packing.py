@@ -1,6 +1,6 @@
-"""Packing without padding: a batch of prompts and responses as one row of tokens, a shared prompt in it once.
+"""Packs prompts and responses into one row of tokens without padding; a shared prompt is in it once.
 
-The layout is a function of the rows alone, so the same rows give the same bits.
+The layout is a function of the rows alone, so equal rows give equal bits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 _SHARED_AT_LEAST = 64
-"""Tokens: fewer saved do not pay for the calls that a group of its own costs."""
+"""Tokens that sharing must save; fewer do not pay for the extra calls of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
-    """One row of N tokens and where the R response tokens are read from it."""
+    """One row of N tokens, and the positions that predict the R response tokens."""
 
     input_ids: Tensor
     """int64 `[1, N]`."""
@@ -36,19 +36,19 @@ class PackedGroups:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Tokens of one root or branch."""
+    """The tokens of one root or branch."""
 
     ids: Tensor
     rows: tuple[int, ...]
-    """Rows whose response is predicted from here: several for the root of a shared prompt."""
+    """Rows that have response tokens predicted from this piece; several for a shared prompt."""
     parent: int | None = None
 
 
 def pack_groups(prompts: Sequence[Tensor], responses: Sequence[Tensor], device: torch.device | str = "cpu") -> PackedGroups:
-    """Packs rows of a prompt and its response, integers `[P]` and `[T]` on the CPU; rows with equal prompts share one.
+    """Packs rows of a prompt and its response, integers `[P]` and `[T]` on the CPU; rows with equal prompts share it.
 
-    The last response token predicts nothing, so it is no input; a row with an empty response is left out. Raises
-    ValueError about the argument that is no such list.
+    The last response token predicts nothing, so it is not an input. Rows with an empty response are left out. Raises ValueError,
+    which names the argument.
     """
     _check(prompts, responses)
     roots = _roots(prompts, responses)
@@ -69,7 +69,7 @@ def pack_groups(prompts: Sequence[Tensor], responses: Sequence[Tensor], device: 
 
 
 def worth_sharing(prompt: int, rows: int) -> bool:
-    """Whether a prompt of this many tokens is computed once for its rows, rather than with each of them."""
+    """Whether a prompt of this many tokens is computed once for its rows, instead of once for each row."""
     return prompt * (rows - 1) >= _SHARED_AT_LEAST
 
 
@@ -90,7 +90,7 @@ def _roots(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[_Piec
 
 
 def _branches(roots: Sequence[_Piece], prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[_Piece]:
-    """Responses of shared prompts, by root and length, but for those of one token: the root predicts it."""
+    """Responses of shared prompts, by root and length. A response of one token has no branch, because its root predicts it."""
     return [
         _Piece(responses[row][:-1], (row,), index)
         for index, root in enumerate(roots)

@@ -1,8 +1,8 @@
-"""Triton kernels of `prefix_shared_attention`: flash attention (Dao et al. 2022, Dao 2023) over a key range of two stretches.
+"""Triton kernels of `prefix_shared_attention`: flash attention (Dao et al. 2022, Dao 2023) over two ranges of keys.
 
-A block of queries runs over its root's keys and then over its own with one running softmax, so nothing is joined later.
-A block of keys gathers from its own segment's queries and, a root's, from those of its branches, in order: no atomics,
-the same bits every time. Which blocks a segment is cut into depends on its own length alone.
+A block of queries runs over its root's keys and then over its own, with one running softmax, so no outputs are joined later.
+A block of keys sums gradients from its own segment's queries and, in a root, from the queries of its branches, in order: there
+are no atomics, and the bits are the same every time. The blocks of a segment depend on its length alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
-    """What the three kernels have in common."""
+    """Arguments that the three kernels share."""
     head_dim = query.shape[2]
     table = launch(head_dim, query.itemsize)
     return {
@@ -89,7 +89,7 @@ def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _query_blocks(layout: PrefixLayout, size: int, device: torch.device) -> Tensor:
-    """By block, int32 `[blocks, 5]`: its first token, its segment's first and last + 1, its root's first and last + 1."""
+    """For each block, int32 `[blocks, 5]`: its first token, its segment's first and last + 1, its root's first and last + 1."""
     rows = []
     for segment, parent in enumerate(layout.parents):
         begin, end = layout.offsets[segment : segment + 2]
@@ -100,9 +100,9 @@ def _query_blocks(layout: PrefixLayout, size: int, device: torch.device) -> Tens
 
 @lru_cache(maxsize=64)
 def _key_blocks(layout: PrefixLayout, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """By block, `[blocks, 5]`: its first token, its segment's first and last + 1, the range of its branches in the second.
+    """For each block, `[blocks, 5]`: its first token, its segment's first and last + 1, the range of its branches in the second result.
 
-    By branch, `[branches, 2]`: its first token and its last + 1. Both int32.
+    For each branch, `[branches, 2]`: its first token and its last + 1. Both int32.
     """
     of_root: dict[int, list[tuple[int, ...]]] = {}
     for segment, parent in enumerate(layout.parents):
@@ -121,7 +121,7 @@ def _key_blocks(layout: PrefixLayout, size: int, device: torch.device) -> tuple[
 
 @triton.jit
 def _tile(base, tokens, last, stride, HEAD: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr):
-    """Rows `tokens` of one head, [tokens, DIMS]; 0 from `last` on and beyond HEAD."""
+    """Rows `tokens` of one head, [tokens, DIMS]; 0 from token `last` on and from dimension HEAD on."""
     dims = tl.arange(0, DIMS)
     valid = (tokens < last)[:, None] & (dims < HEAD)[None]
     tile = tl.load(base + tokens.to(tl.int64)[:, None] * stride + dims[None], mask=valid, other=0.0)
@@ -130,7 +130,7 @@ def _tile(base, tokens, last, stride, HEAD: tl.constexpr, DIMS: tl.constexpr, WI
 
 @triton.jit
 def _scores(q, k, back, valid, scale, WINDOW: tl.constexpr):
-    """Scores to the base 2, -inf where a query does not see a key; `back` is how far behind it the key is."""
+    """Scores to the base 2, -inf where a query does not see a key; `back` is the distance from key to query."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
     seen = valid & (back >= 0)
     if WINDOW > 0:
@@ -140,7 +140,7 @@ def _scores(q, k, back, valid, scale, WINDOW: tl.constexpr):
 
 @triton.jit
 def _nearest(first, position, WINDOW: tl.constexpr):
-    """The first key that a query at `position` sees, of keys that begin at `first` as position 0."""
+    """The first key that a query at `position` sees; `first` is the key at position 0."""
     return first + tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else first
 
 
@@ -150,7 +150,7 @@ def _attend(
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax (output, sum, maximum) of `q`, taken on over the keys [begin, end), `origin` being position 0."""
+    """Continues the running softmax (output, sum, maximum) of `q` over the keys [begin, end); `origin` is position 0."""
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
         k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, WIDE)
@@ -200,7 +200,7 @@ def _forward(
 
 @triton.jit
 def _store(to, rows, valid, head, heads, values, HEAD: tl.constexpr, DIMS: tl.constexpr):
-    """Into a contiguous [N, heads, HEAD]."""
+    """Stores `values` into a contiguous [N, heads, HEAD]."""
     dims = tl.arange(0, DIMS)
     pointers = to + (rows.to(tl.int64)[:, None] * heads + head) * HEAD + dims[None]
     tl.store(pointers, values.to(to.dtype.element_ty), mask=valid[:, None] & (dims < HEAD)[None])
@@ -212,7 +212,7 @@ def _query_gradient(
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Adds what the keys [begin, end) give to the gradient of `q`, before the scale."""
+    """Adds the part of the keys [begin, end) to the gradient of `q`, before the scale."""
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
         k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, WIDE)
@@ -230,7 +230,7 @@ def _backward_query(
     GROUP: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the queries; leaves in `shifts` the sum of output times its gradient, of each head and token."""
+    """The gradient of the queries. Also stores into `shifts` the sum of output times its gradient, for each head and token."""
     block, head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1)
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
@@ -265,7 +265,7 @@ def _key_gradient(
     HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Adds what the queries [begin, end) give to the gradients of `k`, before the scale, and `v`; `origin` is position 0."""
+    """Adds the part of the queries [begin, end) to the gradients of `k`, before the scale, and `v`; `origin` is position 0."""
     for first in range(begin, end, QUERIES):
         rows = first + tl.arange(0, QUERIES)
         there = rows < end
@@ -287,7 +287,7 @@ def _backward_key(
     GROUP: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and values: from their own segment's queries, then from each branch's, head by head."""
+    """The gradients of keys and values: for each head, from their own segment's queries, then from each branch's."""
     block, kv_head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     kv_heads = tl.num_programs(1)
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)

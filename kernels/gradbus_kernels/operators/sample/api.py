@@ -1,7 +1,7 @@
-"""Tokens drawn from logits, each by its request's seed and position alone.
+"""Samples tokens from logits, each by its request's seed and position alone.
 
-Inverse transform sampling: the first token whose cumulative probability, in the order of ids, exceeds the uniform number
-of (seed, position). Exact, and no sorting where nothing is cut off. The bits of a row do not depend on the rows beside it.
+Inverse transform sampling: the first token whose cumulative probability, in the order of ids, exceeds the uniform number of
+(seed, position). It is exact, and sorts nothing unless a row has a cut-off. The bits of a row do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PLAIN: Final = SamplingParams()
 
 
 def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
-    """A token for each row, or S of them.
+    """Samples one token for each row, or S tokens.
 
-    `logits` float `[B, V]`; `seeds` int64 `[B]` or `[B, S]`; `positions` int64 of the same shape, 0 or more: which token of its
-    request a draw is. Results have the shape of `seeds`. A logit of -inf takes its token out of the vocabulary.
-    Raises ValueError for arguments that do not fit, and for rows with NaN, with +inf or without any finite logit.
+    `logits` float `[B, V]`; `seeds` int64 `[B]` or `[B, S]`; `positions` int64 of the same shape, 0 or more: the index of the token in
+    its request. Results have the shape of `seeds`. A logit of -inf removes its token from the vocabulary.
+    Raises ValueError that names a bad argument, and for rows with NaN, with +inf or without any finite logit.
     """
     check_floats("logits", logits, (None, None))
     require(logits.shape[1] > 0, "logits", "has an empty vocabulary; pass at least one column")
@@ -37,13 +37,13 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingP
 
 
 def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
-    """The same in plain torch; sorts the whole vocabulary where something is cut off."""
+    """The same in plain torch; sorts the whole vocabulary if a row has a cut-off."""
     uniforms = counter_uniform(seeds, positions)
     return shaped(draw_rows(logits, by_row(uniforms), columns(sampling, logits)), uniforms)
 
 
 def sample_at(logits: Tensor, uniforms: Tensor, sampling: SamplingParams = _PLAIN) -> Sampled:
-    """`sample` by given uniform numbers in [0, 1), float64 `[B]` or `[B, S]`: for loops that make them ahead by `counter_uniform`.
+    """`sample` from given uniform numbers in [0, 1), float64 `[B]` or `[B, S]`, for loops that compute them ahead with `counter_uniform`.
 
     Arguments are not checked. A row that `sample` refuses gets log-probabilities that are not finite.
     """
@@ -62,7 +62,7 @@ def by_row(numbers: Tensor) -> Tensor:
 
 
 def shaped(drawn: Sampled, like: Tensor) -> Sampled:
-    """Rows of draws as the seeds they came from."""
+    """The draws in the shape of their seeds."""
     return Sampled(*(part.reshape(like.shape) for part in drawn))
 
 

@@ -1,7 +1,7 @@
-"""`sample` on a CPU: rows that stay in the second-level cache, and no sort of a vocabulary to find a few dozen tokens.
+"""`sample` on a CPU: tiles of rows stay in the L2 cache, and a small support is found without sorting the vocabulary.
 
-A row with a cut-off is read for its normaliser and for the maxima of blocks of 64 logits: only blocks whose maximum is
-high enough can hold tokens of the support. Which way a row takes depends on V and its own settings alone.
+A row with a cut-off is read once for its normaliser and for the maxima of blocks of 64 logits; only blocks whose maximum is high
+enough can hold tokens of the support. The algorithm for a row depends on V and its own parameters alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.sample.reference import Columns, Sampled, draw_rows
 
 _SHORT: Final = 1 << 12
-"""Rows up to this length are sorted whole, many at a time: faster than a few dozen steps for each."""
+"""Rows up to this length are sorted as a whole, many at a time, which is faster than the search below."""
 _BLOCK: Final = 64
 _BUCKETS: Final = 16
-"""For each unit of log-probability."""
+"""Buckets for each unit of log-probability."""
 _DEPTHS: Final = (8.0, math.inf)
-"""How far below the largest logit the tokens of top-p are looked for, in turn."""
+"""Distances below the largest logit within which the search for the tokens of top-p runs, in turn."""
 
 
 def draw_cpu(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
@@ -50,7 +50,7 @@ def _joined(parts: list[Sampled]) -> Sampled:
 
 
 class _Tokens(NamedTuple):
-    """Some of a row's tokens, in the order of their ids."""
+    """Some tokens of a row, in the order of their ids."""
 
     ids: Tensor
     logprobs: Tensor
@@ -94,12 +94,12 @@ def _support(scaled: Tensor, peaks: Tensor, normaliser: Tensor, row: Columns, vo
 
 
 def _floors(peaks: Tensor, top_k: int, top_p: float, min_p: float) -> Iterator[float]:
-    """Numbers that tokens of the support reach for sure, or, when they turn out too high, lower ones."""
-    if top_k > 0:  # when k blocks reach it, so do k tokens
+    """Lower bounds of the support's logits to try in turn: later ones are lower, in case the first was too high."""
+    if top_k > 0:  # if k blocks reach it, k tokens do
         yield float(peaks.topk(top_k).values[-1]) if top_k <= len(peaks) else -math.inf
     elif top_p < 1.0:
         yield from (float(peaks.max()) - depth for depth in _DEPTHS)
-    else:  # some more than it takes: the bound itself is met later
+    else:  # slightly lower than the bound, which is applied later
         yield float(peaks.max()) + math.log(min_p) - 1e-3 if min_p else -math.inf
 
 
@@ -112,7 +112,7 @@ def _tokens(scaled: Tensor, peaks: Tensor, floor: float, normaliser: Tensor) -> 
 
 
 def _least(logprobs: Tensor, top_k: int, top_p: float) -> float | None:
-    """The last log-probability that top-k and top-p leave; None if these tokens are too few to tell."""
+    """The lowest log-probability that top-k and top-p keep; None if more tokens are needed to find it."""
     if top_p == 1.0 and (top_k == 0 or top_k >= len(logprobs)):
         return -math.inf
     share = 1.0
@@ -123,7 +123,7 @@ def _least(logprobs: Tensor, top_k: int, top_p: float) -> float | None:
 
 
 def _reaching(logprobs: Tensor, mass: float) -> float | None:
-    """The log-probability down to which the tokens hold this mass; None if all of them hold less."""
+    """The log-probability down to which the tokens' probabilities sum to `mass`; None if their sum is less."""
     before = 0.0
     if len(logprobs) > _SHORT:  # sort no more than one bucket
         buckets = ((logprobs.max() - logprobs) * _BUCKETS).clamp_(max=1e4).long()

@@ -1,4 +1,4 @@
-"""What `sample` is asked for and gives, and the plain torch that both is its reference and runs where nothing is faster."""
+"""Parameters and results of `sample`, and the draw in plain torch: the reference, and the implementation where none is faster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; each a number for all rows, or a tensor `[B]`.
+    """How tokens are sampled; each parameter is a number for all rows, or a tensor `[B]`.
 
-    The support is what top-k, then top-p among those, and min-p leave. It is a threshold on the logits: tokens tied at the
-    last place are all in it.
+    The support is the tokens that top-k, then top-p among those, and min-p keep. It is a threshold on the logits, so all tokens
+    tied at the threshold are in it.
     """
 
     temperature: float | Tensor = 1.0
@@ -25,9 +25,9 @@ class SamplingParams:
     top_p: float | Tensor = 1.0
     """Keeps the likeliest tokens until they hold this share of the probability that top-k left; 1: all."""
     min_p: float | Tensor = 0.0
-    """Keeps tokens at least this times as likely as the likeliest; 0: all."""
+    """Keeps tokens whose probability is at least this times the likeliest token's; 0: all."""
     greedy: bool | Tensor = False
-    """Takes the likeliest token (the first of equal ones) instead of a draw."""
+    """Takes the likeliest token (the first of equal ones) instead of sampling."""
 
 
 class Sampled(NamedTuple):
@@ -36,13 +36,13 @@ class Sampled(NamedTuple):
     ids: Tensor
     """int64."""
     logprobs: Tensor
-    """float32: under the softmax at the temperature over the whole vocabulary."""
+    """float32: log-probabilities under the softmax at the temperature over the whole vocabulary."""
     support_logprobs: Tensor
-    """float32: under that softmax renormalised over the support."""
+    """float32: log-probabilities under that softmax, renormalised over the support."""
 
 
 class Columns(NamedTuple):
-    """`SamplingParams` by rows, `[B, 1]` each; None where it is off in every row."""
+    """`SamplingParams` for each row, `[B, 1]` each; None for a parameter that is off in every row."""
 
     temperature: float | Tensor
     top_k: Tensor | None
@@ -51,13 +51,13 @@ class Columns(NamedTuple):
     greedy: Tensor | None
 
     def rows(self, rows: slice) -> Columns:
-        """Those of some rows."""
+        """The parameters of some rows."""
         temperature, *others = (part[rows] if isinstance(part, Tensor) else part for part in self)
         return Columns(cast("float | Tensor", temperature), *cast("list[Tensor | None]", others))
 
     @property
     def cuts(self) -> bool:
-        """Whether a row may be cut off."""
+        """Whether any row may have a cut-off."""
         return not (self.top_k is None and self.top_p is None and self.min_p is None)
 
     @property
@@ -70,7 +70,7 @@ class Columns(NamedTuple):
 
 
 def columns(sampling: SamplingParams, logits: Tensor) -> Columns:
-    """As many as `logits` `[B, V]` has rows."""
+    """The parameters for each row of `logits` `[B, V]`."""
 
     def column(value: float | Tensor, off: float, dtype: torch.dtype) -> Tensor | None:
         if not isinstance(value, Tensor):
@@ -88,19 +88,19 @@ def columns(sampling: SamplingParams, logits: Tensor) -> Columns:
 
 
 def by_rows(value: float, dtype: torch.dtype, logits: Tensor) -> Tensor:
-    """A number for each row, `[B, 1]`, in memory once."""
+    """A number for each row, `[B, 1]`, stored once."""
     return _number(value, dtype, logits.device).expand(len(logits), 1)
 
 
 @lru_cache(maxsize=256)
 def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once: on a GPU each would be another kernel."""
+    """A cached tensor; on a GPU each new one would cost a kernel launch."""
     with torch.inference_mode(mode=False):
         return torch.tensor(value, dtype=dtype, device=device)
 
 
 def draw_rows(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
-    """`logits` `[B, V]` and `uniforms` float64 `[B, S]` give `[B, S]`. Sums are float64: a token of probability 0 is never drawn."""
+    """Samples `[B, S]` from `logits` `[B, V]` and `uniforms` float64 `[B, S]`. Float64 sums: a token of probability 0 is never drawn."""
     plain = not isinstance(rows.temperature, Tensor) and rows.temperature == 1.0
     scaled = logits.float() if plain else logits.float() / rows.temperature
     logprobs = torch.log_softmax(scaled, dim=-1)

@@ -1,13 +1,13 @@
 """Triton kernels of `sample`: every logit is read once, no row is sorted, and the ids are the reference's up to rounding.
 
-1. `statistics_kernel`, a program a slice of a row: its maximum and sum of exponentials, and the maxima of groups of 16 logits.
-2. `candidates_kernel`, a program a row: the groups with the highest maxima, as many as there is room for, in the order of ids. No logit
-   that reaches the row's `floor` is outside them.
-3. `draw_kernel`, a program a row: reads those groups and finds the threshold of the support among them, bit by bit: the largest number that
-   k logits reach, or logits of enough mass. A threshold at the floor or above is exact. A support that goes deeper is wide: its
-   threshold is found in the whole row. Draws without a cut-off need the slices' sums and one slice.
+1. `statistics_kernel`, one program for each slice of a row: its maximum and sum of exponentials, and the maxima of groups of 16 logits.
+2. `candidates_kernel`, one program for each row: the groups with the highest maxima, up to a fixed number, in the order of ids. All
+   logits that reach the row's `floor` are in them.
+3. `draw_kernel`, one program for each row: reads those groups and finds the threshold of the support among them, bit by bit: the largest
+   number that k logits reach, or logits of enough mass. A threshold at or above the floor is exact. A wider support has its threshold
+   searched in the whole row. Draws without a cut-off need the slices' sums and one slice.
 
-How a row is cut up depends on V alone, and sums run in one order: its bits do not depend on the rows beside it.
+The slices depend on V alone, and sums run in one order, so a row's bits do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gradbus_kernels.operators.sample.triton_kernels import candidates_kernel, d
 
 
 class Read(NamedTuple):
-    """What one reading of logits `[B, V]` leaves of them."""
+    """Results of one pass over logits `[B, V]`."""
 
     slice: int
     """Tokens in a slice; a power of two."""
     sums: Tensor
-    """Float32 `[2, B, V / slice]`: of each slice the maximum, and the sum of exponentials of what is below it, at the temperature."""
+    """Float32 `[2, B, V / slice]`: each slice's maximum, and its sum of exponentials relative to the maximum, at the temperature."""
     highest: Tensor
     """Int32 `[B, V / slice]`: the first group with the slice's maximum."""
     maxima: Tensor | None
-    """`[B, V / group]`, as the logits: the largest of each group; None where nothing is cut off."""
+    """`[B, V / group]` in the logits' dtype: each group's maximum; None without a cut-off."""
 
 
 def draw_triton(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
@@ -49,7 +49,7 @@ def draw_triton(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
 
 
 def empty_read(logits: Tensor, slice_: int, rows: Columns) -> Read:
-    """Room for what a reading in slices of that many tokens leaves."""
+    """Memory for the results of a pass with slices of `slice_` tokens."""
     count, vocabulary = logits.shape
     slices = triton.cdiv(vocabulary, slice_)
     groups = triton.cdiv(vocabulary, LAUNCH.group)
@@ -59,14 +59,14 @@ def empty_read(logits: Tensor, slice_: int, rows: Columns) -> Read:
 
 
 def temperature_of(rows: Columns, logits: Tensor) -> tuple[Tensor, int]:
-    """A tensor and how far apart in it those of neighbouring rows are."""
+    """The temperatures as a tensor, and their stride from row to row."""
     given = rows.temperature
     column = given if isinstance(given, Tensor) else by_rows(given, torch.float32, logits)
     return column, column.stride(0)
 
 
 def _no_more_than_fit(columns: int, logits: Tensor) -> int:
-    """As many columns at a time, fewer where a row has fewer; whole groups."""
+    """`columns`, or fewer if a row has fewer; a multiple of the group."""
     return max(LAUNCH.group, min(columns, int(triton.next_power_of_2(logits.shape[1]))))
 
 

@@ -1,6 +1,6 @@
-"""What runs on the GPU for `sample`; `gradbus_kernels.operators.sample.triton` says how the kernels go together.
+"""Kernels of `sample`; the docstring of `gradbus_kernels.operators.sample.triton` describes how they work together.
 
-Weights are multiples of the likeliest token's probability. A key is an integer in the order of the logits.
+Weights are multiples of the likeliest token's probability. A key is an integer that orders like the logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LOWEST = tl.constexpr(-(1 << 31))
 
 @triton.jit
 def _key(value):
-    """Int32 in the order of float32 numbers."""
+    """An int32 that orders like the float32 numbers."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -31,7 +31,7 @@ def _load(logits, row, columns, vocabulary):
 
 @triton.jit
 def power(value, peak, temperature) -> tl.tensor:
-    """`exp((value - peak) / temperature)`, a multiplication and no division for each value; 0 for -inf, of a peak of -inf too."""
+    """`exp((value - peak) / temperature)`, with a multiplication and no division for each value; 0 for -inf, also if the peak is -inf."""
     return tl.exp2((value - tl.where(peak == float("-inf"), 0.0, peak)) * (1.4426950408889634 / temperature))
 
 
@@ -67,7 +67,7 @@ def candidates_kernel(
     kept = keys >= floor
     tl.store(chosen + row * ROOM + tl.cumsum(kept.to(tl.int32), 0) - 1, group, mask=kept)
     slot = tl.arange(0, ROOM)
-    tl.store(chosen + row * ROOM + slot, groups, mask=slot >= tl.sum(kept.to(tl.int32)))  # stands for none
+    tl.store(chosen + row * ROOM + slot, groups, mask=slot >= tl.sum(kept.to(tl.int32)))  # means no group
     tl.store(floors + row, floor)
 
 
@@ -79,13 +79,13 @@ def _weight(value, temperature, peak, least):
 
 @triton.jit
 def _amount_above(keys, amounts, least):
-    """How much of the amounts lies at the key `least` or above."""
+    """The sum of the amounts whose key is `least` or above."""
     return tl.sum(tl.where(keys >= least, amounts, 0)).to(tl.float64)
 
 
 @triton.jit
 def _amount_above_in_row(wide, least, MASS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The same of a whole row: the number of its logits or their mass."""
+    """The same for a whole row: the number of its logits, or their mass."""
     logits, row, temperature, peak, vocabulary = wide
     amount = tl.full((), 0.0, tl.float64)
     for start in range(0, vocabulary, BLOCK):
@@ -100,7 +100,7 @@ def _amount_above_in_row(wide, least, MASS: tl.constexpr, BLOCK: tl.constexpr, G
 
 @triton.jit
 def _search(keys, amounts, wide, wanted, above, MASS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, UNUSED: tl.constexpr):
-    """The largest key that as much as `wanted` reaches, of what is at `above` or higher; the lowest key where less is there."""
+    """The largest key such that amounts of at least `wanted` have it or a higher one, among keys from `above` on; else the lowest key."""
     key = tl.full((), _LOWEST, tl.int64)
     for step in range(32 - UNUSED):
         trial = key + (tl.full((), 1, tl.int64) << (31 - step))
@@ -114,7 +114,7 @@ def _search(keys, amounts, wide, wanted, above, MASS: tl.constexpr, BLOCK: tl.co
 def _threshold(
     keys, weights, wide, total, top_k, top_p, lowest, vocabulary, BLOCK: tl.constexpr, GROUP: tl.constexpr, UNUSED: tl.constexpr
 ):
-    """The least key that top-k leaves, and the least in the support: of the logits at hand, or of a whole row."""
+    """The least key that top-k keeps, and the least key in the support: among the candidates, or in a whole row."""
     top_least = tl.full((), _LOWEST, tl.int32)
     share = total.to(tl.float64)
     if (top_k > 0) & (top_k < vocabulary):
@@ -128,7 +128,10 @@ def _threshold(
 
 @triton.jit
 def _pick(masses, target):
-    """Where the running sum of masses first exceeds the target, and the sum before; where rounding leaves none, the last that has any."""
+    """The index where the running sum of masses first exceeds the target, and the sum before it.
+
+    If rounding leaves no such index, the last one with a mass above 0.
+    """
     index = tl.arange(0, masses.shape[0])
     passed = (tl.cumsum(masses, 0) > target) & (masses > 0.0)
     first = tl.min(tl.where(passed, index, masses.shape[0]), 0)
@@ -139,7 +142,7 @@ def _pick(masses, target):
 
 @triton.jit
 def _pick_of_groups(weights, target):
-    """The group, and the place in it, where the running sum of weights `[groups, size]` first exceeds the target."""
+    """The group, and the index in it, where the running sum of weights `[groups, size]` first exceeds the target."""
     group, before = _pick(tl.sum(weights.to(tl.float64), 1), target)
     own = tl.where(tl.arange(0, weights.shape[0])[:, None] == group, weights, 0.0)
     index, _ = _pick(tl.sum(own, 0).to(tl.float64), target - before)
@@ -182,7 +185,7 @@ def _first_at(peak, start, logits, row, vocabulary, GROUP: tl.constexpr):
 
 @triton.jit
 def _row_params(top_ks, top_k_apart, top_ps, top_p_apart, min_ps, min_p_apart, row, temperature, peak):
-    """Of a row top-k and top-p, and the least key that min-p leaves."""
+    """Top-k and top-p of a row, and the least key that min-p keeps."""
     top_k, top_p, lowest = tl.full((), 0, tl.int64), tl.full((), 1.0, tl.float64), tl.full((), _LOWEST, tl.int32)
     if top_ks is not None:
         top_k = tl.load(top_ks + row * top_k_apart)
@@ -196,7 +199,7 @@ def _row_params(top_ks, top_k_apart, top_ps, top_p_apart, min_ps, min_p_apart, r
 
 @triton.jit
 def _support(group, floor, wide, total, top_k, top_p, lowest, BLOCK: tl.constexpr, GROUP: tl.constexpr, UNUSED: tl.constexpr):
-    """The candidates' weights within the support, its least key and its mass; whether it is the whole row, whether they hold all of it."""
+    """The candidates' weights within the support, its least key and its mass; whether it is the whole row; whether candidates hold it."""
     logits, row, temperature, peak, vocabulary = wide
     top_k_off = (top_k == 0) | (top_k >= vocabulary)
     whole, narrow = top_k_off & (top_p == 1.0) & (lowest == _LOWEST), tl.full((), False, tl.int1)

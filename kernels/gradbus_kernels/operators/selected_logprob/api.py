@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens under given logits; with them entropy, and divergence from a second model.
+"""Log-probabilities of given tokens under given logits, with optional entropy and divergence from a second model.
 
-Forward and backward pass each read the logits once. The bits of a row do not depend on the rows beside it.
+Forward and backward pass each read the logits once. The bits of a row do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInp
 
 
 class SelectedLogprob(NamedTuple):
-    """One number a row `[N]` each, in nats; float32, or float64 for float64 logits. Ignored rows hold 0."""
+    """`[N]` each, in nats; float32, or float64 for float64 logits. Ignored rows hold 0."""
 
     logprobs: Tensor
     entropy: Tensor | None
-    """Of the softmax over the whole vocabulary; None unless asked for."""
+    """Entropy of the softmax over the whole vocabulary; None unless requested."""
     kl: Tensor | None
     """KL(softmax(logits) || softmax(other_logits)), summed over the whole vocabulary; None without `other_logits`."""
     other_logprobs: Tensor | None
-    """Of the same tokens under `other_logits`, without gradient: what the sampled estimators (k1, k2, k3) are made of."""
+    """Log-probabilities of the same tokens under `other_logits`, without gradient, for the sampled KL estimators (k1, k2, k3)."""
 
 
 def selected_logprob(
@@ -40,9 +40,9 @@ def selected_logprob(
     """log softmax(logits / temperature) at `ids`, differentiable in `logits`.
 
     `logits` float `[N, V]`; `ids` int64 `[N]`, each in [0, V) or `ignore_index`; `other_logits` of a second, frozen model
-    `[N, V]` in any float dtype: no gradient goes there. A logit of -inf takes its token out of the vocabulary. The gradient has the
-    dtype of `logits`, and beside it nothing of size N * V is made.
-    Raises ValueError for arguments that do not fit, and for rows with NaN, with +inf or without any finite logit.
+    `[N, V]` in any float dtype, without gradient. A logit of -inf removes its token from the vocabulary. The gradient has the
+    dtype of `logits`; no other tensor of size N * V is allocated.
+    Raises ValueError that names a bad argument, and for rows with NaN, with +inf or without any finite logit.
     """
     _check(logits, ids, temperature, other_logits, ignore_index)
     chosen = choose("selected_logprob", logits, ("reference", "cpu", "triton"))
@@ -103,7 +103,7 @@ def _check(logits: Tensor, ids: Tensor, temperature: float, other_logits: Tensor
 
 
 class _Rowwise(torch.autograd.Function):
-    """Forward keeps a few numbers a row; backward makes the softmax again from them."""
+    """The forward pass saves some numbers for each row; the backward pass computes the softmax again from them."""
 
     @staticmethod
     def forward(

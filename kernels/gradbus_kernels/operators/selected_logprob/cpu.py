@@ -1,8 +1,8 @@
-"""`selected_logprob` on a CPU: a few rows at a time, in buffers that stay in the second-level cache.
+"""`selected_logprob` on a CPU, tile by tile, in buffers that stay in the L2 cache.
 
-Plain softmax in torch runs at a quarter of what its vectorised `exp` can do. Here each step over a tile is one
-vectorised operation into a buffer that is there already. How rows are put together in tiles depends on V alone, and no
-operation used here mixes rows, so a row's bits do not depend on its neighbours.
+torch's softmax runs at a quarter of the speed of its vectorised `exp`. Here each step over a tile is one vectorised operation
+into an existing buffer. The number of rows in a tile depends on V alone, and no operation here mixes rows, so a row's bits do not
+depend on the other rows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 
 _ALONE: Final = 1 << 15
-"""Rows at least this long come one by one: torch splits the sum of a single long row over its threads, that of several it does not."""
+"""Rows at least this long are tiles by themselves: torch splits the sum of a single long row among threads, but not that of several."""
 _LEAST, _MOST = 1e-20, 1e30
-"""A sum of exponentials within needs no shift by the row's maximum: what float32 cannot hold is beyond the sum's last bit."""
+"""A sum of exponentials in this range needs no shift by the row's maximum: exponentials that underflow lie below the sum's last bit."""
 
 
 def forward_cpu(inputs: RowInputs, entropy: bool) -> RowStatistics:
@@ -46,7 +46,7 @@ def forward_cpu(inputs: RowInputs, entropy: bool) -> RowStatistics:
 
 
 def backward_cpu(inputs: RowInputs, found: RowStatistics, wanted: RowGradients) -> Tensor:
-    """The gradient in `logits`. With p the softmax at temperature T, for a row's token i and its own token t:
+    """The gradient in `logits`. With p the softmax at temperature T, for token i of a row whose selected token is t:
 
     T dL/dz_i = g [i = t] - p_i (g + g_H (log p_i + H) - g_KL (log p_i - log q_i - KL)).
     """
@@ -72,7 +72,7 @@ def backward_cpu(inputs: RowInputs, found: RowStatistics, wanted: RowGradients) 
 
 
 class _Tiles:
-    """The rows in slices, and three buffers of one slice's size."""
+    """The rows in tiles, and three buffers of a tile's size."""
 
     def __init__(self, inputs: RowInputs) -> None:
         self.inputs = inputs
@@ -93,7 +93,7 @@ class _Tiles:
         return self._buffers[number][: rows.stop - rows.start]
 
     def scaled(self, logits: Tensor, rows: slice, number: int) -> Tensor:
-        """logits / temperature: the given memory itself where it already is that, else in the buffer."""
+        """logits / temperature: a view of `logits` where no operation is needed, else a buffer."""
         if logits.dtype != self.inputs.accumulator:
             tile = self.buffer(number, rows).copy_(logits[rows])
             return tile if self.inputs.temperature == 1.0 else tile.div_(self.inputs.temperature)
@@ -102,7 +102,7 @@ class _Tiles:
         return torch.div(logits[rows], self.inputs.temperature, out=self.buffer(number, rows))
 
     def pull(self, wanted: Tensor | None, rows: slice) -> Tensor:
-        """A gradient's column over the temperature; zeros for None."""
+        """A column of upstream gradients, divided by the temperature; zeros for None."""
         if wanted is None:
             return torch.zeros(rows.stop - rows.start, 1, dtype=self.inputs.accumulator)
         return wanted[rows, None] / self.inputs.temperature
@@ -113,7 +113,7 @@ def _column(inputs: RowInputs, *width: int) -> Tensor:
 
 
 def _in_two(normaliser: Tensor, inputs: RowInputs) -> Tensor:
-    """Float64 numbers as sums of two of the accumulator's: `[n, 2]`."""
+    """Float64 numbers as sums of two numbers in the accumulator's dtype, `[n, 2]`."""
     most = normaliser.to(inputs.accumulator)
     return torch.stack((most, (normaliser - most.double()).to(inputs.accumulator)), dim=1)
 
@@ -154,7 +154,7 @@ def _everything(tiles: _Tiles, rows: slice, found: RowStatistics) -> None:
 
 
 def _shifted(tiles: _Tiles, logits: Tensor, rows: slice, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits less their row's maximum, in that buffer; the maximum; the sum of the exponentials, which lie in buffer 1."""
+    """Logits minus their row's maximum, in that buffer; the maximum; the sum of the exponentials, which are in buffer 1."""
     scaled = tiles.scaled(logits, rows, number)
     peak = scaled.amax(1)
     shifted = torch.sub(scaled, peak.unsqueeze(1), out=tiles.buffer(number, rows))
@@ -163,7 +163,7 @@ def _shifted(tiles: _Tiles, logits: Tensor, rows: slice, number: int) -> tuple[T
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Overwrites `values`. What has no weight does not count, be it infinite."""
+    """The weighted sum of each row; overwrites `values`. A value of weight 0 adds 0, even if it is infinite."""
     total = values.mul_(weights).sum(1)
     if bool(total.isnan().any()):
         total = values.masked_fill_(weights == 0, 0.0).sum(1)
@@ -171,7 +171,7 @@ def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _all_pulls(tiles: _Tiles, rows: slice, found: RowStatistics, wanted: RowGradients, own: Tensor) -> None:
-    """The gradient without the part of the row's own token. What has no probability gets none, be its logit infinite."""
+    """The gradient without the term of the selected token. A token of probability 0 gets 0, even if its logit is infinite."""
     inputs = tiles.inputs
     shift, rest = found.normaliser[rows, :, None].unbind(1)
     shifted = torch.sub(tiles.scaled(inputs.logits, rows, 0), shift, out=tiles.buffer(0, rows))
@@ -192,5 +192,5 @@ def _all_pulls(tiles: _Tiles, rows: slice, found: RowStatistics, wanted: RowGrad
     if bool(total.isnan().any()):
         total = own.masked_fill_(weights == 0, 0.0).sum(1)
     if wanted.kl is not None:
-        # A row's gradient adds up to 0. What its mean was rounded by would else be left, and is not small where the models are far apart.
+        # A row's gradient sums to 0. This removes the rounding error of the mean, which is large where the two models differ much.
         own.addcmul_(weights, factor * (-tiles.pull(wanted.logprobs, rows) - total[:, None]))

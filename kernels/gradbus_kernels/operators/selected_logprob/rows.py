@@ -1,4 +1,4 @@
-"""What the passes of `selected_logprob` hand each other, the same for every implementation."""
+"""Inputs and results of the passes of `selected_logprob`, the same for every implementation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RowInputs(NamedTuple):
-    """Checked arguments; `ids` of ignored rows are 0, and `valid` bool `[N]` is None where no row can be ignored."""
+    """Arguments after their checks; `ids` of ignored rows are 0, and `valid` bool `[N]` is None if no row can be ignored."""
 
     logits: Tensor
     ids: Tensor
@@ -24,7 +24,7 @@ class RowInputs(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    """What the forward pass found of each row, `[N]` each. Normalisers `[N, 2]` are sums of two numbers, exact beside large logits."""
+    """Results of the forward pass, `[N]` each. A normaliser `[N, 2]` is a sum of two numbers, which keeps it exact for large logits."""
 
     logprobs: Tensor
     entropy: Tensor | None
@@ -34,11 +34,11 @@ class RowStatistics(NamedTuple):
     """log sum exp(logits / temperature)."""
     other_normaliser: Tensor | None
     apart: Tensor | None = None
-    """Triton's mean log-ratio less that of the likeliest token, small beside it where that token is nearly certain."""
+    """Triton only: the mean log-ratio minus that of the likeliest token; a small number where that token is nearly certain."""
 
 
 class RowGradients(NamedTuple):
-    """Of the loss in each row's outputs, `[N]`; None: the loss does not depend on that output."""
+    """Gradients of the loss in each row's outputs, `[N]`; None: the loss does not depend on that output."""
 
     logprobs: Tensor | None
     entropy: Tensor | None

@@ -1,8 +1,8 @@
 """Triton kernels of `selected_logprob`.
 
-Forward: a program takes one slice of one row, whatever the number of rows, and a second kernel puts a row's slices
-together in their order. How a row is cut depends on V alone: its bits do not depend on the rows beside it, and a
-single row still has several programs. Backward is one elementwise pass.
+Forward: a program takes one slice of one row, for any number of rows, and a second kernel merges a row's slices in order. The
+slices depend on V alone, so a row's bits do not depend on the other rows, and a single row still has several programs. The
+backward pass is one elementwise kernel.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def forward_triton(inputs: RowInputs, entropy: bool) -> RowStatistics:
 
 
 def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradients, in_place: bool = False) -> Tensor:
-    """The gradient in `logits`; the equation stands at `backward_cpu`. `in_place`: where they were."""
+    """The gradient in `logits`, as `backward_cpu` defines it. `in_place`: overwrites the logits."""
     logits, other = _dense(inputs.logits), None if inputs.other_logits is None else _dense(inputs.other_logits)
     gradient = logits if in_place else torch.empty_like(logits)
     rows, vocabulary = logits.shape
@@ -85,13 +85,13 @@ def _dense(logits: Tensor) -> Tensor:
 
 @triton.jit
 def _finite(peak):
-    """0 for the maximum of nothing but -inf."""
+    """The maximum, or 0 if all values are -inf."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
 @triton.jit
 def _moved(peak, to):
-    """How far values less `peak` go when they are taken less `to` instead; 0 where there were none."""
+    """The amount to add to values relative to `peak` to make them relative to `to`; 0 if there are no values."""
     return tl.where(peak == float("-inf"), 0.0, peak - to)
 
 
@@ -100,9 +100,9 @@ def _merge(
     peak, total, moment, apart, beside, other_peak, other_total,
     peak_b, total_b, moment_b, apart_b, beside_b, other_peak_b, other_total_b,
 ):  # fmt: skip
-    """Statistics of two parts of a row as those of both.
+    """Merges the statistics of two parts of a row.
 
-    Under peak = max x, and beside = y where x is that: total = sum e^(x-peak), moment = sum e^(x-peak) (x-peak),
+    With peak = max x, and beside = y where x is that: total = sum e^(x-peak), moment = sum e^(x-peak) (x-peak),
     apart = sum e^(x-peak) ((x-peak) - (y-beside)). So the likeliest token adds exactly nothing to it.
     """
     to, other_to = tl.maximum(peak, peak_b), tl.maximum(other_peak, other_peak_b)
@@ -120,7 +120,7 @@ def _merge(
 
 @triton.jit
 def _weighted(weight, value):
-    """What has no weight does not count, be it infinite."""
+    """The product; 0 for weight 0, even if the value is infinite."""
     return tl.where(weight == 0, 0.0, weight * value)
 
 
@@ -141,7 +141,7 @@ def _take_slices(
         inside = columns < vocabulary
         value = tl.load(logits + row * vocabulary + columns, mask=inside, other=float("-inf")).to(tl.float32) * inverse
         block_peak = tl.max(value, 0)
-        likeliest = value == block_peak  # before the difference, which a compiler may fuse with the product
+        likeliest = value == block_peak  # compared before the subtraction, which a compiler may fuse with the product
         value -= _finite(block_peak)
         weight = tl.exp(value)
         block_moment, block_apart, block_beside, block_other_peak, block_other_total = zero, zero, nothing, nothing, zero

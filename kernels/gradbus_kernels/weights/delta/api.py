@@ -1,10 +1,10 @@
-"""What changed between two versions of the weights, bit for bit, in little more than its entropy.
+"""The difference between two versions of the weights, bit for bit, in few more bytes than its entropy.
 
     delta = encode_delta(old, new)
     new = apply_delta(delta, old)
 
-An RL step changes about one bf16 weight in a hundred, mostly by one unit in the last place. `weights_delta_chunk`
-says how changes are coded, `weights_delta_format` how they are laid out.
+An RL step changes about one bf16 weight in a hundred, mostly by one unit in the last place (ulp). `chunk` describes the code of
+the changes, `format` the layout of the bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMATS: Final[Mapping[torch.dtype, FloatFormat]] = {
 
 
 def encode_delta(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bytes:
-    """How `old` becomes `new`: the same names, shapes and dtypes (float32, float16, bfloat16), any device.
+    """The delta from `old` to `new`, which have equal names, shapes and dtypes (float32, float16, bfloat16), on any device.
 
     Raises DeltaError where the two do not match or a dtype is not supported.
     """
@@ -35,11 +35,11 @@ def encode_delta(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bytes:
 
 
 def apply_delta(delta: bytes | memoryview, old: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The new version, on the CPU; `old` is left as it is.
+    """The new version, on the CPU; `old` is not changed.
 
-    `into` gives memory to reuse: contiguous CPU tensors of the same names, shapes and dtypes that share none with `old`.
-    Raises WrongBaseError if `old` is not the version the delta was made from, DamagedDeltaError if the delta is not as
-    it was written. After an error the contents of `into` must not be used.
+    `into` is memory to reuse: contiguous CPU tensors of the same names, shapes and dtypes that share no memory with `old`.
+    Raises WrongBaseError if `old` is not the version that the delta was made from, DamagedDeltaError if the delta is damaged.
+    After an error the contents of `into` must not be used.
     """
     before = _flattened(old)
     new = {name: _target(name, tensor, into) for name, tensor in old.items()}

@@ -1,4 +1,4 @@
-"""The bytes under a weights delta: numbers, strings and bit planes, written once and read with every length checked."""
+"""Writer and reader of the bytes of a delta: numbers, byte strings and bit planes. The reader checks every length."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_NUMBER_BYTES: Final = 9
 
 
 class DeltaError(ValueError):
-    """A delta cannot be applied; nothing was."""
+    """A delta cannot be encoded or applied."""
 
 
 class DamagedDeltaError(DeltaError):
-    """The bytes are not what an encoder wrote."""
+    """The bytes are not the output of an encoder."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(f"the weights delta is damaged ({fault}); fetch it again, or fetch the whole version")
@@ -28,7 +28,7 @@ class Writer:
         self._parts: list[bytes] = []
 
     def number(self, value: int) -> None:
-        """A non-negative integer, seven bits a byte, lowest first (LEB128)."""
+        """Appends a non-negative integer, seven bits a byte, lowest first (LEB128)."""
         digits = bytearray()
         while value > 0x7F:
             digits.append(value & 0x7F | 0x80)
@@ -37,15 +37,15 @@ class Writer:
         self._parts.append(bytes(digits))
 
     def raw(self, part: bytes) -> None:
-        """Bytes whose length the reader knows."""
+        """Appends bytes whose length the reader knows."""
         self._parts.append(part)
 
     def bits(self, flags: NDArray[np.bool_]) -> None:
-        """One plane: a bit for each flag, the lowest bit of a byte first."""
+        """Appends one plane: a bit for each flag, the lowest bit of a byte first."""
         self._parts.append(np.packbits(flags, bitorder="little").tobytes())
 
     def planes(self, values: NDArray[np.unsignedinteger], width: int) -> None:
-        """The low `width` bits of each value, one plane of bits after another, highest first."""
+        """Appends the low `width` bits of each value, one plane of bits after another, highest first."""
         for bit in reversed(range(width)):
             self.bits((values & values.dtype.type(1 << bit)) != 0)
 
@@ -55,7 +55,7 @@ class Writer:
 
 
 class Reader:
-    """Reads what `Writer` wrote. Every method raises DamagedDeltaError rather than read past the end."""
+    """Reads the output of `Writer`. Every method raises DamagedDeltaError instead of reading past the end."""
 
     def __init__(self, content: bytes | memoryview) -> None:
         self._content = memoryview(content)
@@ -74,7 +74,7 @@ class Reader:
         return self._content[self._offset - size : self._offset]
 
     def accept(self, expected: bytes) -> bool:
-        """Whether these bytes come next; they are passed over then."""
+        """Whether these bytes come next; if so, skips them."""
         found = self._content[self._offset : self._offset + len(expected)] == expected
         self._offset += len(expected) if found else 0
         return found

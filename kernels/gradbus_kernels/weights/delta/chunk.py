@@ -1,10 +1,10 @@
-"""The changes of a run of weights, coded with what the old weights tell of them.
+"""Codes the changes of a chunk of weights, given the old weights.
 
-A small step moves a weight by about the step over its unit in the last place: a large weight seldom changes and then
-by one unit, a small one often and by more. Both sides hold the old weights, so the small ones need not be named: they are
-listed by comparing. The large weights and the list each have a subset that changed and the changes themselves.
-A change is a difference of ranks, the integers that stand in the order of the floats. Every bit pattern has a rank (NaN,
-infinity, -0 and subnormals too), and ranks wrap around, so any change can be coded.
+A small step moves a weight by about (step / ulp) units in the last place: a large weight seldom changes, and then by one unit; a
+small one changes often and by more. Encoder and decoder both have the old weights, so the list of small weights is not stored but
+found by comparison. For the large weights and for the list, the code has the subset that changed, and the changes.
+A change is a difference of ranks, integers that order like the floats. Every bit pattern has a rank (NaN, infinity, -0 and
+subnormals too), and ranks wrap around, so any change can be coded.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Bits = NDArray[np.unsignedinteger[Any]]
 """Floats as unsigned integers of their width."""
 
 SMALL_SHARE: Final = 1 / 128
-"""How much of the weights is listed even where fewer change."""
+"""The least share of the weights that is listed as small."""
 DENSE: Final = 1 / 4
-"""From this share of changes on, all are listed."""
+"""From this share of changes on, all weights are listed as small."""
 MIN_CHANGES: Final = 64
-"""With fewer changes, none are: a list costs more time than it saves bytes."""
+"""With fewer changes no weight is listed as small, because the list saves too little for its time."""
 SAMPLE: Final = 4096
 BLOCK: Final = 1 << 17
 """Elements compared together: they stay in a core's cache."""
 
 
 class FloatFormat(NamedTuple):
-    """How a float is laid out: a sign, the exponent, the fraction."""
+    """The layout of a float: a sign, the exponent, the fraction."""
 
     name: str
     """As safetensors spells it."""
@@ -43,7 +43,7 @@ class FloatFormat(NamedTuple):
 
 
 def encode_chunk(old: Bits, new: Bits, form: FloatFormat) -> bytes:
-    """How `old` becomes `new`, of the same length; empty if it already is."""
+    """The changes from `old` to `new`, of equal length; empty if they are equal."""
     changed = _indices(len(old), lambda block: old[block] != new[block])
     if not len(changed):
         return b""
@@ -61,7 +61,7 @@ def encode_chunk(old: Bits, new: Bits, form: FloatFormat) -> bytes:
 
 
 def apply_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat) -> None:
-    """Write into `new`, which holds a copy of `old`, what differs. Raises DamagedDeltaError for content never written."""
+    """Applies the changes to `new`, which holds a copy of `old`. Raises DamagedDeltaError for content that no encoder wrote."""
     source = Reader(content)
     limit = source.number(1 << form.width - 1)
     large = read_subset(source, len(old))
@@ -85,7 +85,7 @@ def _read_steps(source: Reader, count: int, form: FloatFormat) -> Bits:
 
 
 def _write_sizes(out: Writer, sizes: Bits, form: FloatFormat) -> None:
-    """Positive integers by Elias's gamma code: which have another bit after the leading one, and that bit, in turns."""
+    """Writes positive integers by Elias's gamma code: level by level, the subset that has another bit, and that bit."""
     lengths = np.frexp(sizes.astype(np.float64))[1].astype(sizes.dtype) - sizes.dtype.type(1)
     for level in range(1, form.width):
         if not len(sizes):
@@ -108,7 +108,7 @@ def _read_sizes(source: Reader, count: int, form: FloatFormat) -> Bits:
 
 
 def _choose_limit(old: Bits, changes: int, form: FloatFormat) -> int:
-    """The power of two, as the bits of a float, below which weights are listed: about as many as change."""
+    """The power of two, as the bits of a float, below which weights are listed as small: about as many as change."""
     if changes < MIN_CHANGES:
         return 0
     share = max(changes / len(old), SMALL_SHARE)
@@ -125,7 +125,7 @@ def _small_indices(old: Bits, limit: int, form: FloatFormat) -> Indices:
 
 
 def _indices(size: int, test: Callable[[slice], NDArray[np.bool_]]) -> Indices:
-    """Where `test`, asked about a block at a time, says yes, in the order of `set_bit_indices`."""
+    """The indices for which `test`, called with a block at a time, is true, in the order of `set_bit_indices`."""
     words = np.zeros(-(-size // 64), np.uint64)
     packed = words.view(np.uint8)
     for begin in range(0, size, BLOCK):
@@ -143,12 +143,12 @@ def _signs(bits: Bits, form: FloatFormat) -> Bits:
 
 
 def _negated(values: Bits, chosen: Bits) -> Bits:
-    """Minus a value where `chosen` is 1, not 0; several times faster than `np.where`."""
+    """The values, negated where `chosen` is 1; several times faster than `np.where`."""
     return np.bitwise_xor(values, np.negative(chosen)) + chosen
 
 
 def _ranks(bits: Bits, form: FloatFormat) -> Bits:
-    """A negative float has all bits turned, any other its sign bit."""
+    """Inverts all bits of a negative float, and the sign bit of any other."""
     turned: Bits = np.negative(_signs(bits, form)) | bits.dtype.type(1 << form.width - 1)
     return np.bitwise_xor(bits, turned)
 

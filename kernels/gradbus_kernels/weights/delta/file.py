@@ -1,6 +1,6 @@
-"""Deltas between two safetensors files, to the byte: what a worker writes has the digest of the trainer's file.
+"""Deltas between two safetensors files, to the byte: the file that a worker writes has the digest of the trainer's file.
 
-No torch here: a worker whose engine is a server has none.
+No torch here, because a worker whose engine is a server has none.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _LENGTH_BYTES: Final = 8
 
 
 def encode_file_delta(old: memoryview, new: memoryview) -> bytes:
-    """How the file `old` becomes `new`. Raises DeltaError unless both lay out the same tensors in the same way."""
+    """The delta from file `old` to `new`. Raises DeltaError unless both have the same tensors in the same layout."""
     if _header(old) != _header(new) or len(old) != len(new):
         raise DeltaError("the two files are laid out differently; publish the whole version")
     return encode_tensors(_tensors(old), _tensors(new))
 
 
 def apply_file_delta(delta: memoryview, old: memoryview, new: memoryview) -> None:
-    """Writes into `new`, of the size of `old` and memory of its own, the file that the delta leads to.
+    """Writes the delta's target file into `new`, which has the size of `old` and separate memory.
 
-    Raises WrongBaseError if `old` is not the file that the delta was made from, DamagedDeltaError if the delta is not as it was
-    written. After an error the contents of `new` must not be used.
+    Raises WrongBaseError if `old` is not the file that the delta was made from, DamagedDeltaError if the delta is damaged. After an
+    error the contents of `new` must not be used.
     """
     header = _header(old)
     new[: len(header)] = header
@@ -35,7 +35,7 @@ def apply_file_delta(delta: memoryview, old: memoryview, new: memoryview) -> Non
 
 
 def _header(file: memoryview) -> memoryview:
-    """Up to where the elements begin. Raises DeltaError for what is no safetensors file."""
+    """The bytes before the elements. Raises DeltaError if this is not a safetensors file."""
     length = int.from_bytes(file[:_LENGTH_BYTES], "little")
     if not 0 < length <= len(file) - _LENGTH_BYTES:
         raise DeltaError("this is no safetensors file; fetch it again")

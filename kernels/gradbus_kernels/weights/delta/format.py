@@ -1,13 +1,12 @@
-"""The bytes of a weights delta: what `weights_delta` makes of torch's tensors and `weights_delta_file` of files. No torch here.
+"""The bytes of a weight delta, for `api` (torch tensors) and `file` (files). No torch here.
 
-A tensor is coded in chunks, as `weights_delta_chunk` says; a chunk whose delta is no smaller than itself goes whole.
+A tensor is coded in chunks by `chunk`; a chunk whose delta is not smaller than its elements is stored whole.
 
-Layout, integers in LEB128 unless told: `GBWD`, one byte of format version, the checksum of all that follows, the
-number of tensors; then for each, in order of name: name and dtype (length, UTF-8), number of dimensions, shape, digest
-of the old and of the new tensor, and for each chunk its length and its content. Length 0: nothing changed; as long as
-the chunk: the new elements; else a delta. Checksum and digests are XXH3-128, 16 bytes. They guard against accidents: the
-wrong base, damage in transit, a fault in memory. Whoever writes a delta decides what it holds, so the caller
-authenticates it as it does whole weights, by a digest of its bytes from a source it trusts.
+Layout, integers in LEB128 unless stated: `GBWD`, one byte of format version, the checksum of the rest, the number of tensors; then
+for each tensor, in order of name: name and dtype (length, UTF-8), number of dimensions, shape, digest of the old and of the new
+tensor, and for each chunk its length and its content. Length 0: no change; the length of the chunk: the new elements; otherwise a
+delta. Checksum and digests are XXH3-128, 16 bytes. They detect accidents: a wrong base, damage in transit, a memory fault. They do
+not authenticate the writer of a delta; the caller checks a digest of the bytes from a trusted source, as it does for whole weights.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ DIGEST_BYTES: Final = 16
 FORMATS: Final[Mapping[str, FloatFormat]] = {
     form.name: form for form in (FloatFormat("F32", 32, 23), FloatFormat("F16", 16, 10), FloatFormat("BF16", 16, 7))
 }
-"""What a delta takes, by the names that safetensors has for them."""
+"""Supported formats, by safetensors' names."""
 
 
 class FlatTensor(NamedTuple):
@@ -42,14 +41,14 @@ class FlatTensor(NamedTuple):
 
 
 class WrongBaseError(DeltaError):
-    """The tensors at hand are not the ones the delta starts from."""
+    """The given tensors are not the base of the delta."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(f"the weights delta starts from another version ({fault}); apply it to that one, or fetch the whole version")
 
 
 def encode_tensors(old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor]) -> bytes:
-    """How `old` becomes `new`. Raises DeltaError where names, shapes or formats do not match."""
+    """The delta from `old` to `new`. Raises DeltaError where names, shapes or formats do not match."""
     if old.keys() != new.keys():
         raise DeltaError(f"tensors {sorted(old.keys() ^ new.keys())} are in one version only; publish the whole version")
     out = Writer()

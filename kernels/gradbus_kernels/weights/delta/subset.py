@@ -1,8 +1,8 @@
-"""A subset of {0 .. size - 1} in nearly as few bits as its entropy: Rice-coded gaps, in planes that numpy codes at once.
+"""Codes a subset of {0 .. size - 1} in nearly as few bits as its entropy: Rice-coded gaps, in planes for numpy.
 
 The gaps between the members of a random subset are geometric, for which Rice codes are within 4 % of the entropy
-(Golomb 1966; Rice and Plaunt 1971). The quotients (unary) and each bit of the remainders lie in planes of their own,
-so that no loop over members is needed. The parameter follows from the two counts and is not stored.
+(Golomb 1966; Rice and Plaunt 1971). The quotients (unary) and each bit of the remainders have separate planes, so no loop over
+members is needed. The parameter follows from the two counts and is not stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Indices = NDArray[np.intp]
 
 
 def write_subset(out: Writer, members: Indices, size: int) -> None:
-    """`members` ascend and lie in [0, size)."""
+    """Writes `members`, which ascend and lie in [0, size)."""
     out.number(len(members))
     if not 0 < len(members) < size:
         return
@@ -33,7 +33,7 @@ def write_subset(out: Writer, members: Indices, size: int) -> None:
 
 
 def read_subset(source: Reader, size: int) -> Indices:
-    """The members in order. Raises DamagedDeltaError for what is no subset of [0, size)."""
+    """The members in order. Raises DamagedDeltaError if they are not a subset of [0, size)."""
     count = source.number(size)
     if not 0 < count < size:
         return np.arange(count)
@@ -66,7 +66,7 @@ def _rice_width(count: int, size: int) -> int:
 
 
 def set_bit_indices(words: NDArray[np.uint64]) -> Indices:
-    """Where the set bits are, bit 0 of word 0 first: the lowest of every word, then the second lowest, and so on."""
+    """Indices of the set bits, where bit 0 of word 0 is 0: the lowest of every word, then the second lowest, and so on."""
     filled = np.flatnonzero(words != 0)
     starts, words = filled << 6, words.take(filled)
     parts = []

@@ -18,7 +18,6 @@ class CheckpointArchiver:
 
     def __init__(self, context: RunContext, log: ExperienceLog, heads: Heads) -> None:
         self._context = context
-        self._log = log
         self._heads = heads
         self._archive = ArchiveWriter(context.clients.objects, log, context.run_id)
         self._has_optimizer = False

@@ -1,4 +1,4 @@
-"""The commit point: shards, then the manifest, then the head, and nothing is trimmed before."""
+"""The commit point: shards, then the manifest, then the head, and the log is not trimmed before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckpointWriter:
     def __init__(
         self, store: StoreClient, objects: ObjectStore, events: EventLog, record: RunRecord, term: int, max_log_bytes: int
     ) -> None:
-        """`max_log_bytes`: a checkpoint is due before its step when more of the log has been trained, so that it can be trimmed."""
+        """A checkpoint is due early once more than `max_log_bytes` of the log are trained, so that the log can be trimmed."""
         self._store = store
         self._objects = objects
         self._events = events

@@ -37,7 +37,7 @@ class LossMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RatioMetrics:
-    """How far the trained policy is from the one that sampled; over trainable tokens."""
+    """Ratios of the trained policy to the policy that sampled; over trainable tokens."""
 
     mean: float = 1.0
     max: float = 1.0

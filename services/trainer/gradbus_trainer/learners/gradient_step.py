@@ -1,4 +1,4 @@
-"""One optimiser step while it is computed: its micro-batches, its statistics, the time of its phases. All learners share it."""
+"""One optimiser step while it is computed: its micro-batches, statistics and phases. All learners share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_PHASES = 64
 
 
 def before_step(batch: Batch, reached: int, spec: RunSpec) -> StepMetrics:
-    """Metrics of a step that changes nothing, as one without weight does. Raises TrainingError for a step before `reached`."""
+    """Metrics of a step that has not changed anything (yet). Raises TrainingError for a step before `reached`."""
     if batch.step < reached:
         raise TrainingError(f"step {batch.step} is behind the learner's step {reached}; restore a checkpoint to go back")
     return StepMetrics(noop=True, learning_rate=learning_rate(batch.step, spec.schedule.steps, spec.trainer))
@@ -43,7 +43,7 @@ class StepStats:
         self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
         """By NAMES; the sums of several ranks are added up."""
         self.largest_ratio = torch.zeros(1, dtype=torch.float64)
-        """Of several ranks the largest counts."""
+        """The largest of several ranks counts."""
 
     def add(self, loss: PolicyLoss, tokens: PolicyTokens) -> None:
         """Adds one micro-batch."""
@@ -85,7 +85,7 @@ class StepStats:
 
 
 class PhaseClock:
-    """The phases of one step; of very many micro-batches the first ones."""
+    """Records the phases of one step; of very many micro-batches only the first."""
 
     def __init__(self) -> None:
         self.recorded: list[Phase] = []
@@ -120,7 +120,7 @@ class GradientStep:
             return clip_and_step()
 
     def metrics(self, batch: Batch, rate: float, norm: float) -> StepMetrics:
-        """Of the step that trained `batch`, with the sums of all ranks."""
+        """Metrics of the step that trained `batch`; with several ranks, reduce `stats` before."""
         return StepMetrics(
             noop=False,
             learning_rate=rate,

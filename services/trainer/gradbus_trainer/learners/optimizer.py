@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019) over named parameters, and the learning rate of each step.
 
 Making a `torch.optim.AdamW` imports torch's compiler, which takes as long as importing torch does; the function
-below that class does not.
+under that class does not.
 """
 
 from __future__ import annotations

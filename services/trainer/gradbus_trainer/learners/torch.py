@@ -1,4 +1,4 @@
-"""GRPO on plain torch, one process."""
+"""The learner on plain torch, one process."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ class TorchLearner:
     def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
         temperature = self._spec.rollout.temperature
         if self._spec.numerics == "fast":
-            # With the gradients of hidden states and head: what is left for the backward pass is the body's.
+            # With the gradients of hidden states and head: only the body is left for the backward pass.
             return linear_grpo_loss(*head_inputs(self._model, samples), tokens, self._settings, temperature=temperature)
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 
 def _logprobs_for(spec: RunSpec, device: str) -> LogProbs:
-    """What the run's `numerics` names."""
+    """The forward pass that the run's `numerics` selects."""
     if spec.numerics == "fast":
         return packed_logprobs
     if device != "cpu":

@@ -1,4 +1,4 @@
-"""What has been trained: every index below a bound, some above it, and a hash chain over all of them."""
+"""The groups that have been trained: every index below a bound, some above it, and a hash chain over all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Frontier:
         return index < self.below or index in self.above
 
     def add(self, step: int, entries: Iterable[tuple[int, str]]) -> None:
-        """Adds the (index, record digest) pairs that step `step` consumed; what is in already changes nothing."""
+        """Adds the (index, record digest) pairs that step `step` consumed; an index that is in already changes nothing."""
         for index, digest in sorted(entries):
             if index in self:
                 continue

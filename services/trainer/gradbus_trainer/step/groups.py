@@ -1,4 +1,4 @@
-"""A group of the log, decoded for training. It happens while an earlier step is still being computed."""
+"""A group of the log, decoded for training. Groups are decoded while an earlier step is computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOGPROB: Final = np.dtype(LOGPROB_DTYPE)
 
 @dataclass(frozen=True, slots=True)
 class DecodedGroup:
-    """The rows of one group, and what its step reports of it. Of a dropped group only `lengths` is filled in."""
+    """The rows of one group, and what its step reports of it. A dropped group has `lengths` alone."""
 
     rows: Sequence[TrainSample] = ()
     """Valid samples in order of n; empty for a group that is not trained."""

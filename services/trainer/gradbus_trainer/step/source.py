@@ -1,4 +1,4 @@
-"""The seam between the train loop and where its groups come from: the live log, an archive, a list."""
+"""The seam between the train loop and the source of its groups: the live log, an archive, a list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradbus_trainer.step.groups import LoggedGroup
 
 
 class StepSource(Protocol):
-    """Gives out the groups of each step, in order of steps. Nothing but the log decides which groups make a step."""
+    """Yields the groups of each step, in order of steps. Nothing but the log decides which groups make a step."""
 
     @property
     def waiting(self) -> int:

@@ -16,7 +16,7 @@ _PARTS: Final = 16
 """Reward components with a series of their own; their names are the user's."""
 
 
-class StepRecorder:
+class StepMetricsRecorder:
     """Metrics of one run, exported as long as it is trained here."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -9,7 +9,7 @@ from gradbus.bus import EventLog
 from gradbus.process import WorkerHeartbeat
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
-from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 
 _DECAY = 0.95
 _SHARES = ("wait", "train")
@@ -17,11 +17,11 @@ _SHARES = ("wait", "train")
 
 @dataclass(slots=True)
 class StepReporter:
-    """Of one run, as long as it is trained here. `metric_names` are the algorithm's."""
+    """Reports of one run, as long as it is trained here. `metric_names` are the algorithm's."""
 
     events: EventLog
     heartbeat: WorkerHeartbeat
-    recorder: StepRecorder
+    recorder: StepMetricsRecorder
     metric_names: Sequence[str]
     _spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SHARES, 0.0))
 

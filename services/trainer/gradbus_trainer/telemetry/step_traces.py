@@ -46,7 +46,7 @@ class StepSampler:
     _last: float = float("-inf")
 
     def wants(self, root: str, trains_traced: bool) -> bool:
-        """Whether the step with this traceparent is traced, now that its groups are known."""
+        """Whether the step with traceparent `root` is traced, now that its groups are known."""
         now = self.clock()
         is_due = trains_traced or now - self._last >= self.seconds
         if not (is_due and is_tracing() and is_sampled(root, self.share)):
@@ -56,10 +56,10 @@ class StepSampler:
 
 
 class StepTrace:
-    """One step, traced or not; each of its marks costs a look at the clock."""
+    """One step, traced or not; each mark reads the clock and nothing else."""
 
     def __init__(self, root: str, common: Attributes, sampler: StepSampler) -> None:
-        """`root`: the traceparent that it has if it is traced."""
+        """`root`: the step's traceparent, if it is traced."""
         self._root = root
         self._common = common
         self._sampler = sampler

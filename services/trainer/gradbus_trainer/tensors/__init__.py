@@ -1,1 +1,1 @@
-"""Tensors on their way out of a learner, one at a time, and the files that they become."""
+"""From a learner's tensors, read one at a time, to files."""

@@ -1,4 +1,4 @@
-"""A policy version as a file, before it is published."""
+"""Writes a policy version to a file, before it is published."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import torch
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Named tensors of which each is made when it is asked for, and none is kept. Names and shapes are known before.
+    """Named tensors, each made when it is asked for and not kept. Names and shapes are known before.
 
-    A view: what a training step changes, changes here. It reads what is there now.
+    A view: it reads the present values, also after a training step.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], make: Callable[[str], torch.Tensor]) -> None:
@@ -19,7 +19,7 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> LazyTensors:
-        """Over tensors that are there already."""
+        """A view of tensors that exist already."""
         return cls({name: tensor.shape for name, tensor in tensors.items()}, lambda name: tensors[name].detach())
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -37,5 +37,5 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         return name in self.shapes
 
     def __or__(self, other: LazyTensors) -> LazyTensors:
-        """Both; no name is in both."""
+        """The union; the names are disjoint."""
         return LazyTensors({**self.shapes, **other.shapes}, lambda name: other[name] if name in other else self[name])

@@ -1,4 +1,4 @@
-"""The safetensors format, written tensor by tensor: the library's own writer wants all of them at once.
+"""The safetensors format, written tensor by tensor: the library's own writer needs all tensors at once.
 
 https://github.com/huggingface/safetensors#format: the header's length in 8 bytes, the header in JSON, then the elements.
 """
@@ -23,8 +23,8 @@ def write_safetensors(
 ) -> None:
     """Writes `tensors`, rounded to `dtype` (to nearest, ties to even), to the byte as the library does.
 
-    One is held at a time, and of one that must be cast or copied from a device `BUCKET_ELEMENTS` elements.
-    What is written is added to `digest`. Raises OSError.
+    One tensor is in memory at a time; a tensor that must be cast or copied from a device is written by `BUCKET_ELEMENTS` elements.
+    Everything written is added to `digest`. Raises OSError.
     """
     described = {name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}
     file.write(header(described, dtype.itemsize, metadata))
@@ -35,7 +35,7 @@ def write_safetensors(
             file.write(bytes_of(elements))
             if digest is not None:
                 digest.add(elements)
-            del elements  # or its tensor would still be there when the next is made
+            del elements  # or the tensor would still be in memory when the next is made
 
 
 def size_of(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> int:

@@ -20,14 +20,14 @@ from gradbus_trainer.tensors.safetensors_stream import size_of, write_safetensor
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """A safetensors file, removed when nobody holds this any more; what is mapped of it then stays."""
+    """A safetensors file, removed with the last reference to this object; mappings of it stay valid."""
 
     path: Path
     names: tuple[str, ...]
     size_bytes: int
 
     def mapped(self) -> memoryview:
-        """Its bytes, read where they lie."""
+        """Its bytes, mapped into memory."""
         with self.path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -36,12 +36,12 @@ class Scratch:
     """A folder that one trainer process alone uses."""
 
     def __init__(self, folder: Path) -> None:
-        """Empties it of what a killed trainer left."""
+        """Removes the files of a killed trainer."""
         self._folder = folder
         shutil.rmtree(folder, ignore_errors=True)
 
     def new(self) -> Path:
-        """Where a file may be written. Raises StorageError."""
+        """Path of a new file. Raises StorageError."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,7 +55,7 @@ class Scratch:
         metadata: Mapping[str, str] | None = None,
         digest: WeightsDigest | None = None,
     ) -> TensorFile:
-        """See `write_safetensors`. Raises StorageError, and leaves nothing, when there is no room."""
+        """See `write_safetensors`. Raises StorageError, and leaves no file, when the disk is full."""
         path = self.new()
         try:
             with path.open("xb") as file:

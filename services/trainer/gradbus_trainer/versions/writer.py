@@ -40,7 +40,7 @@ class VersionWriter:
         self._base: _Base | None = None
 
     async def store(self, export: Export, whole: bool) -> WeightManifest:
-        """Stores the version, as a delta alone if it may and need not be `whole`; its manifest.
+        """Stores the version, as a delta alone where possible unless `whole`; returns its manifest.
 
         Waits while object storage is unavailable.
         """

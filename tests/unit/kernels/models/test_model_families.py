@@ -18,7 +18,7 @@ from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.models.config import read_model_config
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.lora import add_adapters
-from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.model import read_supported_config
 
 SIZES = {
     "vocab_size": 29,
@@ -118,10 +118,10 @@ def test_batch_invariant_bits_do_not_depend_on_the_packing(folder, family, seque
 
 def test_the_embedded_engine_takes_it_if_it_says_so(folder, family):
     if "embedded_engine" in family.capabilities:
-        assert read_shape(folder) == read_model_config(folder)
+        assert read_supported_config(folder) == read_model_config(folder)
     else:
         with pytest.raises(ModelError, match="embedded_engine is not computed for"):
-            read_shape(folder)
+            read_supported_config(folder)
 
 
 @pytest.mark.parametrize("capability", get_args(Capability))

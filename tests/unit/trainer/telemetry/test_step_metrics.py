@@ -6,7 +6,7 @@ from gradbus.telemetry import Metrics
 from gradbus_trainer.learners.base import LossMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 from gradbus_trainer.telemetry import step_metrics
-from gradbus_trainer.telemetry.step_metrics import StepRecorder
+from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 
 METRICS = StepMetrics(
     noop=False,
@@ -32,7 +32,7 @@ def stats(**changes):
 def exporting(monkeypatch):
     monkeypatch.setattr(step_metrics, "is_exporting", lambda: True)
     metrics = Metrics()
-    steps = StepRecorder(metrics)
+    steps = StepMetricsRecorder(metrics)
     return steps, lambda name: {tuple(one.attributes.values()): one.value for one in metrics.read(name)}
 
 

@@ -1,4 +1,4 @@
-"""Files live as long as somebody holds them, and a full disk is told."""
+"""Files live as long as they are referenced, and a full disk is reported."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """Triton kernel of `invariant_attention`'s forward: keys in blocks of one size from position 0, in order, softmax online.
 
-A block that a query does not see multiplies its sums by exp(0) and adds 0, exactly: how far a program goes for the queries
-beside it changes nothing.
+A block that a query does not see multiplies its sums by exp(0) and adds exactly 0, so the longer range of keys that a program
+visits for other queries changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Triton kernel of `invariant_embedding`'s gradient: a row of the weight is summed by one program, or its columns by a few.
+"""Triton kernel of `invariant_embedding`'s gradient: one program sums a block of columns of one row of the weight.
 
-Places are sorted by their id, those of one id in order, and are summed in blocks that start with the first.
+Positions are sorted by id, stably, and those of one id are summed in blocks, from the first on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _row_sums(ordered, positions, ends, grad, sums, width, POSITIONS: tl.constex
     first = tl.program_id(0).to(tl.int64)
     row = tl.load(ordered + first)
     before = tl.load(ordered + first - 1, mask=first > 0, other=-1)
-    if before != row:  # the first place of its id
+    if before != row:  # the first position of its id
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         end = tl.load(ends + first)
         total = tl.zeros((COLUMNS,), tl.float32)

@@ -1,7 +1,7 @@
 """Triton kernel of `invariant_matmul`: every element sums over K in blocks of one size, in order, in one program.
 
-Block sizes are the same for every N, and K is never split among programs: the price is that a product of few rows leaves
-most of the processor idle.
+Block sizes are the same for every N, and K is never split among programs. The cost: a product with a small N leaves most of
+the GPU idle.
 """
 
 from __future__ import annotations

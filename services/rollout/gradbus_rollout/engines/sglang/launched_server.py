@@ -77,9 +77,7 @@ class LaunchedServer:
                 )
         except OSError as error:
             scratch.cleanup()
-            raise EngineError(
-                "start_failed", f"cannot run {sys.executable} as the server's guard: {error}; fix the cause that it names"
-            ) from error
+            raise EngineError("start_failed", f"cannot run {sys.executable} as the server's guard: {error}; fix its cause") from error
         return cls(process, port, scratch, launch)
 
     @property

@@ -6,7 +6,7 @@ rows       state of the slots, as arrays    prefill    prompts into the cache, i
 model      one forward                      arithmetic products and attention, fast or with the trainer's bits
 cache      keys and values of the slots     buffers    memory of a batch shape
 weights    the tensors, by name             versions   a version's files as weights
-config     settings                         shape      which models it runs
+config     settings
 """
 
 from __future__ import annotations

@@ -15,21 +15,21 @@ class Buffers:
     Made once for a batch of R rows and C tokens a row, because in a decode step a view costs as much as a small product.
     """
 
-    def __init__(self, shape: ModelConfig, batch: torch.Size, like: Tensor) -> None:
-        (rows, count), key = batch, shape.kv_width // 2
-        self.qkv = like.new_empty(rows * count, shape.heads * shape.head_dim + shape.kv_width)
+    def __init__(self, config: ModelConfig, batch: torch.Size, like: Tensor) -> None:
+        (rows, count), key = batch, config.kv_width // 2
+        self.qkv = like.new_empty(rows * count, config.heads * config.head_dim + config.kv_width)
         """`[R * C, (heads + 2 * kv_heads) * head_dim]`"""
-        self.entries = self.qkv[:, -shape.kv_width :]
+        self.entries = self.qkv[:, -config.kv_width :]
         """The part of `qkv` that goes into the cache, `[R * C, kv_width]`."""
-        self._queries = self.qkv[:, : -shape.kv_width].view(rows, count, shape.kv_heads, -1, shape.head_dim).transpose(1, 2)
-        self._attended = (rows * shape.kv_heads, -1, shape.head_dim)
+        self._queries = self.qkv[:, : -config.kv_width].view(rows, count, config.kv_heads, -1, config.head_dim).transpose(1, 2)
+        self._attended = (rows * config.kv_heads, -1, config.head_dim)
         self._pairs = self.qkv[:, :-key]
         self._wide = self._pairs.float()  # the same tensor, except in bfloat16, for which torch has no complex numbers
         self.rotation = like.new_empty(self._wide.shape, dtype=torch.float32)
         """Rows of the rotary table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
         spans = row_spans(*self._wide.shape)
         self._turns = [(complex_pairs(self._wide[start:end]), complex_pairs(self.rotation[start:end])) for start, end in spans]
-        self.gate_up = like.new_empty(rows * count, 2 * shape.intermediate_size)
+        self.gate_up = like.new_empty(rows * count, 2 * config.intermediate_size)
         """`[R * C, 2 * intermediate_size]`"""
         self.gate, self.up = self.gate_up.chunk(2, dim=-1)
 

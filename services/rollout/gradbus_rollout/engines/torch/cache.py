@@ -22,12 +22,12 @@ class KvCache:
     Heads come before positions, so a page is a batch of matrices without a copy.
     """
 
-    def __init__(self, shape: ModelConfig, rows: int, like: Tensor) -> None:
-        self._storage = like.new_zeros(shape.layers, 2, rows, shape.kv_heads, 0, shape.head_dim)
+    def __init__(self, config: ModelConfig, rows: int, like: Tensor) -> None:
+        self._storage = like.new_zeros(config.layers, 2, rows, config.kv_heads, 0, config.head_dim)
         self._layers: Sequence[Tensor] = ()
         self._pages: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}  # by number of pages
-        matrices = torch.arange(2 * rows * shape.kv_heads, device=like.device)
-        self._matrices = matrices.view(2, rows, shape.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
+        matrices = torch.arange(2 * rows * config.kv_heads, device=like.device)
+        self._matrices = matrices.view(2, rows, config.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
         self._starts = self._matrices
 
     @property

@@ -22,9 +22,8 @@ from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionPr
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
 from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
-from gradbus_rollout.engines.torch.model import DecoderModel
+from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 from gradbus_rollout.engines.torch.scheduler import Scheduler
-from gradbus_rollout.engines.torch.shape import read_shape
 from gradbus_rollout.engines.torch.versions import AdapterVersions, VersionFormat, WholeVersions
 from gradbus_rollout.engines.torch.weights import empty_like
 
@@ -68,7 +67,7 @@ class TorchEngine:
         With `lora` a version is adapters, and the base is the folder's model.
         """
         like = empty_like(config.device, config.torch_dtype)
-        model = DecoderModel(read_shape(folder), like, arithmetic_for(config.numerics))
+        model = DecoderModel(read_supported_config(folder), like, arithmetic_for(config.numerics))
         return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
 
     @property
@@ -85,7 +84,7 @@ class TorchEngine:
     @property
     def max_prompt_tokens(self) -> int:
         """Length of the longest prompt that leaves room for the response."""
-        room = self._model.shape.context_length - self._config.max_new_tokens
+        room = self._model.config.context_length - self._config.max_new_tokens
         return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
 
     async def progress(self) -> int:
@@ -104,7 +103,7 @@ class TorchEngine:
         if self._version is None:
             raise ModelError("the engine has no weights yet; load a version first")
         for group in groups:
-            check_group(group, self.max_prompt_tokens, self._model.shape.vocab_size)
+            check_group(group, self.max_prompt_tokens, self._model.config.vocab_size)
         if not groups:
             return []
         call = GenerateCall(groups)

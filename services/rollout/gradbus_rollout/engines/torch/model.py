@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gradbus_kernels.models.config import ModelConfig
+from gradbus.errors import ModelError
+from gradbus.formats.hf_model import check_model_folder
+from gradbus_kernels.models.config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators.batch_invariant.attention import pages
 from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
@@ -20,13 +23,13 @@ from gradbus_rollout.engines.torch.weights import LayerWeights, ModelWeights
 class DecoderModel:
     """Weights and the forward. The shape of each product follows from the shape of its input alone."""
 
-    def __init__(self, shape: ModelConfig, like: Tensor, arithmetic: Arithmetic | None = None) -> None:
+    def __init__(self, config: ModelConfig, like: Tensor, arithmetic: Arithmetic | None = None) -> None:
         """`like` gives the device and dtype of weights and cache; `arithmetic` defaults to `Fast`."""
-        self.shape = shape
-        self.weights = ModelWeights(shape, like)
+        self.config = config
+        self.weights = ModelWeights(config, like)
         self._like = like
         self._arithmetic = arithmetic or Fast()
-        self._rope = like.new_empty(0, (shape.heads + shape.kv_heads) * shape.head_dim, dtype=torch.float32)
+        self._rope = like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim, dtype=torch.float32)
         self._buffers: dict[torch.Size, Buffers] = {}
 
     @property
@@ -36,7 +39,7 @@ class DecoderModel:
 
     def new_cache(self, rows: int) -> KvCache:
         """An empty cache for `rows` sequences."""
-        return KvCache(self.shape, rows, self._like)
+        return KvCache(self.config, rows, self._like)
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
         """Hidden states `[R * C, hidden]` of `tokens` int64 `[R, C]` at `positions` int64 `[R, C]` of the cache's rows.
@@ -66,8 +69,8 @@ class DecoderModel:
 
     def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Biases of the queries, in the layout of `Buffers.queries`."""
-        (rows, count), key, size = positions.shape, self.shape.kv_heads, self.shape.head_dim
-        seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, self.shape.heads // key).reshape(rows * key, -1)
+        (rows, count), key, size = positions.shape, self.config.kv_heads, self.config.head_dim
+        seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, self.config.heads // key).reshape(rows * key, -1)
         width = self._arithmetic.width(seen.shape[1], size, tuple(end - start for start, end in spans), self.dtype)
         return visibility_biases(seen, spans, width)
 
@@ -82,16 +85,26 @@ class DecoderModel:
         self._arithmetic.multiply(gated(buffers.gate, buffers.up), layer.down, x, x)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return normed_rows(x, weight, self.shape.norm_eps)
+        return normed_rows(x, weight, self.config.norm_eps)
 
     def _buffers_for(self, batch: torch.Size) -> Buffers:
         found = self._buffers.get(batch)
         if found is None:
-            found = self._buffers[batch] = Buffers(self.shape, batch, self._like)
+            found = self._buffers[batch] = Buffers(self.config, batch, self._like)
         return found
 
     def _reserve_rope(self, length: int) -> None:
         if length > self._rope.shape[0]:
-            table = rotation_table(self.shape.rope, self.shape.head_dim, length).to(self._like.device)
+            table = rotation_table(self.config.rope, self.config.head_dim, length).to(self._like.device)
             # Whole rows multiply several times faster on a CPU than head by head.
-            self._rope = table.repeat(1, self.shape.heads + self.shape.kv_heads)
+            self._rope = table.repeat(1, self.config.heads + self.config.kv_heads)
+
+
+def read_supported_config(folder: Path) -> ModelConfig:
+    """Configuration of the model in `folder`. Raises ModelError for a model with a feature that the embedded engine does not compute."""
+    check_model_folder(folder)
+    config = read_model_config(folder)
+    config.family.require("embedded_engine")
+    if features := config.unfused_features:
+        raise ModelError(f"config.json asks for {', '.join(features)}, which the embedded engine does not compute; choose another model")
+    return config

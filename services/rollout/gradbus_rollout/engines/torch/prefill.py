@@ -34,7 +34,7 @@ class Prefill:
     def __init__(self, model: DecoderModel, lanes: int, device: str) -> None:
         self._model = model
         self._device = device
-        self._last = torch.zeros(lanes, model.shape.hidden_size, dtype=model.dtype, device=device)
+        self._last = torch.zeros(lanes, model.config.hidden_size, dtype=model.dtype, device=device)
         self.lanes = lanes
         self.cache: KvCache = model.new_cache(lanes)
 

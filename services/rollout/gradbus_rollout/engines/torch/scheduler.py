@@ -31,7 +31,7 @@ class Scheduler:
         self._config = config
         self._prefill = Prefill(model, config.lanes, config.device)
         self._cache = model.new_cache(config.slots)
-        self._rows = Rows(config, model.shape.vocab_size)
+        self._rows = Rows(config, model.config.vocab_size)
         self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
         self._lanes: list[PromptGroup] = []

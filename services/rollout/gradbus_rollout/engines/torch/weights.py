@@ -24,17 +24,17 @@ class LayerWeights:
     Matrices are stored transposed, `[in, out]`, which makes small products faster.
     """
 
-    def __init__(self, shape: ModelConfig, like: Tensor) -> None:
-        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.input_norm = like.new_empty(shape.hidden_size)
-        self.qkv = like.new_empty(shape.hidden_size, query + 2 * key)
-        self.qkv_bias = like.new_empty(query + 2 * key) if shape.qkv_bias else None
-        self.out = like.new_empty(query, shape.hidden_size)
-        self.post_norm = like.new_empty(shape.hidden_size)
-        self.gate_up = like.new_empty(shape.hidden_size, 2 * shape.intermediate_size)
-        self.down = like.new_empty(shape.intermediate_size, shape.hidden_size)
+    def __init__(self, config: ModelConfig, like: Tensor) -> None:
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.input_norm = like.new_empty(config.hidden_size)
+        self.qkv = like.new_empty(config.hidden_size, query + 2 * key)
+        self.qkv_bias = like.new_empty(query + 2 * key) if config.qkv_bias else None
+        self.out = like.new_empty(query, config.hidden_size)
+        self.post_norm = like.new_empty(config.hidden_size)
+        self.gate_up = like.new_empty(config.hidden_size, 2 * config.intermediate_size)
+        self.down = like.new_empty(config.intermediate_size, config.hidden_size)
         self._qkv_sizes = [query, key, key]
-        self._half_head = shape.head_dim // 2
+        self._half_head = config.head_dim // 2
 
     def named(self, prefix: str) -> dict[str, Tensor]:
         """Views of this layer's tensors by state-dict name; views of queries and keys are `[heads, 2, head_dim / 2, ...]`."""
@@ -62,15 +62,15 @@ class LayerWeights:
 class ModelWeights:
     """All tensors of a model, allocated once and overwritten by every load."""
 
-    def __init__(self, shape: ModelConfig, like: Tensor) -> None:
-        self.embedding = like.new_empty(shape.vocab_size, shape.hidden_size)
-        self.layers = [LayerWeights(shape, like) for _ in range(shape.layers)]
-        self.norm = like.new_empty(shape.hidden_size)
-        self.head = self.embedding if shape.tied else like.new_empty(shape.vocab_size, shape.hidden_size)
+    def __init__(self, config: ModelConfig, like: Tensor) -> None:
+        self.embedding = like.new_empty(config.vocab_size, config.hidden_size)
+        self.layers = [LayerWeights(config, like) for _ in range(config.layers)]
+        self.norm = like.new_empty(config.hidden_size)
+        self.head = self.embedding if config.tied else like.new_empty(config.vocab_size, config.hidden_size)
         self.named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         for number, layer in enumerate(self.layers):
             self.named |= layer.named(f"model.layers.{number}")
-        if not shape.tied:
+        if not config.tied:
             self.named["lm_head.weight"] = self.head
         self.shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
         """Shapes in a state dict, by name."""

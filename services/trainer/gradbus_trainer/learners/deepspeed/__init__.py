@@ -1,1 +1,1 @@
-"""GRPO on DeepSpeed: rank 0 holds the wires and leads, the other ranks do what it tells them."""
+"""A learner on DeepSpeed: rank 0 holds the connections and sends commands, the other ranks carry them out."""

@@ -20,14 +20,14 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One operation that all ranks do together. `rest` does nothing; it tells waiting ranks that rank 0 is alive."""
+    """One operation that all ranks do together. `rest` does nothing; waiting ranks see that rank 0 is alive."""
 
     name: Name
     arguments: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As it is broadcast."""
+        """The bytes that are broadcast."""
         header = json.dumps({"name": self.name, "arguments": dict(self.arguments)}).encode()
         return len(header).to_bytes(_LENGTH_BYTES, "little") + header + safetensors.torch.save(dict(self.tensors))
 

@@ -11,14 +11,14 @@ _ALWAYS_WHOLE_ELEMENTS = 100_000
 
 
 def deepspeed_config(trainer: TrainerSpec, parameters: int) -> dict[str, Any]:
-    """For a model of so many parameters. The batch sizes say nothing: the learner decides where a step ends."""
+    """The configuration for a model of `parameters` parameters. The batch sizes have no effect: the learner decides where a step ends."""
     chosen = trainer.deepspeed
     host = {"device": "cpu"}
     zero: dict[str, Any] = {
         "stage": chosen.zero_stage,
         "reduce_bucket_size": min(parameters, _BUCKET_ELEMENTS),
         "allgather_bucket_size": min(parameters, _BUCKET_ELEMENTS),
-        # DeepSpeed's default, but small models are shared out too.
+        # DeepSpeed's default, but small models are partitioned too.
         "stage3_param_persistence_threshold": min(parameters // 1000, _ALWAYS_WHOLE_ELEMENTS),
     }
     zero |= {"offload_optimizer": host} if chosen.offload != "none" else {}
@@ -29,7 +29,7 @@ def deepspeed_config(trainer: TrainerSpec, parameters: int) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # Without ZeRO the learner clips by itself, for DeepSpeed would not say the norm.
+        # Without ZeRO the learner clips by itself, because DeepSpeed does not return the norm.
         "gradient_clipping": trainer.max_grad_norm if chosen.zero_stage else 0.0,
     }
     if chosen.dtype == "bf16":

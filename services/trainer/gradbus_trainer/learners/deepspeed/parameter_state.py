@@ -62,12 +62,12 @@ class ParameterState:
             self._states[parameter][name].copy_(value)
 
     def set_updates(self, updates: int) -> None:
-        """How often the optimiser has stepped, for AdamW's bias correction."""
+        """Sets the number of optimiser steps, for AdamW's bias correction."""
         for state in self._states.values():
             state["step"] = torch.full_like(state["step"], updates) if torch.is_tensor(state["step"]) else updates
 
     def _shard(self, parameter: Parameter, value: torch.Tensor) -> torch.Tensor:
-        """This rank's part; DeepSpeed's own setter of whole tensors fails where the size is no multiple of the ranks."""
+        """This rank's part of a tensor; DeepSpeed's setter of whole tensors fails if the size is not a multiple of the ranks."""
         size = safe_get_local_fp32_param(parameter).numel()
         padded = functional.pad(value.flatten(), (0, size * self._ranks.size - value.numel()))
         return padded.narrow(0, size * self._ranks.rank, size)

@@ -18,7 +18,7 @@ AtHead = Callable[[Tensor, Tensor, Tensor], _Answer]
 
 
 class Policy(torch.nn.Module):
-    """A causal language model whose forward ends with an operator on its head, run where ZeRO-3 has gathered that."""
+    """A causal language model whose forward pass ends with an operator on its head, which runs while ZeRO-3 has gathered the head."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Policy(torch.nn.Module):
         self.head = _Head(model.head_weight)
 
     def forward(self, sequences: Sequence[TokenSequence], device: torch.device, at_head: AtHead[_Answer]) -> _Answer:
-        """What the operator gives for all response tokens, in order of sequence and position."""
+        """The operator's result for all response tokens, in order of sequence and position."""
         batch = pack(sequences, device)
         hidden: Tensor = self.body(batch)
         answer: _Answer = self.head(hidden.index_select(0, batch.selected), batch.targets, at_head)

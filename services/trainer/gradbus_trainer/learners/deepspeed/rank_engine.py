@@ -39,7 +39,7 @@ from gradbus_trainer.step.batch import Batch, TrainSample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-# Compiled at first use and only for inference; a rank killed meanwhile leaves a lock that all later ones wait for, forever.
+# Compiled at first use and only for inference; a rank killed meanwhile leaves a lock for which all later ranks wait forever.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
@@ -58,7 +58,7 @@ class RankEngine:
         lora = spec.trainer.lora
         self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
-        """Of what is trained: the whole weights, or the adapters."""
+        """Shapes of the trained weights: all weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
         lossy = spec.trainer.deepspeed.dtype == "bf16" and ranks.rank == 0
         stored = dict(stored_tensors(folder)) if lossy else {}
@@ -111,7 +111,7 @@ class RankEngine:
         self._state.set_updates(updates)
 
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees the engine's memory."""
         self._engine.destroy()
 
     def _load(self, folder: Path) -> CausalLM:

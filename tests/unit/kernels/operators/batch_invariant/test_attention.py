@@ -41,7 +41,7 @@ def test_heads_whose_queries_depend_on_their_place_are_padded(monkeypatch):
 
 def test_a_machine_on_which_no_head_keeps_its_bits_is_refused(monkeypatch):
     refuse(monkeypatch, lambda shape: True)
-    with pytest.raises(RuntimeError, match=r"queries of heads of 24 depend on their place in a product; run with numerics = 'fast'"):
+    with pytest.raises(RuntimeError, match=r"queries of heads of 24 depend on their index in a product; run with numerics = 'fast'"):
         invariant_attention(*made(1, 5, (2, 2, 24)), 0.3)
 
 

@@ -50,7 +50,7 @@ def test_the_padded_product_goes_into_the_addend(monkeypatch):
 def test_a_machine_on_which_no_shape_keeps_its_bits_is_refused(monkeypatch):
     refuse(monkeypatch, lambda shape: True)
     x, weight, _ = made(40, 37, 50)
-    with pytest.raises(RuntimeError, match=r"shape \(48, 64\) depend on their place in a block; run with numerics = 'fast'"):
+    with pytest.raises(RuntimeError, match=r"shape \(48, 64\) depend on their index in a block; run with numerics = 'fast'"):
         multiply_blocks(x, weight)
 
 

@@ -74,7 +74,7 @@ async def test_long_neighbours_change_nothing(start_engine):
 async def test_a_sample_of_one_token_is_the_start_of_a_longer_one(start_engine):
     asked = [PromptGroup(str(i), (5,) * (1 + 3 * i), (i, i + 50, i + 100), greedy=i % 2 == 1) for i in range(9)]
     short, long = [await (await start_engine(slots=4, max_new_tokens=length)).generate(asked) for length in (1, NEW)]
-    for few, many in zip(short, long, strict=True):
-        assert [one.token_ids for one in few.completions] == [one.token_ids[:1] for one in many.completions]
-        assert [one.logprobs for one in few.completions] == [one.logprobs[:4] for one in many.completions]
-        assert {one.finish for one in few.completions} == {"length"}
+    for cut, many in zip(short, long, strict=True):
+        assert [one.token_ids for one in cut.completions] == [one.token_ids[:1] for one in many.completions]
+        assert [one.logprobs for one in cut.completions] == [one.logprobs[:4] for one in many.completions]
+        assert {one.finish for one in cut.completions} == {"length"}

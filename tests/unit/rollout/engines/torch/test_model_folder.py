@@ -6,7 +6,7 @@ import pytest
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder, checked_file_name, sanitized_config
-from gradbus_rollout.engines.torch.shape import read_shape
+from gradbus_rollout.engines.torch.model import read_supported_config
 
 
 def change_config(folder, **fields):
@@ -81,4 +81,4 @@ def test_names_that_lead_elsewhere_are_refused(name):
 def test_what_the_engine_does_not_compute_is_refused(model_folder, fields):
     change_config(model_folder, **fields)
     with pytest.raises(ModelError, match=r"choose (a|another) model|must be a whole number"):
-        read_shape(model_folder)
+        read_supported_config(model_folder)

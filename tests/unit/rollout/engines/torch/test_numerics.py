@@ -58,8 +58,8 @@ async def test_so_it_does_with_two_threads_on_both_sides(model_folder):
 
 
 async def test_the_number_of_slots_changes_nothing(model_folder):
-    few, many = [await recorded(model_folder, slots=slots, max_new_tokens=12) for slots in (4, 70)]
-    assert torch.equal(few[1], many[1])
+    narrow, wide = [await recorded(model_folder, slots=slots, max_new_tokens=12) for slots in (4, 70)]
+    assert torch.equal(narrow[1], wide[1])
 
 
 def test_a_gpu_is_refused_with_what_to_do():
