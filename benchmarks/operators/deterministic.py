@@ -1,4 +1,4 @@
-"""The price of `numerics = "batch_invariant"`: the embedded engine's generation and the trainer's step, beside the fast ones.
+"""The cost of `numerics = "batch_invariant"`: the embedded engine's generation and the trainer's step, against `fast`.
 
 "naive" is `numerics = "fast"`. The first model has a key head for every query head, as the demo's; the second shares each among four.
 """

@@ -28,10 +28,10 @@ GROUPS = (16, 64, 128, 256, 1024, 4096)
 RESPONSE = 16
 """Tokens of a response in the table of groups: RL-Kernel's 512, scaled down with V and H to what a small machine holds."""
 NAIVE_GROUPS = 1024
-"""The largest group that naive's logits are made for."""
+"""The largest group for which naive computes logits."""
 OTHERS = ("Liger",) if find_spec("liger_kernel") else ()
 LIGER_SEQUENCE = 512
-"""Tokens of a sequence: Liger takes one advantage for each, and makes the logits of one at a time."""
+"""Tokens of a sequence: Liger takes one advantage for each sequence, and computes the logits of one at a time."""
 
 
 def measure(device: str, quick: bool) -> list[Row]:

@@ -77,7 +77,7 @@ def _pass(group: dict[str, Any], device: str, quick: bool) -> list[Row]:
 
 
 def _note(row: Row, rows: list[Row], tokens: dict[str, int]) -> str:
-    """How much sharing wins, and how much of what it can win."""
+    """The speed-up by sharing, and the greatest possible one."""
     faster = next(other.seconds for other in rows if other.implementation == "not shared") / row.seconds
     note = f"{tokens[row.implementation]:,} tokens"
     if row.implementation != "ours":

@@ -1,4 +1,4 @@
-"""What every operator's benchmark gives, and how it is measured: each implementation in a process of its own, in turn.
+"""Types and measurement of all operators' benchmarks: each implementation runs in a separate process, in turn.
 
 A benchmark is a module of this folder with `measure(device, quick) -> list[Row]`, and for `compare` also with
 `prepare(device, **case)`: it makes the inputs and returns the call to measure, which returns its outputs and gradients.
@@ -22,7 +22,7 @@ import torch
 
 FOLDER = Path(__file__).parent.parent
 Work = Callable[[], Iterable[torch.Tensor | None]]
-"""One call of an operator, which returns what it leaves: outputs and gradients."""
+"""One call of an operator; returns its outputs and gradients."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Row:
     """As `N=4,096 H=896`: sizes by name."""
     dtype: str
     implementation: str
-    """"naive" is what the others are set against."""
+    """"naive" is the baseline of the others."""
     seconds: float
     """Median. On a CPU the process's CPU-seconds, over all its threads; on a GPU between events."""
     extra_bytes: int | None
-    """Peak memory beyond inputs, outputs and gradients; None if not taken."""
+    """Peak memory beyond inputs, outputs and gradients; None if not measured."""
     note: str = ""
 
 
@@ -52,7 +52,7 @@ class Comparison:
     shape: str
     dtype: str
     case: Mapping[str, Any]
-    """What `prepare` gets, as JSON, beside device, dtype and implementation."""
+    """Further arguments of `prepare`, as JSON."""
     implementations: Sequence[str]
     rounds: int = 3
     repeats: int = 1
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare(comparison: Comparison, device: str) -> list[Row]:
-    """Rounds of all implementations in turn. One that fails (of memory, say) has no seconds (NaN) and says why in its note."""
+    """Runs all implementations in turn, round by round. One that fails (e.g. out of memory) has NaN seconds and the reason in its note."""
     seconds: dict[str, list[float]] = {name: [] for name in comparison.implementations}
     extras: dict[str, list[int]] = {name: [] for name in comparison.implementations}
     notes = dict.fromkeys(comparison.implementations, comparison.note)
@@ -99,7 +99,7 @@ def _in_process(comparison: Comparison, implementation: str, device: str) -> dic
 
 
 def _measured(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The child's part."""
+    """Measures one implementation, in the child process."""
     work: Work = importlib.import_module(f"operators.{order['module']}").prepare(**order["case"])
     gc.collect()
     memory = _GpuMemory() if order["device"] == "cuda" else _CpuMemory()

@@ -1,6 +1,6 @@
 """`selected_logprob` beside log_softmax in plain torch, and beside one read and one copy of the logits.
 
-The read is the least that any of them takes; the copy, which reads and writes, tells the memory's bandwidth in the same run.
+The read is the least that any of them takes; the copy, which reads and writes, measures the memory's bandwidth in the same run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gradbus_kernels.operators import SelectedLogprob, selected_logprob, selecte
 
 SIZES = {"cpu": [{"tokens": 256, "vocabulary": 151_936}], "cuda": [{"tokens": n, "vocabulary": 128_256} for n in (4096, 8192)]}
 SMALL = [{"tokens": 16, "vocabulary": 5000}]
-# What is asked for: entropies, a second model, the backward pass.
+# The measured forms: entropies, a second model, the backward pass.
 ASKED = {
     "": (False, False, False),
     ", entropy": (True, False, False),

@@ -1,4 +1,4 @@
-"""The engines that the contract is shown on: the embedded one, the load tests' stub, and SGLang under `make test-engines`."""
+"""The engines under contract: the embedded engine, the load tests' stub, and SGLang under `make test-engines`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sglang_lab
 from s3_servers import moto_server, rclone_server, seaweed_server  # noqa: F401 - fixtures
 from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixtures, and what the tests import from here
 
+from gradbus.spec.engine_traits import ENGINES
 from gradbus_load.calibration import EngineTiming
 from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engines.base import Engine, PromptGroup
@@ -23,15 +24,15 @@ NEW = 12
 
 @dataclass(frozen=True)
 class Kind:
-    """What tests must know of an engine besides the Protocol."""
+    """Properties of an engine that its tests need besides the Protocol."""
 
     name: str
     exact: bool
     """Samples depend on weights, prompt and seed alone."""
     long: int
-    """Tokens of a sample that takes a while."""
+    """Number of tokens of a sample that takes a while."""
     computes: bool = True
-    """False for one whose tokens are noise: nobody could say what they should be."""
+    """False for an engine whose tokens are noise, so that no test can expect any."""
 
     async def begin(self, engine, groups):
         """A call for long samples, once some of these have their first tokens; most are still to come."""
@@ -61,9 +62,9 @@ class Kind:
 
 
 KINDS = {
-    "torch": Kind("torch", True, 1500),
+    "torch": Kind("torch", ENGINES["torch"].deterministic, 1500),
     "stub": Kind("stub", True, 2000, computes=False),
-    "sglang": Kind("sglang", False, 1000),
+    "sglang": Kind("sglang", ENGINES["sglang"].deterministic, 1000),
 }
 STUB = EngineTiming(step_seconds=0.001, median_tokens=8.0)
 
@@ -75,7 +76,7 @@ def kind(request) -> Kind:
 
 @pytest.fixture
 def url(kind, request):
-    """Of the server to attach to; none for an engine without one."""
+    """URL of the server to attach to; empty for an engine without one."""
     return request.getfixturevalue("sglang_url") if kind.name == "sglang" else ""
 
 

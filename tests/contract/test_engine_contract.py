@@ -1,4 +1,4 @@
-"""What every engine behind `gradbus_rollout.engines.base.Engine` must do; conftest.py has the engines it is shown on."""
+"""The contract of `gradbus_rollout.engines.base.Engine`, run on every engine that conftest.py lists."""
 
 from __future__ import annotations
 

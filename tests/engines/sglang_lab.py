@@ -1,4 +1,4 @@
-"""A real SGLang server on a machine without a GPU: what `make test-engines` has set up, how it is launched there, its model."""
+"""A real SGLang server on a machine without a GPU, as `make test-engines` installs it: its settings and its model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradbus_rollout.engines.sglang.server import Server
 
 PYTHON = os.environ.get("GRADBUS_TEST_SGLANG", "")
 URL = os.environ.get("GRADBUS_TEST_SGLANG_URL", "")
-"""Of a server that runs already, with the key below and the contract's model; empty: the tests start theirs."""
+"""URL of a running server with the key below and the contract's model; empty: the tests start one."""
 VOCAB = 40
 KEY = "of-the-tests"
 ARGUMENTS = (
@@ -33,7 +33,7 @@ ENVIRONMENT = {
 
 
 def settings(**changes) -> SGLangSettings:
-    """Settings that launch a server here; skips the test where none is set up."""
+    """Settings that launch a server here; skips the test where SGLang is not installed."""
     if not PYTHON:
         pytest.skip("needs the SGLang server that `make test-engines` sets up")
     fixed = {"python": PYTHON, "arguments": ARGUMENTS, "environment": ENVIRONMENT, "key": KEY}
@@ -42,7 +42,7 @@ def settings(**changes) -> SGLangSettings:
 
 
 def variables() -> dict[str, str]:
-    """The same as environment variables of a worker."""
+    """The same settings as a worker's environment variables."""
     chosen = settings()
     return {
         "GRADBUS_SGLANG_PYTHON": chosen.python,

@@ -1,4 +1,4 @@
-"""What only a real SGLang server can show: pauses in flight, proofs of arrival, and repairs. Engines attach to one server."""
+"""Pauses in flight, proofs of arrival and repairs, on a real SGLang server. All engines attach to one server."""
 
 from __future__ import annotations
 

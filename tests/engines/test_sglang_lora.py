@@ -1,4 +1,4 @@
-"""Versions that are adapters, in a real SGLang server. Engines attach to one that is launched with room for them."""
+"""LoRA versions on a real SGLang server. All engines attach to one server, launched with LoRA enabled."""
 
 from __future__ import annotations
 

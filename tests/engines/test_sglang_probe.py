@@ -1,4 +1,4 @@
-"""A server that cannot compare its own tensors (0.5.21's checker wants a GPU): weights are proven by what it computes."""
+"""A server that cannot compare its own tensors (0.5.21's checker wants a GPU): weights are proven by its log-probabilities."""
 
 from __future__ import annotations
 

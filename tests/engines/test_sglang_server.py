@@ -1,4 +1,4 @@
-"""The server's processes: how they start, fail to start, end, and what others on the machine can see of them."""
+"""The server's processes: how they start, fail to start and end, and what other users of the machine can see of them."""
 
 from __future__ import annotations
 

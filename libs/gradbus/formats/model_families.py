@@ -1,28 +1,30 @@
-"""The model families that can be trained: how one differs from another, and what is computed for it. No torch.
+"""The model families that can be trained: how they differ, and what is supported for each. No torch.
 
 A family is an entry of `MODEL_FAMILIES`. The check of a model folder, the reading of config.json (`gradbus_kernels.models.config`),
 the batch-invariant forward, the embedded engine and LoRA ask the entry; none of them compares a model type.
 
-To add a family whose forward is that of the Llama decoder (RMSNorm, rotary grouped-query attention, SwiGLU, a linear head):
+To add a family whose forward is that of Llama's decoder (RMSNorm, rotary grouped-query attention, SwiGLU, a linear head):
 
-1. Add its `ModelFamily` below. A difference that no field describes yet becomes a field here, a value of `ModelConfig`, and a line of
-   `gradbus_kernels.models.decoder`; the fused forwards (`invariant_decoder`, the embedded engine) compute it too, or the family leaves
-   their capability out.
-2. Add its variants to the tiny models of tests/unit/kernels/conftest.py and tests/unit/rollout/conftest.py. The tests there, and the
-   contract test tests/unit/kernels/models/test_model_families.py, hold every family to transformers and peft.
+1. Add its `ModelFamily` to `MODEL_FAMILIES`. For a difference that no field describes, add a field here, a value of `ModelConfig` and
+   the code in `gradbus_kernels.models.decoder`. If `gradbus_kernels.models.invariant_decoder` or the embedded engine (`gradbus_rollout.
+   engines.torch`) does not compute it, leave out the capabilities `batch_invariant` or `embedded_engine`.
+2. Add its variants to the tiny models in the conftest.py of tests/unit/kernels and tests/unit/rollout: the tests there compare all of
+   them with transformers. The contract test of a family is tests/unit/kernels/models/test_model_families.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gradbus.errors import Fault, ModelError
-from gradbus.spec import LoraSpec
+
+if TYPE_CHECKING:
+    from gradbus.spec import LoraSpec
 
 Capability = Literal["embedded_engine", "batch_invariant", "lora"]
-"""The embedded engine samples from it, `numerics = "batch_invariant"` computes it, adapters can be trained beside it."""
+"""Sampling by the embedded engine, `numerics = "batch_invariant"`, training of LoRA adapters."""
 
 Stated = bool | str
 """A property of all models of a family, or the field of config.json that states it (false where the field is missing)."""
@@ -33,7 +35,7 @@ _LINEAR_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "u
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """What sets one family's models apart."""
+    """Properties that all models of a family share."""
 
     model_type: str
     """As config.json names the family."""

@@ -48,7 +48,7 @@ async def test_two_flushes_at_once_write_each_event_once(history):
     assert [event.message for event in await history.read()] == [str(n) for n in range(600)]
 
 
-async def test_what_is_noted_is_written_without_being_asked(history):
+async def test_an_emitted_event_is_stored_without_a_flush(history):
     history.emit("state", "queued")
     async with asyncio.timeout(60):
         async for event in history.follow():

@@ -26,7 +26,7 @@ async def test_one_of_many_gets_it(leases, unique):
     await held[0].release()
 
 
-async def test_what_is_given_back_goes_to_the_next_under_a_higher_term(leases, unique):
+async def test_a_released_lease_goes_to_the_next_holder_under_a_higher_term(leases, unique):
     first = await Lease.acquire(leases, unique, "a")
     assert await Lease.acquire(leases, unique, "b") is None
     await first.release()
@@ -36,7 +36,7 @@ async def test_what_is_given_back_goes_to_the_next_under_a_higher_term(leases, u
     await second.release()
 
 
-async def test_a_holder_that_comes_back_takes_its_lease_over_and_the_older_one_learns_it(leases, unique):
+async def test_a_restarted_holder_takes_its_lease_over_and_the_older_one_loses_it(leases, unique):
     first = await Lease.acquire(leases, unique, "a")
     second = await Lease.acquire(leases, unique, "a")
     assert second.term > first.term

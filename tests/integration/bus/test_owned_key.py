@@ -1,4 +1,4 @@
-"""Keys with one writer at a time, on a real NATS."""
+"""Keys that are written by compare-and-set, on a real NATS."""
 
 import pytest
 
@@ -32,7 +32,7 @@ async def test_a_writer_that_was_replaced_is_refused(bucket, unique):
     assert (await bucket.get(unique)).value == b"2"
 
 
-async def test_one_that_read_nothing_replaces_nothing(bucket, unique):
+async def test_a_writer_that_has_not_read_the_key_replaces_nothing(bucket, unique):
     first, second = OwnedKey(bucket, unique), OwnedKey(bucket, unique)
     await first.write(b"1")
     with pytest.raises(FencedError):

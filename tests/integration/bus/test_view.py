@@ -1,4 +1,4 @@
-"""Views of buckets on a real NATS: filled before they are used, and right again after whatever happened."""
+"""Views of buckets on a real NATS: filled before they are used, and up to date again after any fault."""
 
 import asyncio
 
@@ -111,7 +111,7 @@ async def test_of_a_large_bucket_what_has_changed_is_read_again_and_no_more(own_
     assert dict(view.entries) == {f"run-{n}.spec": b"2" if n == 8 else b"1" for n in range(101) if n != 7}
 
 
-async def test_a_large_bucket_that_is_made_anew_is_read_whole(own_bus, own_nats, monkeypatch):
+async def test_a_large_bucket_that_was_made_again_is_read_as_a_whole(own_bus, own_nats, monkeypatch):
     monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
     bucket = await own_bus.bucket(Buckets.RUNS)
     await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(100)))
@@ -125,7 +125,7 @@ async def test_a_large_bucket_that_is_made_anew_is_read_whole(own_bus, own_nats,
         await other.close()
 
 
-async def test_keys_that_run_out_leave_a_large_view_too(own_bus, monkeypatch):
+async def test_expired_keys_leave_a_large_view_too(own_bus, monkeypatch):
     monkeypatch.setitem(connection._TTL_SECONDS, Buckets.WORKERS, 1.0)
     monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
     bucket = await own_bus.bucket(Buckets.WORKERS)
@@ -155,7 +155,7 @@ async def test_a_view_is_filled_before_its_block_and_follows(bucket, unique):
         await until(view, lambda: view.get(f"{unique}.spec") is None)
 
 
-async def test_a_view_heals_after_its_server_was_killed(own_nats, own_bus):
+async def test_a_view_recovers_after_its_server_was_killed(own_nats, own_bus):
     bucket = await own_bus.bucket(Buckets.RUNS)
     await bucket.put("run.spec", b"1")
     async with bucket.view() as view:
@@ -167,7 +167,7 @@ async def test_a_view_heals_after_its_server_was_killed(own_nats, own_bus):
         await until(view, lambda: dict(view.entries) == {"run.spec": b"1", "run.desired": b"2"})
 
 
-async def test_a_view_heals_when_its_consumer_is_removed_behind_its_back(own_bus):
+async def test_a_view_recovers_when_its_consumer_is_removed(own_bus):
     bucket = await own_bus.bucket(Buckets.RUNS)
     async with bucket.view() as view:
         for consumer in await own_bus.jetstream.consumers_info("KV_runs"):

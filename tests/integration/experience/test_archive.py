@@ -46,7 +46,7 @@ async def test_only_the_covered_prefix_moves(log, archive, archived):
     assert await left(log) == [5, 3, 4]
 
 
-async def test_nothing_covered_is_nothing_done(log, archive, archived):
+async def test_without_covered_entries_nothing_moves(log, archive, archived):
     await fill(log, [1, 0])
     assert await archive.advance(Frontier()) == 0
     assert await archived() == []
@@ -79,7 +79,7 @@ async def test_a_crash_between_sealing_and_trimming_changes_nothing(objects, log
     assert await left(log) == [3]
 
 
-async def test_a_log_made_anew_by_an_earlier_clock_is_archived_too(client, objects, log, archive, archived, run_id):
+async def test_a_log_made_again_by_an_earlier_clock_is_archived_too(client, objects, log, archive, archived, run_id):
     await fill(log, range(4))
     await archive.advance(Frontier(below=4))
     await client.delete(keys.experience(run_id), keys.admitted(run_id))

@@ -1,4 +1,4 @@
-"""Groups on their way: the first durable answer wins."""
+"""Sampled groups in the buffer: the first stored answer wins."""
 
 import asyncio
 
@@ -49,5 +49,5 @@ async def test_discarding_and_removing_touch_nothing_else(client, store, log, gr
     assert await client.delete(keys.term(run_id + "0")) == 1
 
 
-async def test_nothing_asked_is_nothing_found(store):
+async def test_without_indexes_nothing_is_found(store):
     assert await store.get([]) == {}

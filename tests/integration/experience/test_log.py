@@ -38,7 +38,7 @@ async def test_many_conductors_of_one_term_append_each_index_once(log, entries):
     assert sorted(await indexes(log)) == list(range(40))
 
 
-async def test_nothing_appended_is_nothing_asked(log):
+async def test_appending_nothing_does_nothing(log):
     assert await log.append(1, {}) == []
     assert await log.read() == []
 
@@ -91,7 +91,7 @@ async def test_a_waiting_reader_gets_what_comes(log, entries):
     assert [entry.index for entry in await waiting] == [5]
 
 
-async def test_a_corrupt_entry_is_told_forgotten_and_made_again(client, log, run_id, entries):
+async def test_a_corrupt_entry_is_reported_removed_and_made_again(client, log, run_id, entries):
     await log.append(1, entries(0, 1))
     record = bytearray(seal(LogEntry(index=2, reason="whole").SerializeToString()))
     record[3] ^= 1
@@ -107,7 +107,7 @@ async def test_a_corrupt_entry_is_told_forgotten_and_made_again(client, log, run
     assert await indexes(log) == [0, 1, 2]
 
 
-async def test_an_entry_whose_place_has_rotted_is_forgotten_and_its_index_can_come_again(client, log, run_id, entries):
+async def test_an_entry_with_a_corrupt_index_is_removed_and_its_index_can_be_appended_again(client, log, run_id, entries):
     await log.append(1, entries(0, 1))
     stored = (await log.read())[1]
     await client.xdel(keys.experience(run_id), stored.stream_id)
@@ -119,7 +119,7 @@ async def test_an_entry_whose_place_has_rotted_is_forgotten_and_its_index_can_co
     assert await log.append(1, entries(1)) == [1]
 
 
-async def test_what_the_bitmap_has_and_nobody_holds_is_opened_again(client, log, run_id, entries):
+async def test_an_admitted_index_without_an_entry_can_be_appended_again(client, log, run_id, entries):
     await log.append(1, entries(*range(20)))
     await client.delete(keys.experience(run_id))
     assert await log.reopen(1, 5, {7, 19}) == [5, 6, *range(8, 19)], "what was trained and trimmed lies below"

@@ -143,12 +143,12 @@ async def test_an_unknown_token_fails_its_own_call_and_none_that_waits_beside_it
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-async def test_a_temperature_that_is_none_is_refused(stub, run_id, temperature):
+async def test_an_invalid_temperature_is_refused(stub, run_id, temperature):
     request = LogProbsRequest(run_id=run_id, temperature=temperature, sequences=sequences(0))
     assert (await status_of(stub.LogProbs(request, timeout=60)))[0] == grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_bad_questions_are_answered_with_what_to_do(stub, run_id):
+async def test_bad_requests_are_answered_with_advice(stub, run_id):
     unknown = LogProbsRequest(run_id="run-nobody", temperature=1.0, sequences=sequences(0))
     assert await status_of(stub.LogProbs(unknown, timeout=60)) == (
         grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,4 +1,4 @@
-"""Server frame and channel over a real connection."""
+"""The server and the channel over a real connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -109,7 +109,7 @@ async def test_each_method_answers_the_roles_that_the_table_names(own_server, me
     assert called == set(next(methods[method] for methods in METHODS.values() if method in methods))
 
 
-async def test_nothing_of_a_strangers_request_is_read(own_server):
+async def test_the_request_of_an_unknown_caller_is_not_read(own_server):
     async with open_channel(own_server, "wrong") as channel:
         call = channel.stream_unary("/gradbus.v1.RewardService/Score", request_serializer=ScoreRequest.SerializeToString)()
         # It never ends its request, and is refused all the same.
@@ -150,7 +150,7 @@ async def test_a_call_ends_at_its_deadline(channel, service):
     assert await code_of(RewardServiceStub(channel(TOKEN)).Score(ScoreRequest(), timeout=0.2)) == DEADLINE
 
 
-async def test_a_service_that_is_away_for_a_moment_is_asked_again(channel, service):
+async def test_a_call_to_a_service_that_is_away_for_a_moment_is_repeated(channel, service):
     async def be_away_twice(_service, context):
         if service.calls < 3:
             await context.abort(UNAVAILABLE, "starting")
@@ -160,7 +160,7 @@ async def test_a_service_that_is_away_for_a_moment_is_asked_again(channel, servi
     assert service.calls == 3
 
 
-async def test_stopping_finishes_what_is_in_flight(service):
+async def test_stopping_finishes_the_calls_in_flight(service):
     server = RpcServer(RpcSettings("127.0.0.1:0", CALLERS))
     add_RewardServiceServicer_to_server(service, server.server)
     await server.start()

@@ -1,4 +1,4 @@
-"""What the reader gives out, and what it says when something does not come."""
+"""The groups that the live log yields, and its reports when groups do not arrive."""
 
 import asyncio
 
@@ -39,15 +39,15 @@ def reader(bus, log, run_id, make_spec, frontier):
 
 @pytest.fixture
 async def missing(bus, run_id):
-    """What the trainer says it lacks."""
-    said = asyncio.Queue()
+    """The trainer's reports of missing groups."""
+    reports = asyncio.Queue()
 
     async def note(payload):
-        said.put_nowait(TrainerProgress.FromString(payload))
+        reports.put_nowait(TrainerProgress.FromString(payload))
 
     async with bus.subscribed(subjects.missing(run_id), note):
         await bus.client.flush()
-        yield said
+        yield reports
 
 
 async def add_raw(buffer, run_id, index, record, stream_id="*"):
@@ -71,7 +71,7 @@ async def test_a_step_waits_for_its_groups_and_gives_them_with_their_digests(rea
     assert all(item.size_bytes > len(item.entry.group) for item in items)
 
 
-async def test_corrupt_entries_are_never_given_out_and_the_conductor_is_told(reader, log, buffer, run_id, frontier, missing):
+async def test_corrupt_entries_are_never_yielded_and_are_reported_to_the_conductor(reader, log, buffer, run_id, frontier, missing):
     frontier.add(0, [(7, "trained before")])
     flipped = bytearray(seal(make_entry(0).SerializeToString()))
     flipped[20] ^= 1
@@ -110,7 +110,7 @@ async def test_it_asks_again_until_the_groups_come(reader, log, frontier, missin
         assert indexes(await asyncio.wait_for(waiting, 60)) == [0, 1]
 
 
-async def test_a_reader_that_broke_says_so_instead_of_waiting(bus, buffer, run_id, make_spec, frontier):
+async def test_a_reader_that_failed_raises_instead_of_waiting(bus, buffer, run_id, make_spec, frontier):
     class Broken:
         def add(self, item):
             raise ValueError("a fault of ours")

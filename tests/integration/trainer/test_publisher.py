@@ -138,7 +138,7 @@ async def test_shards_that_another_runs_retention_deletes_before_they_are_named_
     assert torch.equal((await load_tensors(objects, kept, scratch))["w.exp_avg"], torch.ones(3))
 
 
-async def test_a_store_that_never_has_the_shard_is_told_and_not_asked_for_ever(stub, run_id, objects, events, export):
+async def test_a_store_that_never_has_the_shard_is_reported_and_not_asked_forever(stub, run_id, objects, events, export):
     client = Swept(stub, run_id, objects, times=100)
     await client.open_term(1)
     publisher = Publisher(client, VersionWriter(objects, run_id, 1), events, run_id)

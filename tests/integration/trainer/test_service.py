@@ -1,4 +1,4 @@
-"""The trainer as a process has it: it says that it is there, and trains the run it is assigned to."""
+"""The trainer service: its heartbeat, and the run that it is assigned to."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_r
     assert await (await bus.bucket(Buckets.LEASES)).get(f"trainer.{run.run_id}") is None, "and the lease with it"
 
 
-async def test_a_model_that_is_none_is_fatal_trouble_that_says_why(new_run, make_spec, objects, serve, bus):
+async def test_a_folder_without_a_model_is_fatal_trouble_with_its_reason(new_run, make_spec, objects, serve, bus):
     files = {"config.json": await objects.put_blob(b'{"model_type": "qwen2"}')}
     run = await new_run(make_spec(model={"path": "m", "files": files}))
     process, task = await serve(run)

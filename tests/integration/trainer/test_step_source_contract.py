@@ -15,7 +15,7 @@ from .conftest import GROUPS, make_entry
 
 
 class ListSource:
-    """The steps of a log that is complete: what a replay of an archive gives out."""
+    """The steps of a log that is complete: a replay of an archive would yield the same."""
 
     def __init__(self, groups, collector):
         self._collector = collector

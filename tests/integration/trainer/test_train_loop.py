@@ -1,4 +1,4 @@
-"""The train loop over a log as a real buffer holds it, with a real weight store and a tiny model."""
+"""The train loop over a log in a real buffer, with a real weight store and a tiny model."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Who holds what, and the alarms of R7."""
+"""Attestations, and the alarms of R7."""
 
 import asyncio
 

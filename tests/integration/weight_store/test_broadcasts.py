@@ -1,4 +1,4 @@
-"""Who takes part in a broadcast: the weight store's answer to trainer and workers. No bytes travel here."""
+"""The rendezvous of a broadcast: the weight store's answer to trainer and workers. No weights are sent here."""
 
 import asyncio
 
@@ -50,14 +50,14 @@ class Rendezvous:
     def name(self, name):
         return f"{name}-{self.run_id}"
 
-    def open(self, term=1, held="", join_seconds=20.0, shards=(SHARD,)):
+    def open(self, term=1, previous="", join_seconds=20.0, shards=(SHARD,)):
         broadcast = Broadcast(run_id=self.run_id, term=term, step=5, shards=shards, config=BroadcastConfig(join_seconds=join_seconds))
-        request = pb.OpenBroadcastRequest(broadcast=broadcast, address="here:1", previous_group=held)
+        request = pb.OpenBroadcastRequest(broadcast=broadcast, address="here:1", previous_group=previous)
         return asyncio.ensure_future(self.stub.OpenBroadcast(request, wait_for_ready=True, timeout=60))
 
-    def join(self, name, broadcast, held=""):
+    def join(self, name, broadcast, previous=""):
         request = pb.JoinBroadcastRequest(
-            run_id=self.run_id, broadcast_id=broadcast.broadcast_id, worker=self.name(name), previous_group=held
+            run_id=self.run_id, broadcast_id=broadcast.broadcast_id, worker=self.name(name), previous_group=previous
         )
         return asyncio.ensure_future(self.stub.JoinBroadcast(request, timeout=60))
 
@@ -72,12 +72,12 @@ class Rendezvous:
                     return opening, announced.result()
                 announced.cancel()
 
-    async def all_join(self, names, held=""):
+    async def all_join(self, names, previous=""):
         """Those who took part; asked again until the store has seen all of them live."""
         async with asyncio.timeout(60):
             while True:
-                opening, broadcast = await self.opened(held=held)
-                joining = [self.join(name, broadcast, held) for name in names]
+                opening, broadcast = await self.opened(previous=previous)
+                joining = [self.join(name, broadcast, previous) for name in names]
                 members = (await opening).membership
                 told = [(await one).membership for one in joining]
                 if list(members.workers) == sorted(map(self.name, names)):
@@ -93,24 +93,24 @@ async def rendezvous(store_process, stub, bus, run_id):
         yield made
 
 
-async def test_all_who_live_join_and_learn_the_same_and_keep_their_group(rendezvous):
+async def test_all_live_workers_join_and_get_the_same_members_and_keep_their_group(rendezvous):
     await rendezvous.present("b", "a")
     await rendezvous.present("sglang", receives=False)
     first = await rendezvous.all_join(["b", "a"])
     assert list(first.workers) == [rendezvous.name("a"), rendezvous.name("b")]
     assert (list(first.absent), first.address) == ([], "here:1")
-    again = await rendezvous.all_join(["a", "b"], held=first.group)
+    again = await rendezvous.all_join(["a", "b"], previous=first.group)
     assert again.group == first.group
-    assert (await rendezvous.all_join(["a", "b"], held="")).group != first.group, "nobody holds it any more"
+    assert (await rendezvous.all_join(["a", "b"], previous="")).group != first.group, "the members have no group any more"
 
 
-async def test_nobody_is_waited_for_where_nobody_can_take_part(rendezvous):
+async def test_without_a_worker_that_receives_broadcasts_there_is_no_wait(rendezvous):
     await rendezvous.present("sglang", receives=False)
     assert not (await rendezvous.open()).membership.workers
     assert rendezvous.announced.empty()
 
 
-async def test_who_does_not_come_is_named_and_who_comes_late_stays_out(rendezvous):
+async def test_an_absent_worker_is_named_and_a_late_one_is_no_member(rendezvous):
     await rendezvous.present("a", "b")
     await rendezvous.all_join(["a", "b"])
     opening, broadcast = await rendezvous.opened(join_seconds=LATE_SECONDS)
@@ -124,7 +124,7 @@ async def test_who_does_not_come_is_named_and_who_comes_late_stays_out(rendezvou
     assert list((await opening).membership.absent) == [], "it is not waited for again at once"
 
 
-async def test_a_newer_transfer_ends_the_older_without_members(rendezvous):
+async def test_a_newer_broadcast_ends_the_older_without_members(rendezvous):
     await rendezvous.present("a", "b")
     await rendezvous.all_join(["a", "b"])
     older, broadcast = await rendezvous.opened()
@@ -137,7 +137,7 @@ async def test_a_newer_transfer_ends_the_older_without_members(rendezvous):
     assert len((await newer).membership.workers) == 2
 
 
-async def test_a_worker_that_hangs_up_is_no_member_and_a_trainer_that_does_frees_the_workers(rendezvous):
+async def test_a_worker_that_ends_its_call_is_no_member_and_a_trainer_that_does_frees_the_workers(rendezvous):
     await rendezvous.present("a", "b")
     await rendezvous.all_join(["a", "b"])
     opening, broadcast = await rendezvous.opened()

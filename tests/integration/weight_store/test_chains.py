@@ -1,4 +1,4 @@
-"""Versions that are stored as deltas: nothing they need is deleted or missing, and a checkpoint is never one of them."""
+"""Versions that are stored as deltas: no blob that they need is deleted or missing, and a checkpoint is never stored so."""
 
 import grpc
 import pytest
@@ -45,7 +45,7 @@ def anchor(manifest):
     return manifest.shards[0].chain[0].base_digest
 
 
-async def test_the_chain_stands_in_the_manifest_and_in_the_head(trainer, publish_chain, bus, run_id):
+async def test_the_chain_is_in_the_manifest_and_in_the_head(trainer, publish_chain, bus, run_id):
     manifests = await publish_chain(0, 3)
     assert await trainer.version(3) == manifests[3]
     head = WeightManifest.FromString((await (await bus.bucket(Buckets.HEADS)).get(f"{run_id}.version")).value)

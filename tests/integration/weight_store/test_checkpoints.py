@@ -153,7 +153,7 @@ async def test_blobs_that_another_run_or_a_spec_names_are_never_deleted(store_pr
     assert (await other.version(0)).step == 0
 
 
-async def test_runs_are_asked_side_by_side_which_blobs_they_need(bus, objects, monkeypatch):
+async def test_the_blobs_that_runs_need_are_read_in_parallel(bus, objects, monkeypatch):
     manifests, digests = Manifests(objects), [digest_of(bytes([number])) for number in range(4)]
     for number, digest in enumerate(digests):
         await manifests.write_version(WeightManifest(run_id=f"run-{number}", term=1, digest=digest, shards=[Shard(digest=digest)]))

@@ -94,7 +94,7 @@ async def test_a_version_whose_shard_is_not_stored_is_refused(trainer, run_id):
 
 
 @pytest.mark.parametrize("run", ["", "../x", "a.b", "a/b", "*", "UPPER"])
-async def test_names_that_are_none_are_refused(trainer, run):
+async def test_invalid_names_are_refused(trainer, run):
     assert await status_of(trainer.stub.GetHeads(pb.GetHeadsRequest(run_id=run))) == grpc.StatusCode.INVALID_ARGUMENT
 
 

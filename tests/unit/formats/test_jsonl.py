@@ -53,7 +53,7 @@ def test_what_is_no_dataset_is_named_by_its_line(data, words):
         rows(data)
 
 
-def test_inspection_tells_rows_common_columns_and_chat():
+def test_inspection_finds_rows_common_columns_and_chat():
     info = inspect(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}), "prompt")
     assert (info.rows, info.columns, info.chat) == (2, {"prompt", "answer"}, True)
 

@@ -24,7 +24,7 @@ def test_a_new_run_id_is_a_name():
     assert new_run_id() != new_run_id()
 
 
-def test_a_digest_is_told_from_everything_else():
+def test_a_digest_is_recognised():
     digest = digest_of(b"weights")
     assert digest == "sha256:" + hashlib.sha256(b"weights").hexdigest()
     assert is_digest(digest)
@@ -32,13 +32,13 @@ def test_a_digest_is_told_from_everything_else():
 
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from(["train", "eval"]), st.integers(0, 10**9), st.integers(0, 1023))
-def test_a_seed_is_a_function_of_its_place_and_fits_63_bits(seed, purpose, index, n):
+def test_a_seed_is_a_function_of_the_samples_position_and_fits_63_bits(seed, purpose, index, n):
     value = sample_seed(seed, purpose, index, n)
     assert value == sample_seed(seed, purpose, index, n)
     assert 0 <= value < 2**63
 
 
-def test_every_part_of_a_place_changes_the_seed():
+def test_every_part_of_a_position_changes_the_seed():
     places = {(seed, purpose, index, n) for seed in (0, 1) for purpose in ("train", "eval") for index in range(12) for n in range(12)}
     assert len({sample_seed(*place) for place in places}) == len(places)
     assert sample_id(1, 11) != sample_id(11, 1)

@@ -14,7 +14,7 @@ def store(tmp_path):
     return ObjectStore.open(f"file://{tmp_path}/objects")
 
 
-async def test_files_lie_in_a_folder_named_after_them(store, tmp_path):
+async def test_files_are_in_a_folder_named_after_them(store, tmp_path):
     files = {"tokenizer.json": await store.put_blob(b"{}"), "model.safetensors": await store.put_blob(b"weights")}
     folder = await materialise(store, files, tmp_path / "cache")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"tokenizer.json": b"{}", "model.safetensors": b"weights"}
@@ -100,7 +100,7 @@ async def test_what_a_killed_process_left_is_removed_and_what_another_is_at_stay
     assert set(cache.iterdir()) == folders
 
 
-async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(store, tmp_path, no_file_over):
+async def test_a_full_disk_is_an_error_with_advice_and_nothing_is_left(store, tmp_path, no_file_over):
     files = {"model.safetensors": await store.put_blob(bytes(5000))}
     with no_file_over(1000), pytest.raises(DiskError, match=r"cannot write a model into .*has room, or set GRADBUS_CACHE_DIR"):
         await materialise(store, files, tmp_path / "cache")

@@ -45,5 +45,5 @@ def test_logprobs_equal_transformers_whatever_the_budget(folder, sequences, budg
         np.testing.assert_allclose(answer, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_asked_is_nothing_answered(folder):
+def test_without_sequences_there_are_no_log_probabilities(folder):
     assert ReferenceModel(folder).logprobs([], 1.0) == []

@@ -1,4 +1,4 @@
-"""A wrong spec is told everything at once; a right one survives every form it travels in."""
+"""All faults of a wrong spec are reported at once; a valid spec survives every serialisation."""
 
 import contextlib
 import copy
@@ -58,7 +58,7 @@ def test_a_spec_survives_toml_json_and_python():
     assert parse_spec(spec.model_dump(mode="json")) == spec
 
 
-def test_a_form_is_told_in_words():
+def test_a_required_form_is_described_in_words():
     assert str(faults(body(name="Not A Name"))["name"]).endswith("allowed: a-z, 0-9 and '-'; at most 63 characters")
 
 
@@ -125,7 +125,7 @@ def test_rules_that_join_fields(sections, path):
     assert path in faults(body(**sections))
 
 
-def test_a_joint_rule_is_told_although_another_section_is_wrong():
+def test_a_joint_rule_is_checked_although_another_section_is_wrong():
     found = faults(body(deterministic=True, trainer={"threads": 0}))
     assert found.keys() == {"deterministic", "trainer.threads"}
 
@@ -192,7 +192,7 @@ def test_anchors_belong_to_deltas():
     assert faults(body(weights={"transport": "deltas", "dtype": "fp16"})).keys() == {"weights.transport", "weights.dtype"}
 
 
-def test_what_keeps_rollout_and_trainer_from_equal_bits_is_told_at_once():
+def test_all_settings_that_keep_rollout_and_trainer_from_equal_bits_are_reported():
     body = {"name": "equal", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://s:1"}, "schedule": {"steps": 1}}
     assert parse_spec(body | {"numerics": "batch_invariant"}).numerics == "batch_invariant"
     wrong = {"rollout": {"engine": "sglang"}, "trainer": {"backend": "deepspeed", "lora": {}, "threads": 3}, "weights": {"dtype": "bf16"}}

@@ -37,7 +37,7 @@ class _Attention(torch.autograd.Function):
         blocks = _query_blocks(rule.layout, table.queries, query.device)
         if len(blocks):
             _forward[len(blocks), heads](
-                query, key, value, output, sums, blocks, *_strides(query, key, value), tokens, **_how(query, key, rule)
+                query, key, value, output, sums, blocks, *_strides(query, key, value), tokens, **_launch_arguments(query, key, rule)
             )
         ctx.save_for_backward(query, key, value, output, sums)
         ctx.rule = rule
@@ -52,7 +52,7 @@ class _Attention(torch.autograd.Function):
         upstream = upstream.contiguous()
         of_query, of_key, of_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
         shift = torch.empty_like(sums)
-        table, how, strides = launch(head_dim, query.itemsize), _how(query, key, rule), _strides(query, key, value)
+        table, how, strides = launch(head_dim, query.itemsize), _launch_arguments(query, key, rule), _strides(query, key, value)
         queries = _query_blocks(rule.layout, table.queries, query.device)
         keys, branches = _key_blocks(rule.layout, table.keys, query.device)
         if len(queries):
@@ -69,7 +69,7 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [tensor.stride(dim) for tensor in tensors for dim in (0, 1)]
 
 
-def _how(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
+def _launch_arguments(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[str, Any]:
     """Arguments that the three kernels share."""
     head_dim = query.shape[2]
     table = launch(head_dim, query.itemsize)

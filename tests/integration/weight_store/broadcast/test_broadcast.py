@@ -1,4 +1,4 @@
-"""Versions by broadcast to real processes, while these die, hang and lie; whoever misses one has it from object storage."""
+"""Versions by broadcast to real processes that die, hang and send wrong bytes; a worker that misses one reads object storage."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def content(lab, step):
 
 
 @pytest.mark.slow
-async def test_a_group_is_made_anew_only_when_its_members_change(lab, store_process):
+async def test_a_process_group_is_made_again_only_when_its_members_change(lab, store_process):
     publisher = await lab.trainer()
     await lab.worker("a")
     for step in range(3):
@@ -84,7 +84,7 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_workers_that_serve_the_n
     assert await lab.load("a", step)
 
 
-async def test_a_zombie_of_an_older_term_reaches_nobody(lab):
+async def test_a_trainer_of_an_older_term_reaches_no_worker(lab):
     zombie = await lab.trainer(term=1)
     await lab.worker("a")
     await lab.trainer(term=2)

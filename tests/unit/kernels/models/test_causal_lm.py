@@ -104,7 +104,7 @@ def change_weights(folder, **changes):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_tensors_without_a_place_are_passed_over(qwen2_folder, tmp_path):
+def test_tensors_without_a_parameter_are_skipped(qwen2_folder, tmp_path):
     folder = shutil.copytree(qwen2_folder, tmp_path / "model")
     model = load_causal_lm(folder)
     change_weights(

@@ -1,4 +1,4 @@
-"""What config.json may ask for."""
+"""The features that config.json may ask for."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The contract of a model family: every entry of the registry is held to transformers, to peft, and to what it says it can."""
+"""The contract of a model family: every registered family agrees with transformers and peft, and has its stated capabilities."""
 
 import dataclasses
 from typing import get_args
@@ -39,7 +39,7 @@ def family(request):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def folder(request, family, tmp_path_factory):
-    """What transformers saves of a model of the family with random weights, biases and norms too."""
+    """A folder that transformers saved of the family's model with random weights, biases and norms."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(family.model_type, **SIZES, tie_word_embeddings=request.param)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

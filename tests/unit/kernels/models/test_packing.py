@@ -1,4 +1,4 @@
-"""Micro-batches of samples: where they are split, and that packing passes on what it is given."""
+"""Micro-batches of samples: where they are split, and that packing keeps their content."""
 
 import numpy as np
 import torch

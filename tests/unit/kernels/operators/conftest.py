@@ -1,4 +1,4 @@
-"""Every implementation of an operator is held to the same tests; Triton's kernels run in its interpreter, or on a GPU."""
+"""Runs the same tests on every implementation of an operator; Triton's kernels run in its interpreter, or on a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _patched_once() -> Iterator[None]:
 
 
 def dot_in_order(handle: Any) -> Any:
-    """`tl.dot` as a GPU does it: one order of sums for all rows. The interpreter's own is numpy's, whose BLAS goes by a row's place."""
+    """`tl.dot` with one order of sums for all rows, as on a GPU. The interpreter uses numpy, whose BLAS may sum by a row's index."""
 
     def create_dot(_builder: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:
         left, right = (factor.data.astype(d.data.dtype, copy=False) for factor in (a, b))

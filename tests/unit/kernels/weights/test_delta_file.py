@@ -1,4 +1,4 @@
-"""A file made by a delta is the file that was published, byte for byte; no other layout is taken for the same."""
+"""A delta recreates the published file byte for byte; another layout is refused."""
 
 from itertools import pairwise
 
@@ -60,7 +60,7 @@ def test_a_file_whose_tensors_cannot_be_coded_is_refused(spoilt):
         encode(spoilt, spoilt)
 
 
-def test_another_base_and_a_damaged_delta_are_told_apart():
+def test_another_base_and_a_damaged_delta_are_different_errors():
     delta = encode(file(0), file(1))
     with pytest.raises(WrongBaseError):
         applied(delta, file(2))

@@ -1,4 +1,4 @@
-"""The parts of a delta: subsets, numbers, planes, and what happens to bytes that nobody wrote."""
+"""The codecs of a delta: subsets, numbers and planes; and arbitrary bytes, which are refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which learner a run gets, and what this process refuses to be."""
+"""The learner that a spec selects, and the specs that a process refuses."""
 
 from importlib.util import find_spec
 

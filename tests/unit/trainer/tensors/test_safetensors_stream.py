@@ -1,4 +1,4 @@
-"""The streamed file is the library's, to the byte, and is written without holding what it is made of."""
+"""The streamed file equals the library's, to the byte, and is written one tensor at a time."""
 
 import gc
 import io

@@ -11,7 +11,7 @@ from gradbus_trainer.tensors.scratch import Scratch
 TENSORS = LazyTensors.of({"w": torch.arange(5000.0), "v": torch.ones(3)})
 
 
-def test_a_file_goes_when_nobody_holds_it_and_what_is_mapped_stays(tmp_path):
+def test_a_file_is_removed_with_its_last_reference_and_its_mapping_stays(tmp_path):
     file = Scratch(tmp_path / "scratch").write(TENSORS)
     path, mapped = file.path, file.mapped()
     assert (file.names, file.size_bytes) == (("v", "w"), path.stat().st_size)
@@ -28,7 +28,7 @@ def test_what_a_killed_trainer_left_is_cleaned_at_the_next_start(tmp_path):
     assert scratch.write(TENSORS).names == ("v", "w")
 
 
-def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(tmp_path, no_file_over):
+def test_a_full_disk_is_an_error_with_a_next_step_and_leaves_no_file(tmp_path, no_file_over):
     scratch = Scratch(tmp_path)
     with no_file_over(1000), pytest.raises(StorageError, match=r"cannot write 0 MB .*free space there, or set GRADBUS_CACHE_DIR"):
         scratch.write(TENSORS)

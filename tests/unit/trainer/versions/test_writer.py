@@ -1,4 +1,4 @@
-"""What of a version is stored: whole files and deltas, by rules that a replay repeats."""
+"""The stored parts of a version: whole files and deltas, by rules that a replay repeats."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One forward of a Llama or Qwen2 decoder over a paged cache."""
+"""One forward of a decoder over a paged cache."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_no_ids_at_all_are_fine():
     check_ids("ids", torch.empty(0, dtype=torch.int64), (0,), 7, torch.ones(1))
 
 
-def test_nan_is_told_by_its_row():
+def test_nan_is_reported_by_its_row():
     check_finite("logits", torch.tensor([0.0, float("-inf")]))
     with pytest.raises(ValueError, match="logits: row 1 holds NaN"):
         check_finite("logits", torch.tensor([0.0, float("nan")]))

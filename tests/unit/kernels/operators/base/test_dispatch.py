@@ -45,8 +45,8 @@ def test_what_an_operator_lacks_is_refused():
 
 def test_provenance_says_what_ran_last():
     with using("reference"):
-        choose("told", torch.ones(2, dtype=torch.bfloat16), ALL)
-    assert (provenance()["told"].implementation, provenance()["told"].device, provenance()["told"].dtype) == (
+        choose("recorded", torch.ones(2, dtype=torch.bfloat16), ALL)
+    assert (provenance()["recorded"].implementation, provenance()["recorded"].device, provenance()["recorded"].dtype) == (
         "reference",
         "cpu",
         torch.bfloat16,

@@ -1,4 +1,4 @@
-"""A query's bits are those of what it sees, whether it comes alone, in a chunk or in a whole sequence."""
+"""A query's bits depend on the keys it sees alone: they are equal in decode, in a chunk and in a whole sequence."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_decode_chunks_and_a_whole_sequence_agree_in_every_bit(shape, dtype):
         assert torch.equal(part(query, key, value, start, end), whole[:, :, start:end]), (start, end)
 
 
-def test_heads_whose_queries_depend_on_their_place_are_padded(monkeypatch):
+def test_heads_whose_queries_depend_on_their_index_are_padded(monkeypatch):
     refuse(monkeypatch, lambda shape: shape.size % 16 and shape.length == 64)
     query, key, value = made(2, 70, (4, 2, 24))
     whole = invariant_attention(query, key, value, 0.3)
@@ -46,7 +46,7 @@ def test_a_machine_on_which_no_head_keeps_its_bits_is_refused(monkeypatch):
 
 
 def refuse(monkeypatch, depends):
-    """This machine's BLAS sums a query by its place in the shapes for which `depends` is true."""
+    """This machine's BLAS sums a query in an order that depends on its index, in the shapes for which `depends` is true."""
     agrees = attention._agrees
     monkeypatch.setattr(attention, "_agrees", lambda count, shape: not depends(shape) and agrees(count, shape))
     for name in ("_head_size", "query_width"):
@@ -60,7 +60,7 @@ def test_a_sequence_beyond_a_block_of_queries_agrees_with_its_end():
         assert torch.equal(part(query, key, value, start, end), whole[:, :, start:end])
 
 
-def test_rows_do_not_know_each_other():
+def test_rows_do_not_depend_on_each_other():
     query, key, value = made(5, 40, (4, 2, 16))
     whole = invariant_attention(query, key, value, 0.3)
     for row in range(5):

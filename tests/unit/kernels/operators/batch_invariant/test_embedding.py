@@ -1,4 +1,4 @@
-"""Rows are copied; a row's gradient is the sum of its own places in their order, whoever computes what beside it."""
+"""Rows are copied; a row's gradient is the sum over its own positions in order, for any number of threads and other ids."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def fixed_order(request, monkeypatch):
         pytest.importorskip("triton")
         from gradbus_kernels.operators.batch_invariant.triton import embedding as gpu
 
-        monkeypatch.setattr(gpu, "LAUNCH", type(gpu.LAUNCH)(places=2, columns=16))
+        monkeypatch.setattr(gpu, "LAUNCH", type(gpu.LAUNCH)(positions=2, columns=16))
     with using(request.param):
         yield request.param
 
@@ -61,7 +61,7 @@ def test_bits_are_the_same_each_time_and_on_any_number_of_threads(fixed_order):
         torch.set_num_threads(before)
 
 
-def test_a_rows_bits_depend_on_its_own_places_alone(fixed_order):
+def test_a_rows_bits_depend_on_its_own_positions_alone(fixed_order):
     pull = randn(len(IDS), 24)
     whole, own = gradient(IDS, pull), (IDS == 4).nonzero().flatten()
     assert torch.equal(gradient(IDS[own], pull[own])[4], whole[4])
@@ -72,13 +72,13 @@ def test_a_rows_bits_depend_on_its_own_places_alone(fixed_order):
     assert torch.equal(gradient(*apart)[4], whole[4])
 
 
-def test_the_order_of_its_own_places_is_the_order_of_the_sum(fixed_order):
+def test_the_order_of_its_own_positions_is_the_order_of_the_sum(fixed_order):
     ids, pull = torch.full((3,), 2), torch.tensor([[1e8], [-1e8], [1.0]])
     assert gradient(ids, pull)[2] == 1.0
     assert gradient(ids, pull[[0, 2, 1]])[2] == 0.0
 
 
-def test_no_places_are_fine(implementation):
+def test_no_positions_are_fine(implementation):
     assert gradient(torch.empty(0, dtype=torch.int64), torch.empty(0, 5)).count_nonzero() == 0
 
 

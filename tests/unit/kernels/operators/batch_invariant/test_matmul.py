@@ -1,4 +1,4 @@
-"""A row of a product does not know the others, nor how many there are."""
+"""The bits of a row of a product depend neither on the other rows nor on their number."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def made(rows, inner, columns, dtype=torch.float32, transposed=False):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("inner", "columns"), [(5, 7), (9, 4), (8, 10), (37, 50), (48, 29), (96, 64), (512, 40), (900, 130)])
-def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(inner, columns, transposed, dtype):
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_index(inner, columns, transposed, dtype):
     x, weight, addend = made(300, inner, columns, dtype, transposed)
     whole = invariant_matmul(x, weight, addend)
     for count in COUNTS:
@@ -30,7 +30,7 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(inner, col
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("added", ["nothing", "a bias", "a residual"])
-def test_a_shape_whose_rows_depend_on_their_place_is_padded(monkeypatch, added, transposed):
+def test_a_shape_whose_rows_depend_on_their_index_is_padded(monkeypatch, added, transposed):
     refuse(monkeypatch, lambda shape: shape.inner % 16 or shape.columns % 16)
     x, weight, addend = made(70, 37, 50, transposed=transposed)
     given = {"nothing": None, "a bias": addend[0], "a residual": addend}[added]
@@ -55,7 +55,7 @@ def test_a_machine_on_which_no_shape_keeps_its_bits_is_refused(monkeypatch):
 
 
 def refuse(monkeypatch, depends):
-    """This machine's BLAS sums a row by its place in the shapes for which `depends` is true."""
+    """This machine's BLAS sums a row in an order that depends on its index, in the shapes for which `depends` is true."""
     agrees = matmul.agrees
     monkeypatch.setattr(matmul, "agrees", lambda rows, shape: not depends(shape) and agrees(rows, shape))
     monkeypatch.setattr(matmul, "_plan", matmul._plan.__wrapped__)
@@ -108,7 +108,7 @@ def test_value_and_gradients_are_the_products(implementation, added, dtype):
         torch.testing.assert_close(found.grad.double(), right.grad, atol=20 * room, rtol=room)
 
 
-def test_triton_rows_do_not_know_the_others_either(dtype):
+def test_triton_rows_do_not_depend_on_the_others_either(dtype):
     pytest.importorskip("triton")
     x, weight, addend = made(70, 45, 30, dtype)
     with using("triton"):

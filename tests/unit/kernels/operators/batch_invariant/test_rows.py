@@ -93,7 +93,7 @@ def test_log_probabilities_do_not_depend_on_the_chunk(monkeypatch):
     assert torch.equal(invariant_logprob(hidden[77:80], weight, ids[77:80])[0], whole[77:80])
 
 
-def test_triton_rows_do_not_know_the_others_either():
+def test_triton_rows_do_not_depend_on_the_others_either():
     pytest.importorskip("triton")
     rows, weight = randn(9, 1100), randn(1100, seed=1)
     with using("triton"):

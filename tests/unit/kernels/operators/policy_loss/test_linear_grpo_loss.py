@@ -160,7 +160,7 @@ def test_a_second_backward_pass_is_refused():
         loss.total.backward()
 
 
-def test_nan_is_told_by_the_argument_that_holds_it(implementation):
+def test_nan_is_reported_by_the_argument_that_holds_it(implementation):
     hidden, weight, ids, tokens = inputs(4, torch.float32)
     poisoned = replace(tokens, advantages=torch.full((4,), torch.nan))
     with pytest.raises(ValueError, match=r"tokens\.advantages: row 0 holds NaN"):

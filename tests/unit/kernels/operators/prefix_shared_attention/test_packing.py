@@ -1,4 +1,4 @@
-"""Where tokens go when sequences are packed, and what the layout says of them."""
+"""The positions of tokens in packed sequences, and their layout."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, to
 """Over a naive same-dtype error: of the largest value, and for the key's gradient of the query, of which it is a sum."""
 
 
-def draw(layout, heads, head_dim, dtype, seed=0, spread=1.0):
+def draw(layout, heads, head_dim, dtype, seed=0, factor=1.0):
     """Query, key, value and the output's gradient."""
     torch.manual_seed(seed)
     drawn = [torch.randn(layout.tokens, count, head_dim, dtype=torch.float64) for count in (*heads, heads[1], heads[0])]
-    return [drawn[0].mul(spread).to(dtype), *(tensor.to(dtype) for tensor in drawn[1:])]
+    return [drawn[0].mul(factor).to(dtype), *(tensor.to(dtype) for tensor in drawn[1:])]
 
 
 def results(tensors, layout, dtype, window=None, operator=prefix_shared_attention):
@@ -86,8 +86,8 @@ def test_heads_of_any_number_and_size(heads, head_dim):
 @pytest.mark.usefixtures("implementation")
 def test_scores_of_ten_thousands_overflow_nothing(dtype):
     layout = LAYOUTS["any_order"]
-    spread = 2e3 if dtype == torch.float16 else 1e4  # the naive float16 score overflows beyond
-    held_to_the_oracle(draw(layout, (2, 1), 16, dtype, spread=spread), layout, dtype)
+    factor = 2e3 if dtype == torch.float16 else 1e4  # the naive float16 score overflows beyond
+    held_to_the_oracle(draw(layout, (2, 1), 16, dtype, factor=factor), layout, dtype)
 
 
 @pytest.mark.usefixtures("implementation")
@@ -118,9 +118,9 @@ def test_what_is_not_a_number_stays_in_its_sequences(implementation):
     if implementation == "reference":
         pytest.skip("its softmax is over all tokens")
     layout = LAYOUTS["groups"]
-    for place, seen_from, family in ((1, [1, 2, 20, 21, 22, 23], [0, 1, 2, 20, 21, 22, 23]), (21, [21], [20, 21])):
+    for position, seen_from, family in ((1, [1, 2, 20, 21, 22, 23], [0, 1, 2, 20, 21, 22, 23]), (21, [21], [20, 21])):
         query, key, value, _ = draw(layout, (2, 1), 16, torch.float32)
-        value[place] = torch.nan
+        value[position] = torch.nan
         found = prefix_shared_attention(query, key, value, layout).isnan().any(dim=(1, 2)).nonzero().flatten().tolist()
         assert set(seen_from) <= set(found) <= set(family)
 
@@ -140,10 +140,10 @@ def test_the_bits_of_a_sequence_depend_on_itself_and_its_root_alone(implementati
     together = prefix_shared_attention(query, key, value, layout)
     for segment, parent in enumerate(layout.parents):
         kept = [segment] if parent is None else [parent, segment]
-        places = torch.cat([torch.arange(*layout.offsets[one : one + 2]) for one in kept])
+        indices = torch.cat([torch.arange(*layout.offsets[one : one + 2]) for one in kept])
         alone = PrefixLayout.of_lengths([layout.lengths[one] for one in kept], [None, 0][: len(kept)])
-        output = prefix_shared_attention(query[places], key[places], value[places], alone)
-        assert torch.equal(output, together[places]), segment
+        output = prefix_shared_attention(query[indices], key[indices], value[indices], alone)
+        assert torch.equal(output, together[indices]), segment
 
 
 @pytest.mark.usefixtures("implementation")

@@ -1,4 +1,4 @@
-"""Draws follow the distribution that is asked for, are those of the reference, and know nothing of their neighbours."""
+"""Samples follow the requested distribution, equal the reference's, and do not depend on other rows."""
 
 from __future__ import annotations
 

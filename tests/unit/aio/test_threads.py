@@ -1,4 +1,4 @@
-"""Blocking work in a thread that nobody waits for."""
+"""Blocking work in a thread that is not joined."""
 
 import asyncio
 import subprocess

@@ -1,9 +1,9 @@
-"""Time with work, where work overlaps."""
+"""Busy time, where work overlaps."""
 
 from gradbus.telemetry.busy import BusyTimer
 
 
-def test_overlapping_blocks_count_once_and_a_block_under_way_counts():
+def test_overlapping_blocks_count_once_and_an_open_block_counts():
     now = [0.0]
     busy = BusyTimer(lambda: now[0])
     now[0] = 5.0
