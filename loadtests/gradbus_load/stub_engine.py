@@ -23,7 +23,7 @@ from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGrou
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.model import read_supported_config
-from gradbus_rollout.engines.torch.versions import WholeVersions
+from gradbus_rollout.engines.torch.version_format import WholeVersions
 from gradbus_rollout.engines.torch.weights import ModelWeights, empty_like
 
 _POOL = 1 << 16

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from gradbus.bus import TaskQueue
 from gradbus.control.runs import WorkerPresence
 from gradbus_conductor.groups.dispatch import Dispatcher
-from gradbus_conductor.groups.tasks import EvaluationTasks
+from gradbus_conductor.groups.task_kinds import EvaluationTasks
 from gradbus_conductor.groups.traces import GroupTraces
 
 

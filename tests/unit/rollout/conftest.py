@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
-from gradbus_rollout.engines.torch.versions import WholeVersions
+from gradbus_rollout.engines.torch.version_format import WholeVersions
 
 SIZES = {
     "vocab_size": 48,

@@ -18,7 +18,7 @@ from gradbus_conductor.clients import Clients
 from gradbus_conductor.evaluation.results import EvaluationResult, decode_result, encode_result, next_due, summarise
 from gradbus_conductor.groups.dataset import Dataset
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
-from gradbus_conductor.groups.tasks import EvaluationTasks
+from gradbus_conductor.groups.task_kinds import EvaluationTasks
 
 _log = get_logger(__name__)
 _DELETED_AFTER_SECONDS = 5.0

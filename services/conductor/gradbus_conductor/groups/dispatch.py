@@ -12,7 +12,7 @@ from gradbus.bus import TaskQueue
 from gradbus.control.runs import WorkerPresence
 from gradbus.telemetry import PROCESS, get_logger
 from gradbus.v1.task_pb2 import GroupTask, Task
-from gradbus_conductor.groups.tasks import TRAINING, TaskSet
+from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 from gradbus_conductor.groups.traces import GroupTraces
 
 _log = get_logger(__name__)

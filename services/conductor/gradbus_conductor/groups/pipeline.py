@@ -20,7 +20,7 @@ from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.dispatch import Dispatcher
 from gradbus_conductor.groups.judging import oldest_sample_version
 from gradbus_conductor.groups.scoring import Scoring
-from gradbus_conductor.groups.tasks import TRAINING, TaskSet
+from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 from gradbus_conductor.groups.traces import GroupTraces
 
 _log = get_logger(__name__)

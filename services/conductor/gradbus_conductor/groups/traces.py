@@ -26,7 +26,7 @@ from gradbus.telemetry import Attributes, TimedSpan, child_of, is_sampled, is_tr
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import SampleReward
 from gradbus.v1.task_pb2 import Task
-from gradbus_conductor.groups.tasks import TRAINING, TaskSet
+from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 
 Service = Literal["score", "reference"]
 

@@ -17,7 +17,7 @@ from gradbus_rollout.engines.sglang.loader import WeightLoader
 from gradbus_rollout.engines.sglang.recovery import Recovery
 from gradbus_rollout.engines.sglang.sampler import GroupSampler
 from gradbus_rollout.engines.sglang.server import Server
-from gradbus_rollout.engines.sglang.versions import VersionFolders
+from gradbus_rollout.engines.sglang.version_folders import VersionFolders
 
 _UNLOAD_SECONDS: Final = 2.0
 

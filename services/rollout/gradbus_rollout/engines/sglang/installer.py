@@ -14,7 +14,7 @@ from gradbus import crash_points
 from gradbus.errors import AttestationError, EngineError
 from gradbus.telemetry import get_logger
 from gradbus_rollout.engines.base import VersionProbe
-from gradbus_rollout.engines.server.proof import prove_weights
+from gradbus_rollout.engines.server.logprob_proof import prove_weights
 from gradbus_rollout.engines.server.version_folder import LoadedVersion
 from gradbus_rollout.engines.sglang.api import ServerApi
 

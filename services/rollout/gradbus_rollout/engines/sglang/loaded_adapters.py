@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradbus.errors import AttestationError, EngineError, ModelError
-from gradbus_rollout.engines.server.proof import prove_adapters
+from gradbus_rollout.engines.server.logprob_proof import prove_adapters
 from gradbus_rollout.engines.server.version_folder import LoadedVersion
 from gradbus_rollout.engines.sglang.api import ServerApi
 

@@ -15,7 +15,7 @@ from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.engines.sglang.installer import Installer
 from gradbus_rollout.engines.sglang.loaded_adapters import LoadedAdapters
 from gradbus_rollout.engines.sglang.server import Server
-from gradbus_rollout.engines.sglang.versions import VersionFolders
+from gradbus_rollout.engines.sglang.version_folders import VersionFolders
 
 _KNOWN_LABELS: Final = 64
 _ABORT_AGAIN_SECONDS: Final = 0.2

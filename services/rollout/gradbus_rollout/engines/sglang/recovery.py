@@ -10,7 +10,7 @@ from gradbus.telemetry import get_logger
 from gradbus_rollout.engines.server.version_folder import LoadedVersion, drop_version_folder
 from gradbus_rollout.engines.sglang.loader import WeightLoader
 from gradbus_rollout.engines.sglang.server import Server
-from gradbus_rollout.engines.sglang.versions import VersionFolders
+from gradbus_rollout.engines.sglang.version_folders import VersionFolders
 
 _log = get_logger(__name__)
 _REPAIRS: Final = 3

@@ -1,17 +1,17 @@
 """The embedded engine: Llama and Qwen2 families on plain torch, bit-reproducible on a CPU.
 
-loop       `Engine`: the thread of the engine and its asyncio side
+engine     `Engine`: the thread of the engine and its asyncio side
 scheduler  slots, queue and decode step     calls      calls under way and their samples
 rows       state of the slots, as arrays    prefill    prompts into the cache, in chunks of fixed shapes
 model      one forward                      arithmetic products and attention, fast or with the trainer's bits
 cache      keys and values of the slots     buffers    memory of a batch shape
-weights    the tensors, by name             versions   a version's files as weights
+weights    the tensors, by name             version_format  a version's files as weights
 config     settings
 """
 
 from __future__ import annotations
 
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
-from gradbus_rollout.engines.torch.loop import TorchEngine
+from gradbus_rollout.engines.torch.engine import TorchEngine
 
 __all__ = ["TorchEngine", "TorchEngineConfig"]

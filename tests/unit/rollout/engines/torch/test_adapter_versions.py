@@ -10,7 +10,7 @@ from gradbus.spec import LoraSpec
 from gradbus_kernels.models.lora import Merged, merged_weights
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_rollout.engines.base import PromptGroup
-from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig, versions
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig, version_format
 
 LORA = LoraSpec(rank=3, alpha=6.0)
 ATTENTION = LoraSpec(rank=2, alpha=1.0, target_modules=("q_proj", "v_proj"))
@@ -114,5 +114,5 @@ async def test_adapters_that_were_read_and_not_merged_are_missing_from_the_diges
             skipped = ignored == "all" or "layers.1.mlp.up_proj" in merged.name
             yield Merged(merged.name, merged.weight, {} if skipped else merged.adapters)
 
-    monkeypatch.setattr(versions, "merged_weights", forgetful)
+    monkeypatch.setattr(version_format, "merged_weights", forgetful)
     assert await start().load(write(adapters(1)), 1) != weights_digest(adapters(1))

@@ -24,7 +24,7 @@ from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 from gradbus_rollout.engines.torch.scheduler import Scheduler
-from gradbus_rollout.engines.torch.versions import AdapterVersions, VersionFormat, WholeVersions
+from gradbus_rollout.engines.torch.version_format import AdapterVersions, VersionFormat, WholeVersions
 from gradbus_rollout.engines.torch.weights import empty_like
 
 _log = structlog.get_logger(__name__)
