@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 OPEN: Final = "gradbus_open"
 APPEND: Final = "gradbus_append"
-FORGET: Final = "gradbus_forget"
+DELETE: Final = "gradbus_delete"
 REOPEN: Final = "gradbus_reopen"
 
 # Keys begin with: term, admitted, experience. Arguments begin with the caller's term.
@@ -45,7 +45,7 @@ redis.register_function{function_name='gradbus_append', flags={'allow-oom'}, cal
 end}
 
 -- Further arguments: index and stream id of each.
-redis.register_function{function_name='gradbus_forget', flags={'allow-oom'}, callback=function(keys, args)
+redis.register_function{function_name='gradbus_delete', flags={'allow-oom'}, callback=function(keys, args)
   local refusal = fenced(keys, args)
   if refusal then return refusal end
   for i = 2, #args, 2 do

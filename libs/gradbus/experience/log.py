@@ -76,10 +76,10 @@ class ExperienceLog:
             accepted = await self._call(functions.APPEND, term, names, arguments)
         return [int(index) for index in accepted]
 
-    async def forget(self, term: int, entries: Sequence[StoredEntry]) -> None:
-        """Removes corrupt entries, so that their indexes can be appended again."""
+    async def delete(self, term: int, entries: Sequence[StoredEntry]) -> None:
+        """Deletes corrupt entries, so that their indexes can be appended again."""
         arguments: list[int | str] = [part for entry in entries for part in (entry.index, entry.stream_id)]
-        await self._call(functions.FORGET, term, self._fixed, arguments)
+        await self._call(functions.DELETE, term, self._fixed, arguments)
 
     async def reopen(self, term: int, first: int, present: Collection[int]) -> list[int]:
         """Allows indexes to be appended again that were admitted, are `first` or above, and are not `present`; returns them.

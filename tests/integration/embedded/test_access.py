@@ -112,7 +112,7 @@ async def test_the_library_works_with_these_rights(stack_config):
         await GroupStore(clients["rollout"], RUN).put_evaluation(3, [Group(run_id=RUN, index=1)])
         assert (await GroupStore(clients["conductor"], RUN).get_evaluation(3, [1]))[1].index == 1
         await GroupStore(clients["conductor"], RUN).discard_evaluation(3, [1])
-        await log.forget(1, entries)
+        await log.delete(1, entries)
         await log.trim(entries[0].stream_id)
         await GroupStore(clients["conductor"], RUN).remove_run()
         for client in clients.values():

@@ -52,7 +52,7 @@ async def test_appending_removes_the_group_it_was_made_of(log, store, entries, g
 async def test_an_older_term_is_refused_and_changes_nothing(log, entries):
     await log.append(5, entries(0))
     await log.open_term(6)
-    for write in (log.append(5, entries(1)), log.open_term(5), log.forget(5, await log.read())):
+    for write in (log.append(5, entries(1)), log.open_term(5), log.delete(5, await log.read())):
         with pytest.raises(FencedError, match="let go"):
             await write
     assert await indexes(log) == [0]
@@ -100,8 +100,8 @@ async def test_a_corrupt_entry_is_reported_removed_and_made_again(client, log, r
     corrupt = (await log.read())[2]
     with pytest.raises(CorruptRecordError, match=corrupt.stream_id):
         corrupt.decode()
-    await log.forget(1, [corrupt])
-    await log.forget(1, [corrupt])
+    await log.delete(1, [corrupt])
+    await log.delete(1, [corrupt])
     assert await log.admitted(0, 8) == {0, 1}
     assert await log.append(1, entries(2)) == [2]
     assert await indexes(log) == [0, 1, 2]
@@ -112,7 +112,7 @@ async def test_an_entry_with_a_corrupt_index_is_removed_and_its_index_can_be_app
     stored = (await log.read())[1]
     await client.xdel(keys.experience(run_id), stored.stream_id)
     await client.xadd(keys.experience(run_id), {"i": b"\xff", "r": stored.record})
-    await log.forget(1, [entry for entry in await log.read() if entry.index < 0])
+    await log.delete(1, [entry for entry in await log.read() if entry.index < 0])
     assert await indexes(log) == [0]
     assert await log.append(1, entries(1)) == [], "the bitmap still has it"
     assert await log.reopen(1, 0, {0}) == [1]
@@ -183,7 +183,7 @@ async def test_a_full_buffer_still_lets_a_run_go_on(client, log, store, entries,
         await log.open_term(2)
         assert await log.append(2, entries(1)) == [1]
         assert await log.reopen(2, 0, {0}) == [1]
-        await log.forget(2, (await log.read())[1:])
+        await log.delete(2, (await log.read())[1:])
         await log.trim((await log.read())[0].stream_id)
     finally:
         await client.config_set("maxmemory", memory)

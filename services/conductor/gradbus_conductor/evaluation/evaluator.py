@@ -21,7 +21,8 @@ from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
 from gradbus_conductor.groups.task_kinds import EvaluationTasks
 
 _log = get_logger(__name__)
-_DELETED_AFTER_SECONDS = 5.0
+_CHECK_DELETED_AFTER_SECONDS = 5.0
+"""Age of an unfinished evaluation from which its version may have been deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,10 @@ class Evaluator:
         version, pipeline = self._active
         wanted = {row: version for row in range(len(self._config.dataset.items)) if row not in pipeline.judged}
         await pipeline.collect(wanted)
-        await pipeline.redispatch_overdue(wanted, workers)
+        await pipeline.dispatch_missing(wanted, workers)
         if len(pipeline.judged) == len(self._config.dataset.items):
             await self._finish(version, pipeline)
-        elif version < head and pipeline.older_than(_DELETED_AFTER_SECONDS, wanted) and await self._is_deleted(version):
+        elif version < head and pipeline.older_than(_CHECK_DELETED_AFTER_SECONDS, wanted) and await self._is_deleted(version):
             await self._skip(version, pipeline)
 
     def abandon(self, reason: str) -> None:

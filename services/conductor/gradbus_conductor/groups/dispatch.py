@@ -79,7 +79,7 @@ class Dispatcher:
     def overdue(self, wanted: Mapping[int, int], workers: Sequence[WorkerPresence]) -> list[int]:
         """Of `wanted` (index to version), the groups that no live worker claims and that have waited long enough.
 
-        A group whose claimant has gone is overdue at once.
+        A group is overdue at once if its claimant has gone, or if this dispatcher never dispatched it.
         """
         claimed = {index: worker.incarnation for worker in workers for index in self._tasks.claims(worker)}
         alive = {worker.incarnation for worker in workers}
@@ -96,7 +96,7 @@ class Dispatcher:
         return found
 
     async def redispatch(self, overdue: Sequence[int], versions: Mapping[int, int], rows: Mapping[int, int], workers: int) -> None:
-        """Dispatches overdue groups. Those dispatched before wait as long as the queue holds tasks that nobody has fetched."""
+        """Dispatches overdue groups, some for the first time. The others wait as long as the queue holds tasks that nobody has fetched."""
         lost = [index for index in overdue if index in self._dispatched]
         if lost and await self._queue.waiting() > 0:
             now = asyncio.get_running_loop().time()

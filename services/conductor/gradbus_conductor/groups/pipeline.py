@@ -91,8 +91,8 @@ class GroupPipeline:
         if unwanted:
             await self._config.tasks.discard_unwanted(self._store, unwanted)
 
-    async def redispatch_overdue(self, wanted: Mapping[int, int], workers: Sequence[WorkerPresence]) -> None:
-        """Looks for overdue groups in the buffer, then dispatches again the groups that are neither there nor claimed."""
+    async def dispatch_missing(self, wanted: Mapping[int, int], workers: Sequence[WorkerPresence]) -> None:
+        """Dispatches overdue groups that are not in the buffer: lost groups again, registered groups for the first time."""
         not_fetched = {index: version for index, version in wanted.items() if index not in self._fetched}
         overdue = self._dispatcher.overdue(not_fetched, workers)
         if not overdue:

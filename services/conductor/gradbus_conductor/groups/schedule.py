@@ -65,7 +65,7 @@ class Schedule(Protocol):
         """The log holds `index`."""
         ...
 
-    def owes(self, step: int) -> bool:
+    def has_unlogged_groups(self, step: int) -> bool:
         """Whether groups that `step` needs are not dispatched yet or still outstanding."""
         ...
 
@@ -106,7 +106,7 @@ class FixedLag:
     def appended(self, index: int, trainable: bool) -> None:  # noqa: ARG002, D102
         self._outstanding.pop(index, None)
 
-    def owes(self, step: int) -> bool:  # noqa: D102
+    def has_unlogged_groups(self, step: int) -> bool:  # noqa: D102
         end = (step + 1) * self._size
         return self._next < end or any(index in self._outstanding for index in range(step * self._size, end))
 
@@ -120,7 +120,7 @@ class Free:
 
     def __init__(self, spec: RunSpec) -> None:
         self._size = spec.schedule.groups_per_step
-        self._lag = spec.schedule.max_staleness
+        self._max_staleness = spec.schedule.max_staleness
         self._total = spec.total_groups
         self._next = 0
         self._outstanding: dict[int, int] = {}
@@ -144,7 +144,7 @@ class Free:
         self._head = max(self._head, head)
         unfinished = self._next - self._head * self._size - self._untrained
         needed = self._total - self._position - len(self._outstanding)
-        room = max(0, min((self._lag + 1) * self._size - unfinished, needed))
+        room = max(0, min((self._max_staleness + 1) * self._size - unfinished, needed))
         new = [Dispatch(index, self._head) for index in range(self._next, self._next + room)]
         self._next += room
         self._outstanding.update((item.index, item.version) for item in new)
@@ -180,15 +180,15 @@ class Free:
             self._position += trainable
             self._untrained += not trainable
 
-    def owes(self, step: int) -> bool:  # noqa: D102
+    def has_unlogged_groups(self, step: int) -> bool:  # noqa: D102
         return self._position < (step + 1) * self._size
 
     def _position_bound(self, version: int) -> int:
         """A group of `version` may take the positions below this one."""
-        return (version + self._lag + 1) * self._size
+        return (version + self._max_staleness + 1) * self._size
 
     def _bound_behind_older(self, version: int, expected: Mapping[int, int]) -> int:
-        """The same, if each expected older group keeps a position that it may take."""
+        """Highest position for a newer group that still leaves one for each older group not yet judged."""
         limit, older = self._total, 0
         for other in sorted(other for other in expected if other < version and self._position_bound(other) > self._position):
             older += expected[other]

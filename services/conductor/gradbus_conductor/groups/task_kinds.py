@@ -76,7 +76,7 @@ class TrainingTasks:
         await store.discard(indexes)
 
     async def discard_unwanted(self, store: GroupStore, indexes: Sequence[int]) -> None:
-        """They are in the log already: the append has removed the first copy, this is a late one."""
+        """Late duplicates of groups that are in the log."""
         await store.discard(indexes)
 
 

@@ -124,7 +124,8 @@ class RunLoop:
     def _register_outstanding(self) -> None:
         """Registers outstanding groups without publishing; an earlier conductor may have dispatched them.
 
-        They are overdue at once: redispatch looks for them among the workers' claims and in the buffer before it publishes any.
+        They are overdue at once: `_repair` looks for them among the workers' claims and in the buffer, and dispatches the rest. A new
+        run's first groups go this way too.
         """
         if self._new_groups():
             self._is_registered, self._repair_at = True, 0.0
@@ -142,14 +143,14 @@ class RunLoop:
         return {item.index: item.version for item in self._schedule.dispatchable(self._heads.version)}
 
     async def _repair(self, rollouts: Sequence[WorkerPresence]) -> None:
-        """At most once a tick: takes free workers, replaces a lost trainer, dispatches overdue groups again."""
+        """At most once a tick: takes free workers, replaces a lost trainer, dispatches overdue groups (again, or for the first time)."""
         now = asyncio.get_running_loop().time()
         if now < self._repair_at:
             return
         self._repair_at = now + _TICK_SECONDS
         await self._context.pool.claim(self._context.run_id, "rollout")
         await self._trainer_watch.replace_lost()
-        await self._pipeline.redispatch_overdue(self._schedule.outstanding(), rollouts)
+        await self._pipeline.dispatch_missing(self._schedule.outstanding(), rollouts)
 
     async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> None:
         scoring_failure = self._pipeline.scoring_failure(_SCORING_GRACE_SECONDS) or self._evaluator.scoring_failure(_SCORING_GRACE_SECONDS)
@@ -198,11 +199,15 @@ class RunLoop:
         self._wake.set()
 
     async def _on_missing(self, payload: bytes) -> None:
-        """A trainer lacks groups of its step. Its report outranks the schedule: the buffer may have lost entries of the log."""
+        """A trainer lacks groups of its step.
+
+        If the trainer and the schedule disagree, the schedule is rebuilt from the trainer's frontier: the buffer may have lost
+        entries of the log.
+        """
         progress = TrainerProgress.FromString(payload)
         if progress.step < max(self._heads.checkpoint, self._checkpoints.archived_step):
             return  # the trainer is behind the newest checkpoint: it has been replaced
-        if self._schedule.owes(progress.step):
+        if self._schedule.has_unlogged_groups(progress.step):
             return  # the groups are still outstanding, and recovery reads the whole log; a waiting trainer repeats its report
         self._missing_report = progress
         self._wake.set()

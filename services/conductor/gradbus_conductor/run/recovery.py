@@ -36,7 +36,7 @@ async def recover_schedule(
             entries.append((item.index, entry.verdict == VERDICT_TRAIN))
             learning_signal.add(entry)
     if corrupt:
-        await log.forget(term, corrupt)
+        await log.delete(term, corrupt)
     frontier = trained.frontier
     known = {index for index, _ in entries} | set(frontier.above)
     # The index bitmap may outlive entries that the buffer lost: without this their groups could never be appended again.
