@@ -167,7 +167,7 @@ async def test_loads_right_after_the_last_sample_leave_the_server_alive(attach, 
         await engine.load([files[step % 2]], step)
         (group,) = await engine.generate([PromptGroup("a", PROMPT, tuple(range(8)))])
         assert {completion.spans for completion in group.completions} == {(TokenSpan(0, 1, step),)}
-    assert engine.server.lives == 1
+    assert engine.server.starts == 1
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place"])

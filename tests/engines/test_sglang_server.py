@@ -95,7 +95,7 @@ async def test_a_start_that_lacks_memory_says_so(folder, tmp_path, words):
     assert "rollout.slots" in str(error)
 
 
-async def test_the_log_of_the_life_before_is_kept(folder, tmp_path):
+async def test_the_log_of_the_start_before_is_kept(folder, tmp_path):
     for words in ("first", "second"):
         (tmp_path / words).write_text(f"#!/bin/sh\necho {words}\nexit 1\n")
         (tmp_path / words).chmod(0o755)
@@ -126,7 +126,7 @@ async def test_a_server_that_is_killed_is_started_anew_with_the_version_and_no_s
         os.killpg(first, signal.SIGKILL)
         (group,) = await running
         assert [completion.spans for completion in group.completions] == [(TokenSpan(0, 200, 7),)] * 12
-        assert (engine.server.lives, engine.version) == (2, 7)
+        assert (engine.server.starts, engine.version) == (2, 7)
         assert digest == await engine.load([folder / "model.safetensors"], 8)
         second = engine.server.pid
     finally:

@@ -68,8 +68,8 @@ class RolloutWorker:
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyTime()
         parts.metrics.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
-        self.dropped = 0
-        """Groups of tasks that were dropped because their version was gone."""
+        self.abandoned = 0
+        """Groups of tasks that were abandoned because their version was gone."""
 
     async def serve(self) -> None:
         """Fetches, samples and publishes until cancelled. Raises the error of a load that failed for good, or of the engine."""
@@ -111,7 +111,7 @@ class RolloutWorker:
                 if self._jobs and not swaps_in_flight:
                     return  # the tasks of the loaded version finish first
                 if not await self._load(version):
-                    self._drop(delivery)
+                    self._abandon(delivery)
                     continue
             if len(self._inbox.running) >= _CONCURRENT_TASKS:
                 return
@@ -155,11 +155,11 @@ class RolloutWorker:
         self._parts.metrics.set("gradbus.weights.version", version)
         return True
 
-    def _drop(self, delivery: Delivery) -> None:
+    def _abandon(self, delivery: Delivery) -> None:
         task = delivery.task
-        self.dropped += len(task.groups)
+        self.abandoned += len(task.groups)
         PROCESS.count("gradbus.groups.abandoned", len(task.groups))
-        _log.warning("task_dropped", run_id=self._run_id, task_id=task.task_id, version=task.version, groups=len(task.groups))
+        _log.warning("task_abandoned", run_id=self._run_id, task_id=task.task_id, version=task.version, groups=len(task.groups))
         self._inbox.finish(delivery)
 
     # One task

@@ -1,4 +1,4 @@
-"""LoRA versions on a server: the base model once a life, then adapters under new names. The server here only speaks SGLang's HTTP."""
+"""LoRA versions on a server: the base model once a start, then adapters under new names. The server here only speaks SGLang's HTTP."""
 
 import asyncio
 import json

@@ -119,7 +119,7 @@ async def test_a_version_whose_weights_or_manifest_are_gone_says_so(versions, tr
     await new_record()
     manifest = await trainer.publish(0)
     await objects.delete_blob(manifest.shards[0].digest)
-    with pytest.raises(VersionGoneError, match="its tasks are dropped"):
+    with pytest.raises(VersionGoneError, match="its tasks are abandoned"):
         await versions.load(engine, "worker-a", 0)
     with pytest.raises(VersionGoneError, match="version 7 is gone"):
         await versions.load(engine, "worker-a", 7)

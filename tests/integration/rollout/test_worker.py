@@ -134,13 +134,13 @@ async def test_held_out_rows_are_decoded_greedily_by_the_version_they_name(worki
     assert {hint.kind for hint in hints} == {EVALUATION}
 
 
-async def test_a_task_whose_version_is_gone_is_dropped_and_counted_and_others_go_on(working, trainer, queue, objects, hints):
+async def test_a_task_whose_version_is_gone_is_abandoned_and_counted_and_others_go_on(working, trainer, queue, objects, hints):
     gone = await trainer.publish(0)
     await trainer.publish(1)
     await objects.delete_blob(gone.shards[0].digest)
     async with working() as worker:
         await queue.publish([task(0, [0, 1]), task(1, [2])])
-        await until(lambda: hints and worker.dropped == 2)
+        await until(lambda: hints and worker.abandoned == 2)
     assert list(hints[0].indexes) == [2]
 
 

@@ -41,7 +41,7 @@ class TaskInbox:
         self._running.append(delivery)
 
     def finish(self, delivery: Delivery) -> None:
-        """Removes a task whose groups are in the buffer, or that was dropped."""
+        """Removes a task whose groups are in the buffer, or that was abandoned."""
         for deliveries in (self._waiting, self._running):
             if delivery in deliveries:
                 deliveries.remove(delivery)

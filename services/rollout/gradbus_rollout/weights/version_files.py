@@ -47,6 +47,6 @@ class VersionFiles:
         """The engine has loaded these files: evicts the oldest shards beyond the bound."""
         self._cache.evict(max(KEPT, len(files)))
 
-    def forget(self) -> None:
+    def evict_all(self) -> None:
         """Empties the cache, after one of its files turned out to have changed."""
         self._cache.evict(0)

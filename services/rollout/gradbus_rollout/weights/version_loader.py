@@ -91,11 +91,11 @@ class VersionLoader:
                 digest = await _load_engine(engine, paths, manifest)
         except ObjectMissingError:
             self._manifests.pop(step, None)
-            raise VersionGoneError(f"the weights of version {step} are gone; its tasks are dropped") from None
+            raise VersionGoneError(f"the weights of version {step} are gone; its tasks are abandoned") from None
         self._attestation = asyncio.create_task(self._attest(Attestation(run_id=self._run_id, worker=worker, step=step, digest=digest)))
         if digest != manifest.digest:
             self._manifests.pop(step, None)
-            self._files.forget()
+            self._files.evict_all()
             raise AttestationError(f"version {step} is {manifest.digest} but the engine has {digest}; it is loaded again")
         if (announced := self._announced.pop(step, None)) is not None:
             weights_active(time.monotonic() - announced)
@@ -123,7 +123,7 @@ class VersionLoader:
             )
         except AioRpcError as error:
             if error.code() in {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}:
-                raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are dropped") from None
+                raise VersionGoneError(f"version {step} is gone: {error.details()}; its tasks are abandoned") from None
             raise
         return response.manifest
 
@@ -142,7 +142,7 @@ class VersionLoader:
             oldest = min(self._manifests)
             del self._manifests[oldest]
             self._announced.pop(oldest, None)
-        # Never goes back: a restarted trainer that announces its replay takes no version away.
+        # `newest` only grows; a restarted trainer announces older versions again.
         self.newest = max(self.newest, manifest.step)
         self.changed.set()
 

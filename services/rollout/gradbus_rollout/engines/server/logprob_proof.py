@@ -12,14 +12,15 @@ from typing import Final, Protocol
 from gradbus.errors import AttestationError
 from gradbus_rollout.engines.base import VersionProbe
 
-_NOISE: Final = 8.0
+_NOISE_FACTOR: Final = 8.0
 """Factor by which server and trainer may differ with the adapters more than without."""
-_LEAST_NOISE: Final = 2e-6
+_MIN_DISTANCE: Final = 2e-6
+"""Nats. A smaller measured distance counts as this much."""
 _ROUNDING: Final = 0.125
 """Share of the adapters' effect that a server may lose by rounding them to its own dtype."""
-_FAR: Final = 0.5
-"""Nats. The same weights in two narrow dtypes differ by less; other weights differ by more, except those of a near step."""
-_NEARER: Final = 3.0
+_MAX_NATS: Final = 0.5
+"""The same weights in two narrow dtypes differ by less; other weights differ by more, except those of a near step."""
+_MAX_RATIO_TO_PREVIOUS: Final = 3.0
 """An answer this many times nearer to the previous version shows that nothing moved. Below it, the two cannot be distinguished."""
 
 
@@ -40,7 +41,7 @@ async def prove_adapters(api: LogprobServer, name: str, version: int, probe: Ver
     base = _distance(await api.prompt_logprobs(probe.token_ids, None), probe.base_logprobs)
     found = _distance(await api.prompt_logprobs(probe.token_ids, name), probe.logprobs)
     effect = _distance(probe.logprobs, probe.base_logprobs)
-    if not found <= _NOISE * max(base, _LEAST_NOISE) + _ROUNDING * effect:
+    if not found <= _NOISE_FACTOR * max(base, _MIN_DISTANCE) + _ROUNDING * effect:
         raise AttestationError(
             f"the server does not sample with the adapters of version {version}: its log-probabilities are up to {found:.2g} off the "
             f"trainer's, without adapters {base:.2g}, and the adapters move them by {effect:.2g}; it is loaded again"
@@ -48,17 +49,18 @@ async def prove_adapters(api: LogprobServer, name: str, version: int, probe: Ver
 
 
 async def prove_weights(api: LogprobServer, version: int, probe: VersionProbe, previous: VersionProbe | None) -> None:
-    """Compares the same for whole weights; `previous` is the probe of the weights before this load, if known.
+    """Compares the server's log-probabilities with the probe's, for whole weights.
 
-    Raises AttestationError when the answer is far off, or much nearer to the previous weights, which shows that nothing moved.
+    `previous` is the probe of the weights before this load, if known. Raises AttestationError when the answer is far off, or much
+    nearer to the previous weights, which shows that nothing moved.
     """
     answer = await api.prompt_logprobs(probe.token_ids, None)
     found = _distance(answer, probe.logprobs)
     stayed = math.inf if previous is None else _distance(answer, previous.logprobs)
-    if not found <= _FAR or found > _NEARER * max(stayed, _LEAST_NOISE):
+    if not found <= _MAX_NATS or found > _MAX_RATIO_TO_PREVIOUS * max(stayed, _MIN_DISTANCE):
         raise AttestationError(
             f"the server does not sample with version {version}: its log-probabilities are up to {found:.2g} off the trainer's, "
-            f"{stayed:.2g} off those of the version before, and may be {_FAR:.2g} off; it is loaded again"
+            f"{stayed:.2g} off those of the version before, and may be {_MAX_NATS:.2g} off; it is loaded again"
         )
 
 

@@ -33,7 +33,7 @@ class WeightLoader:
         self._folders = folders
         self._installer = Installer()
         self._versions: dict[str, int] = {}
-        self._base_life = 0
+        self._base_loaded_in_start = 0
         self.adapters = LoadedAdapters()
         self.label = ""
         """Label of the weights on the server."""
@@ -55,14 +55,14 @@ class WeightLoader:
 
     def forget_base(self) -> None:
         """Somebody else may have changed the server's weights: the next load of adapters loads the base model first."""
-        self._base_life = 0
+        self._base_loaded_in_start = 0
 
     async def load(self, version: LoadedVersion) -> None:
         """Loads and proves a version. Raises AttestationError when the weights did not arrive, EngineError when the server fails."""
         if self._config.lora is None:
             await self._load_weights(version)
             return
-        if self._base_life != self._server.lives:
+        if self._base_loaded_in_start != self._server.starts:
             await self._load_base(version)
         await self.adapters.load(self._server.api, version)
         self.loads += 1
@@ -73,7 +73,7 @@ class WeightLoader:
         base = await asyncio.to_thread(self._folders.prepare_base, version.probe)
         self._folders.use(base.folder)
         await self._load_weights(base)
-        self._base_life = self._server.lives
+        self._base_loaded_in_start = self._server.starts
 
     async def _load_weights(self, version: LoadedVersion) -> None:
         api = self._server.api

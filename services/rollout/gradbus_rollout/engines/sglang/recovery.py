@@ -76,7 +76,7 @@ class Recovery:
             await self._load(self.current)
 
     def sample_completed(self) -> None:
-        """Ends the row of repairs: the server works again."""
+        """Resets the repair count: the server works again."""
         self._repairs = 0
 
     async def _load(self, version: LoadedVersion) -> None:
@@ -94,7 +94,7 @@ class Recovery:
                     await self._server.restart()
 
     async def _start_server(self) -> None:
-        if not self._server.lives:
+        if not self._server.starts:
             await self._server.start()
             info = await self._server.api.info()
             self.name = " ".join(["sglang", *(str(info[key]) for key in ("version", "device", "dtype") if key in info)])

@@ -28,7 +28,7 @@ class Server:
         self._launch = LaunchConfig(settings, model, config, key, log)
         self._process: LaunchedServer | None = None
         self.api = self._api_at(settings.url) if settings.url else self._api_at("http://unset")
-        self.lives = 0
+        self.starts = 0
         """How often the server came up."""
 
     @property
@@ -59,12 +59,12 @@ class Server:
         except BaseException:
             await self._kill()
             raise
-        self.lives += 1
-        _log.info("engine_server_up", url=self.api.url, pid=self.pid, life=self.lives)
+        self.starts += 1
+        _log.info("engine_server_up", url=self.api.url, pid=self.pid, start=self.starts)
 
     async def restart(self) -> None:
         """Kills a launched server and starts it anew; waits for an attached server."""
-        _log.warning("engine_server_restarts", url=self.api.url, life=self.lives)
+        _log.warning("engine_server_restarts", url=self.api.url, start=self.starts)
         await self._kill()
         await self.start()
 
