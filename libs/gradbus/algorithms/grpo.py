@@ -27,7 +27,7 @@ from gradbus.v1 import reward_pb2
 
 STD_EPSILON = 1e-4
 _VALID_SAMPLES = 2
-"""A mean of one sample is the sample."""
+"""With one valid sample the advantage would always be 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,10 @@ async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(stor
     await published(state, learner, 2)
     digest = await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {"torch": "test"})
     other = new_learner()
-    restored = await restore(store, objects, other, scratch, lag=1)
+    restored = await restore(store, objects, other, scratch, max_staleness=1)
     assert (restored.step, restored.previous, restored.trained) == (2, digest, {})
     assert restored.frontier.to_message() == state.frontier.to_message()
-    assert list(restored.versions) == [2], "version 0 is older than the lag"
+    assert list(restored.versions) == [2], "version 0 is older than max_staleness allows"
     assert weights_digest(other.weights()) == state.versions[2].digest
     ours, theirs = learner.optimizer_tensors(), other.optimizer_tensors()
     assert ours.keys() == theirs.keys()
@@ -97,7 +97,7 @@ async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects
     assert state.versions[1].shards[0].delta_only
     await commit(store, objects, Snapshot.of(state, learner, scratch, weights), 1, {})
     other = new_learner()
-    await restore(store, objects, other, scratch, lag=1)
+    await restore(store, objects, other, scratch, max_staleness=1)
     rounded = await load_tensors(objects, state.versions[2].shards, scratch)
     assert {tensor.dtype for tensor in rounded.values()} == {torch.bfloat16}
     assert any(not torch.equal(rounded[name].float(), tensor) for name, tensor in learner.weights().items())
@@ -143,14 +143,14 @@ async def test_a_resume_that_takes_long_leaves_the_lease_to_be_renewed(store, ob
 
     other = new_learner()
     monkeypatch.setattr(other, "restore", copy_until_renewed)
-    await asyncio.gather(restore(store, objects, other, scratch, lag=1), renew())
+    await asyncio.gather(restore(store, objects, other, scratch, max_staleness=1), renew())
     assert waited == [True]
 
 
 async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner, scratch):
     learner = new_learner()
     before = weights_digest(learner.weights())
-    state = await restore(store, objects, learner, scratch, lag=1)
+    state = await restore(store, objects, learner, scratch, max_staleness=1)
     assert (state.step, state.previous, state.frontier.below) == (0, "", 0)
     assert weights_digest(learner.weights()) == before
 
@@ -212,5 +212,5 @@ async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects,
     await published(state, learner, 1)
     await objects.delete_blob(await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {}))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await restore(store, objects, new_learner(), scratch, lag=1)
+        await restore(store, objects, new_learner(), scratch, max_staleness=1)
     assert caught.value.code() == grpc.StatusCode.DATA_LOSS

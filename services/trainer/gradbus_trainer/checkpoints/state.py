@@ -48,7 +48,7 @@ class TrainerState:
         self.versions[manifest.step] = manifest
 
 
-async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, lag: int) -> TrainerState:
+async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, max_staleness: int) -> TrainerState:
     """Brings the learner to the newest checkpoint, or leaves it at the base model."""
     response = await store.checkpoint()
     if response is None:
@@ -60,7 +60,7 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     weights = masters or await load_tensors(objects, manifest.weights.shards, scratch)
     # In a thread: copying a large model takes longer than the lease lasts, and the event loop has to renew it.
     await asyncio.to_thread(learner.restore, manifest.step, weights, optimizer)
-    kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - lag}
+    kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - max_staleness}
     _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
     return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)
 

@@ -78,7 +78,7 @@ class Publisher:
         try:
             return manifest, await self._store.publish(manifest)
         except ObjectMissingError:
-            self._writer.forget()
+            self._writer.end_chain()
             raise
 
     def _warn_unchanged(self, export: Export) -> None:

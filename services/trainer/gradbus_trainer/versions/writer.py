@@ -17,7 +17,7 @@ from gradbus_trainer.tensors.scratch import TensorFile
 from gradbus_trainer.versions.object_storage import until_stored
 
 _log = get_logger(__name__)
-_WORTH = 0.9
+_MAX_DELTA_SHARE = 0.9
 """Largest delta, as a share of its file; a larger one saves less than a whole file, from which a new chain begins."""
 
 
@@ -54,7 +54,7 @@ class VersionWriter:
         if self._spec.transport == "delta":
             self._base = _Base(export, manifest.shards[0])
 
-    def forget(self) -> None:
+    def end_chain(self) -> None:
         """Stores the next version whole: a part of the chain is missing."""
         self._base = None
 
@@ -93,4 +93,4 @@ def _delta(old: TensorFile, new: TensorFile) -> bytes:
     except DeltaError as error:
         _log.warning("delta_not_made", error=str(error))
         return b""
-    return delta if len(delta) < _WORTH * new.size_bytes else b""
+    return delta if len(delta) < _MAX_DELTA_SHARE * new.size_bytes else b""

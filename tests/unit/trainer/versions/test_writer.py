@@ -133,6 +133,6 @@ async def test_a_version_that_was_stored_and_not_published_is_stored_again_from_
 
 async def test_where_a_part_of_the_chain_is_gone_the_version_is_stored_whole(writer, export):
     await shard(writer, export(0))
-    writer.forget()
+    writer.end_chain()
     again = await shard(writer, export(1))
     assert (again.delta_only, list(again.chain)) == (False, [])
