@@ -43,7 +43,7 @@ async def test_what_is_reported_and_wanted_is_judged(pipeline, store, group):
 
 async def test_a_group_whose_message_was_lost_is_found_in_the_buffer(pipeline, store, group):
     await store.put([group(3)])
-    await pipeline.redispatch_overdue({3: 0, 4: 0}, [])
+    await pipeline.dispatch_missing({3: 0, 4: 0}, [])
     assert await judged(pipeline, 1) == [3]
     assert list(pipeline._dispatcher._dispatched) == [4]  # it lies nowhere
 
@@ -72,7 +72,7 @@ async def test_a_group_of_another_row_is_removed_and_asked_for_again(pipeline, s
     await pipeline.collect({0: 0})
     assert await store.get([0]) == {}
     await store.put([group(0)])
-    await pipeline.redispatch_overdue({0: 0}, [])
+    await pipeline.dispatch_missing({0: 0}, [])
     assert await judged(pipeline, 1) == [0]
 
 
@@ -83,5 +83,5 @@ async def test_a_forgotten_group_can_come_again(pipeline, store, group):
     await judged(pipeline, 1)
     pipeline.forget([0])
     assert pipeline.judged == {}
-    await pipeline.redispatch_overdue({0: 0}, [])
+    await pipeline.dispatch_missing({0: 0}, [])
     assert await judged(pipeline, 1) == [0]
