@@ -21,7 +21,7 @@ _TROUBLES = (
         "Versions without a change",
         "A step published the same weights as before: raise `trainer.learning_rate`, or publish in a wider `weights.dtype`.",
     ),
-    ("behind", "Workers behind", "A worker stays at an old version: see its log, or stop it so that other workers take its tasks."),
+    ("lagging", "Lagging workers", "A worker stays at an old version: see its log, or stop it so that other workers take its tasks."),
 )
 
 

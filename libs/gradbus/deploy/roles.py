@@ -86,7 +86,7 @@ class Role:
 ROLES: Final[Mapping[str, Role]] = {
     role.name: role
     for role in (
-        Role("weight_store", serves="grpc", operator_settings=("GRADBUS_STRAGGLER_",)),
+        Role("weight_store", serves="grpc", operator_settings=("GRADBUS_LAGGING_",)),
         Role(
             "reward",
             serves="grpc",

@@ -9,7 +9,7 @@ from gradbus.telemetry.metrics import PROCESS, observe
 StoreTransport = Literal["store", "delta"]
 """`store`: whole files through object storage; `delta`: changed values through object storage."""
 Direction = Literal["published", "fetched"]
-Trouble = Literal["unchanged", "behind", "digest_differs"]
+Trouble = Literal["unchanged", "lagging", "digest_differs"]
 """A step that should have changed the weights and did not; a worker that stays at an old version; a worker with wrong weights."""
 
 

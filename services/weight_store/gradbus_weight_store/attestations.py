@@ -81,7 +81,7 @@ class Attestations:
             behind = head_step(worker.run_id) - worker.version
             if not progress.reported and behind >= self.limit.versions and now - progress.since >= self.limit.seconds:
                 progress.reported = True
-                weights_trouble("behind")
+                weights_trouble("lagging")
                 message = f"{name} stays at version {worker.version}, {behind} behind; see its log, or stop it to free its work"
                 self._alarm(worker.run_id, message, {"worker": name, "version": worker.version, "behind": behind})
 

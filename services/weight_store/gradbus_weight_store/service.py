@@ -166,12 +166,12 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     bus = await Bus.connect(settings.bus, f"weight-store {settings.worker_id}")
     heads, runs, workers = [await bus.bucket(name) for name in (Buckets.HEADS, Buckets.RUNS, Buckets.WORKERS)]
     async with workers.view() as presence:
-        attestations = Attestations(bus, presence, LagLimit(settings.straggler_versions, settings.straggler_seconds))
+        attestations = Attestations(bus, presence, LagLimit(settings.lagging_versions, settings.lagging_seconds))
         service = WeightStoreService(bus, heads, runs, manifests, attestations, Broadcasts(bus, presence))
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()
-        watcher = asyncio.create_task(attestations.watch(service.head_step), name="stragglers")
+        watcher = asyncio.create_task(attestations.watch(service.head_step), name="lagging workers")
         process.ready = True
         await process.stopping.wait()
         await server.stop()

@@ -13,7 +13,7 @@ from gradbus.v1.weights_pb2 import Attestation
 
 @pytest.fixture(autouse=True)
 def started(store_process):
-    store_process.environment |= {"GRADBUS_STRAGGLER_VERSIONS": "3", "GRADBUS_STRAGGLER_SECONDS": "0.1"}
+    store_process.environment |= {"GRADBUS_LAGGING_VERSIONS": "3", "GRADBUS_LAGGING_SECONDS": "0.1"}
     store_process.start()
 
 

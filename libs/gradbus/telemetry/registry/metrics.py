@@ -349,7 +349,7 @@ _WEIGHTS: Final = (
         ("trainer", "weight_store"),
         "Versions without a change, and workers with old or wrong weights.",
         ("gradbus.weights.trouble",),
-        zeros=_each("gradbus.weights.trouble", "unchanged", "behind", "digest_differs"),
+        zeros=_each("gradbus.weights.trouble", "unchanged", "lagging", "digest_differs"),
     ),
     Metric(
         "gradbus.broadcasts",
