@@ -102,7 +102,7 @@ class Bus:
             try:
                 self._buckets[name] = Bucket(await self._store(name), self.jetstream, name, expires=name in _TTL_SECONDS)
             except TimeoutError:
-                _log.info("nats_does_not_answer", waiting_for=f"bucket {name}")
+                _log.info("nats_unreachable", waiting_for=f"bucket {name}")
         return self._buckets[name]
 
     async def _store(self, name: str) -> KeyValue:

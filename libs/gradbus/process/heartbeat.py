@@ -97,7 +97,7 @@ class WorkerHeartbeat:
             async with runs.view(f"{run_id}.desired") as self._desired:  # only this run: there may be thousands
                 await work(RunRecord.model_validate_json(stored.value))
         except FencedError as error:
-            _log.warning("run_released", run_id=run_id, reason=str(error))
+            _log.warning("run_fenced", run_id=run_id, reason=str(error))
         except RestartNeededError:
             raise  # no run can be served any more: the process ends and is restarted
         except GradbusError as error:

@@ -51,7 +51,7 @@ async def until_answered(
         except AioRpcError as error:
             if error.code() not in away or time.monotonic() > deadline:
                 raise
-            _log.info("weight_store_away", run_id=run_id, code=error.code().name, detail=error.details())
+            _log.info("weight_store_unreachable", run_id=run_id, code=error.code().name, detail=error.details())
         await asyncio.sleep(_RETRY_SECONDS)
 
 

@@ -83,7 +83,7 @@ class Conductor:
                 record = RunRecord.model_validate_json(stored.value)
                 await Driver(self._clients, record, runs_bucket, runs, pool).drive(lease)
         except FencedError as error:
-            _log.warning("run_released", run_id=run_id, reason=str(error))
+            _log.warning("run_fenced", run_id=run_id, reason=str(error))
         except Exception:  # noqa: BLE001 - the boundary of one run: logged whole, and driven again from its log
             _log.exception("run_interrupted", run_id=run_id)
             await asyncio.sleep(_POLL_SECONDS)

@@ -83,7 +83,7 @@ class TrainerService:
             )
             await TrainLoop(record, parts, state).run()
         await events.flush()
-        _log.info("trained", run_id=run_id, step=state.step)
+        _log.info("run_trained", run_id=run_id, step=state.step)
 
     def _live_log(self, record: RunRecord, algorithm: Algorithm, state: TrainerState) -> LiveLog:
         report_missing = missing_reporter(self._clients.bus, record.run_id, state.frontier)

@@ -96,7 +96,7 @@ class Retention:
                 await self.sweep(ledger)
                 await self._manifests.objects.remove_partial_files()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
-                _log.warning("retention_put_off", run_id=run_id, error=f"{type(error).__name__}: {error}")
+                _log.warning("deletion_postponed", run_id=run_id, error=f"{type(error).__name__}: {error}")
 
     async def sweep(self, ledger: Ledger) -> None:
         """Deletes what the run no longer needs: first blobs, then the manifests that name them, so that no blob is left without a name."""
@@ -119,7 +119,7 @@ class Retention:
             await self._delete(blobs)
             for path in old:
                 await self._manifests.delete(path)
-        _log.info("retention", run_id=ledger.run_id, step=head.step, manifests=len(old), blobs=len(blobs))
+        _log.info("versions_deleted", run_id=ledger.run_id, step=head.step, manifests=len(old), blobs=len(blobs))
 
     async def _policy(self, run_id: str) -> RetentionPolicy:
         entry = await self._runs.get(f"{run_id}.spec")

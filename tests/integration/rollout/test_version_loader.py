@@ -88,7 +88,7 @@ async def test_a_weight_store_that_is_away_is_asked_again(trainer, engine, new_v
     await weight_store.stop()
     with capture_logs() as logs:
         task = asyncio.create_task(new_versions().load(engine, "worker-a", 0))
-        await until(lambda: any(line["event"] == "weight_store_away" for line in logs) or task.done())
+        await until(lambda: any(line["event"] == "weight_store_unreachable" for line in logs) or task.done())
     assert not task.done()
     await weight_store.start()
     assert await asyncio.wait_for(task, 60) == first.digest

@@ -36,7 +36,7 @@ class GroupPublisher:
                     await self._groups.put_evaluation(task.version, groups)
                 break
             except (RedisError, OSError) as error:
-                _log.info("buffer_away", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
+                _log.info("buffer_unreachable", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(_RETRY_SECONDS)
         hint = GroupsSampled(
             run_id=self._run_id,

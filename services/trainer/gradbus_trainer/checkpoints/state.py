@@ -61,7 +61,7 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     # In a thread: copying a large model takes longer than the lease lasts, and the event loop has to renew it.
     await asyncio.to_thread(learner.restore, manifest.step, weights, optimizer)
     kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - max_staleness}
-    _log.info("resumed", step=manifest.step, digest=manifest.weights.digest)
+    _log.info("checkpoint_restored", run_id=manifest.run_id, step=manifest.step, digest=manifest.weights.digest)
     return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)
 
 

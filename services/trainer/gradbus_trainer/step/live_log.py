@@ -87,7 +87,7 @@ class LiveLog:
             try:
                 entries = await self._log.read(self._after, wait_seconds=_BLOCK_SECONDS)
             except (RedisError, OSError) as error:
-                _log.info("buffer_unavailable", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
+                _log.info("buffer_unreachable", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             for stored in entries:

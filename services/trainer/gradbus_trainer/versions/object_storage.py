@@ -44,7 +44,7 @@ async def until_stored(store: Callable[[], Awaitable[_Result]], what: str) -> _R
         try:
             return await store()
         except StorageError as error:
-            _log.warning("object_storage_unavailable", waiting_to_store=what, error=str(error))
+            _log.warning("object_storage_unreachable", waiting_to_store=what, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
 
@@ -60,5 +60,5 @@ async def until_complete(attempt: Callable[[], Awaitable[_Result]], what: str) -
         except ObjectMissingError as error:
             if not left:
                 raise
-            _log.warning("stored_again", what=what, error=str(error))
+            _log.warning("storing_again", what=what, error=str(error))
     raise AssertionError("the last attempt returns or raises")
