@@ -189,7 +189,7 @@ class WeightsSpec(Section):
         "`broadcast`: whole versions, also sent by broadcast.",
     )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of published versions; the trainer's own weights are always float32.")
-    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: distance of versions that are stored whole; checkpoints always are.")
+    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: every Nth version is stored whole, and so is every checkpoint.")
 
 
 class CheckpointSpec(Section):

@@ -62,9 +62,9 @@ class ScoringState:
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time with at least one call in flight."""
     scored: BusyTimer = field(default_factory=BusyTimer)
-    """Of that, the time in the reward service."""
+    """Seconds with a reward call in flight; part of `busy`."""
     referenced: BusyTimer = field(default_factory=BusyTimer)
-    """Of that, the time in the reference service."""
+    """Seconds with a reference call in flight; part of `busy`."""
 
     def fail(self, groups: Iterable[PendingGroup], reason: str) -> list[int]:
         """Notes why scoring failed for the groups that are still wanted; returns their indexes."""
