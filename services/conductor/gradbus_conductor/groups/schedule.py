@@ -1,6 +1,6 @@
 """The two schedules as pure state machines: what to dispatch, and what may enter the log now.
 
-An index is dispatched, then sampled and judged (ready), then in the log. AdmissionDecision alone bounds staleness: the trainer
+An index is dispatched, then sampled and judged (ready), then in the log. Admission alone bounds staleness: the trainer
 takes the log as it is.
 """
 
