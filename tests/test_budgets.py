@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ GENERATED = ROOT / "libs/gradbus/v1"
 
 MAX_FILE_LINES = 500
 MAX_MEDIAN_LINES = 150
+MAX_FILES_IN_FOLDER = 15
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 MAX_FIELDS = 15
@@ -73,6 +75,12 @@ def test_the_median_file_is_short():
 def test_no_function_is_too_long():
     long = [f"{shown(path, node)} {node.name}" for path, node in functions() if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES]
     assert long == []
+
+
+def test_no_folder_has_too_many_files():
+    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".js"})
+    sizes = Counter(path.parent for path in found if path.name != "__init__.py" and path.parent != GENERATED)
+    assert {shown(folder): size for folder, size in sizes.items() if size > MAX_FILES_IN_FOLDER} == {}
 
 
 def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))}
 PANELS = [(board, panel) for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 RULES = ROOT / "deploy/prometheus/alerts.yml"
-QUIET = {"Alerts that fire", "Operations that failed", "Spans and log lines dropped"}
+QUIET = {"Firing alerts", "Failed operations", "Spans and log lines dropped"}
 """Panels that are empty for a run without faults."""
 NEEDS = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no `prometheus` on the PATH; Debian has it in the package prometheus"

@@ -84,7 +84,7 @@ def test_a_run_waits_for_a_service_that_fails_says_why_and_goes_on(lab, served, 
 
 def test_a_run_waits_for_a_service_that_hangs_says_why_and_goes_on(lab, spec, scorer):
     reward = {"service": scorer.url, "timeout_seconds": 1.0}
-    waits_for(lab, spec(reward=reward), scorer, hanging, "no whole answer in")
+    waits_for(lab, spec(reward=reward), scorer, hanging, "did not respond within")
 
 
 def waits_for(lab, served, scorer, behaviour, words):
