@@ -51,7 +51,7 @@ class RunSpec(BaseModel):
 
     @property
     def needs_probe(self) -> bool:
-        """Whether a version carries a probe, by which a server shows that it samples with it: see `EngineTraits.needs_probe`."""
+        """Whether each version carries a probe to compare a server's log-probabilities with; see `EngineTraits.needs_probe`."""
         return self.rollout.traits.needs_probe
 
     @property

@@ -102,7 +102,7 @@ class Engine(Protocol):
 
         `weights` are safetensors files that together have every tensor of the version: all weights, or the adapters of a LoRA
         run. Samples in flight go on in a new span, or to their end with the adapters that they began with; a caller that wants
-        samples of one version awaits its `generate` calls first. `probe` is for an engine that cannot read its weights back.
+        samples of one version awaits its `generate` calls first. An engine whose tensors cannot be compared checks `probe`.
 
         Raises ModelError, before any change, for tensors that are missing, unknown or of another shape.
         """
