@@ -347,7 +347,7 @@ _WEIGHTS: Final = (
         ("rollout",),
         "Shards that one transport failed to deliver, so that another was used.",
         ("gradbus.weights.transport",),
-        zeros=_each("gradbus.weights.transport", "broadcast", "delta"),
+        zeros=_each("gradbus.weights.transport", "delta"),
     ),
     Metric(
         "gradbus.weights.troubles",
