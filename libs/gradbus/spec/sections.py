@@ -127,7 +127,9 @@ class ScheduleSpec(Section):
     max_staleness: int = Field(1, ge=0, le=64)
     groups_per_step: int = Field(32, ge=1, le=65536)
     steps: int = Field(ge=1)
-    group_deadline_seconds: float = Field(60.0, gt=0.0, description="`free` only: a late group is dropped and counted.")
+    group_deadline_seconds: float = Field(
+        60.0, gt=0.0, description="`free` only: a group that is older and not judged is dropped if it blocks a step."
+    )
 
 
 class DeepSpeedSpec(Section):

@@ -1,7 +1,7 @@
 """The two schedules as pure state machines: what to dispatch, and what may enter the log now.
 
-An index is dispatched, then sampled and judged (ready), then in the log. Admission alone bounds staleness: the trainer
-takes the log as it is.
+An index is dispatched, then sampled and judged (ready), then in the log. The trainer takes the log as it is, so the schedule
+bounds staleness: `FixedLag` by the version in the task, `Free` by a limit on outstanding groups and by a check before the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commit point: shards, then the manifest, then the head, and the log is not trimmed before."""
+"""Commits checkpoints: files, then the manifest, then the head, which is the commit point. The log is trimmed after that."""
 
 from __future__ import annotations
 
