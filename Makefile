@@ -9,7 +9,7 @@ PYTEST ?=
 LOAD ?=
 
 VENV := .venv
-# SGLang's pins never meet ours: its server has an environment of its own. DeepSpeed's is ours and DeepSpeed.
+# SGLang's pins conflict with ours, so its server has an environment of its own. DeepSpeed's has our packages and DeepSpeed.
 SGLANG := .venv-sglang
 DEEPSPEED := .venv-deepspeed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -18,14 +18,14 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 IMAGE := proto/gradbus-v1.binpb
-# A selection by PYTEST may leave one of two commands nothing to do, which pytest tells by status 5.
+# A selection by PYTEST may leave one of two commands without tests; pytest then ends with status 5.
 NONE = $(if $(PYTEST), || test $$? -eq 5)
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load
 
-help:  ## what there is
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three minutes
@@ -48,7 +48,7 @@ demo-compose:  ## the demo's run against `docker compose up`, by curl alone; nee
 test-engines: $(DEEPSPEED)/.installed $(SGLANG)/.installed  ## the contracts by the real SGLang server and DeepSpeed, on the CPU; 5 GB at first
 	PATH=$(CURDIR)/$(DEEPSPEED)/bin:$$PATH DS_ACCELERATOR=cpu GRADBUS_TEST_SGLANG=$(CURDIR)/$(SGLANG)/bin/python $(DEEPSPEED)/bin/python -m pytest -m engines $(PYTEST)
 
-# The type checker takes one core for a minute; the rest goes beside it.
+# The type checker takes one core for a minute; the other checks run beside it.
 check: $(VENV)/.installed-dev  ## style, types, layers, contracts, budgets
 	@$(MAKE) --no-print-directory -j2 types promises
 
@@ -71,7 +71,7 @@ fmt: $(VENV)/.installed-dev  ## formats the code
 proto: $(VENV)/.installed-dev  ## generates libs/gradbus/v1 from proto/
 	$(call PROTOC,libs)
 
-proto-image: $(VENV)/.installed-dev  ## makes today's contracts the ones that may not break (at a release)
+proto-image: $(VENV)/.installed-dev  ## stores the current contracts as those that must not break (at a release)
 	buf build -o $(IMAGE)
 
 proto-drift: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""`make demo`: a language model learns to add two numbers, through seven services on this machine.
+"""`make demo`: a language model learns to add two numbers, through the services on this machine.
 
 python examples/demo.py [--seed 0] [--steps 700] [--smoke]
 """
@@ -54,7 +54,7 @@ class Task:
 
 def main() -> int:
     """Makes the base model, starts the stack, runs the spec and shows the result. Returns the exit status."""
-    parser = argparse.ArgumentParser(description="A language model learns to add two numbers, through seven services on this machine.")
+    parser = argparse.ArgumentParser(description="A language model learns to add two numbers, through the services on this machine.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="optimiser steps (default 700; with --smoke 250)")
     parser.add_argument("--smoke", action="store_true", help="copy digits from random weights instead")
@@ -108,7 +108,7 @@ def copying(seed: int, steps: int) -> Task:
 @contextmanager
 def stack() -> Iterator[Client]:
     """Runs a stack inside the block and yields its client."""
-    chapter("1", "Seven services, a message bus, a buffer and an object store")
+    chapter("1", "The services, a message bus, a buffer and an object store")
     begun = time.monotonic()
     with console.status("starting them"):
         start_detached(StackConfig(STATE, port=0))

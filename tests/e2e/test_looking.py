@@ -1,8 +1,10 @@
 """Samples and events of a run, as JSON and as a stream, also through curl."""
 
 import json
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +61,16 @@ def test_a_stream_of_events_goes_on_behind_the_last_one_seen(lab, run):
     assert everything == lab.client.events(run["id"], limit=1000)["data"]
     seen = everything[len(everything) // 2]["id"]
     assert list(lab.client.follow_events(run["id"], after=seen)) == [event for event in everything if event["id"] > seen]
+
+
+def test_the_tracker_of_the_page_on_extending_gets_steps_evaluations_and_states(lab, run):
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+    example, logged = {}, []
+    exec(re.search(r"## A tracker.*?```python\n(.*?)```", page, re.DOTALL)[1], example)
+    example["track"](lab.client, run["id"], logged.append)
+    assert [values["step"] for values in logged if "reward" in values] == [0, 1, 2, 3]
+    assert [values["version"] for values in logged if "held_out" in values] == [0, 2, 4]
+    assert logged[-1] == {"state": "succeeded"}
 
 
 def test_the_command_shows_a_run(gradbus, run):

@@ -1,4 +1,4 @@
-"""The seam between a run and its algorithm: from a group's rewards to the coefficients of the loss."""
+"""The interface between a run and its algorithm: from a group's rewards to the coefficients of the loss."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class BusSettings:
     user: str = ""
     password: str = ""
     clustered: bool = False
-    """Whether NATS is a cluster. A cluster replicates the task queue; a single server writes it asynchronously, which excludes that."""
+    """Whether NATS is a cluster. Reads of keys then go to the leader, and the task queue is written synchronously, as replication needs."""
 
 
 class Bus:

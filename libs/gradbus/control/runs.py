@@ -105,9 +105,9 @@ class WorkerPresence(StoredModel):
     digest: str = ""
     """The worker's own checksum of its weights."""
     claims: list[int] = Field(default_factory=list)
-    """Indexes of the training groups it samples."""
+    """Indexes of the training groups in its inbox: waiting or being sampled."""
     evaluation_claims: list[tuple[int, int]] = Field(default_factory=list)
-    """Held-out rows it samples, as (version, row)."""
+    """Held-out rows in its inbox, as (version, row)."""
     busy: float = 0.0
     """Share of the last seconds in which its engine had work."""
     shares: dict[str, float] = Field(default_factory=dict)

@@ -30,7 +30,7 @@ class Role:
     stores_objects: bool = True
     """Whether it reads or writes object storage."""
     computes: bool = False
-    """Whether it holds a model: it needs torch, and keeps downloaded models in its cache folder."""
+    """Whether it loads a model: it needs torch, and keeps downloaded models in its cache folder."""
     operator_settings: tuple[str, ...] = ()
     """Names of variables, or how they begin, that an operator may set for this role alone."""
 
@@ -51,7 +51,7 @@ class Role:
 
     @property
     def probe_port(self) -> int:
-        """The port in a container where /readyz and /healthz tell most: the gateway's REST server has both pages itself."""
+        """The port that probes of a container use. The gateway's REST server has /readyz and /healthz itself."""
         return self.port if self.serves == "rest" else HEALTH_PORT
 
     @property

@@ -27,7 +27,7 @@ class ServerSettings(BaseSettings):
     nats_url: str = "nats://127.0.0.1:4222"
     nats_user: str = ""
     nats_password: SecretStr = SecretStr("")
-    nats_clustered: bool = Field(False, description="NATS is a cluster: replicate the task queue over its servers.")
+    nats_clustered: bool = Field(False, description="NATS is a cluster: make streams and buckets that can be replicated.")
     buffer_url: str = "redis://127.0.0.1:6379/0"
     buffer_user: str = ""
     buffer_password: SecretStr = SecretStr("")

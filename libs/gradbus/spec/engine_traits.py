@@ -22,7 +22,8 @@ class EngineTraits:
     batch_invariant: bool
     """Supports `numerics = "batch_invariant"`: log-probabilities with the bits of the trainer's."""
     needs_probe: bool
-    """Nobody can read its weights back, so each version carries log-probabilities of a fixed text to compare with."""
+    """Each version carries the trainer's log-probabilities of a fixed text. The worker compares them with the server's where it
+    cannot compare tensors: for adapters, and for a server that does not offer the comparison."""
     pauses: bool
     """`rollout.pause` decides how samples in flight go on over a load."""
 

@@ -51,12 +51,12 @@ class RunSpec(BaseModel):
 
     @property
     def needs_probe(self) -> bool:
-        """Whether a version carries a probe, by which a server shows that it samples with it: see `EngineTraits.needs_probe`."""
+        """Whether each version carries a probe to compare a server's log-probabilities with; see `EngineTraits.needs_probe`."""
         return self.rollout.traits.needs_probe
 
     @property
     def total_groups(self) -> int:
-        """Number of groups that a `fixed_lag` run consumes, filtered ones included."""
+        """Number of groups that all steps take: in `fixed_lag` with the filtered ones, in `free` only those that are trained."""
         return self.schedule.groups_per_step * self.schedule.steps
 
     def oldest_allowed_version(self, step: int) -> int:

@@ -127,7 +127,9 @@ class ScheduleSpec(Section):
     max_staleness: int = Field(1, ge=0, le=64)
     groups_per_step: int = Field(32, ge=1, le=65536)
     steps: int = Field(ge=1)
-    group_deadline_seconds: float = Field(60.0, gt=0.0, description="`free` only: a late group is dropped and counted.")
+    group_deadline_seconds: float = Field(
+        60.0, gt=0.0, description="`free` only: a group that is older and not judged is dropped if it blocks a step."
+    )
 
 
 class DeepSpeedSpec(Section):
@@ -189,7 +191,7 @@ class WeightsSpec(Section):
         "`broadcast`: whole versions, also sent by broadcast.",
     )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of published versions; the trainer's own weights are always float32.")
-    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: distance of versions that are stored whole; checkpoints always are.")
+    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: every Nth version is stored whole, and so is every checkpoint.")
 
 
 class CheckpointSpec(Section):

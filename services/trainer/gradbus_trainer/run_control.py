@@ -1,4 +1,4 @@
-"""The control of one run: the lease that makes this trainer its only one, and the state that the user asks for."""
+"""The control of one run: its lease, which only one trainer holds, and the state that the user requests."""
 
 from __future__ import annotations
 

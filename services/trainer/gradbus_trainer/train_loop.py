@@ -61,7 +61,10 @@ class TrainLoop:
         self._thread = ThreadPoolExecutor(1, "learner")
 
     async def run(self) -> None:
-        """Trains to the last step, or to the end of the source, and commits it. Raises FencedError when another trainer has the run."""
+        """Trains to the last step and commits it. Raises FencedError when another trainer has the run.
+
+        If the source ends earlier, the loop ends with all steps published; steps after the newest due checkpoint are not committed.
+        """
         parts, state = self._parts, self._state
         try:
             with parts.traces.start(state.step):

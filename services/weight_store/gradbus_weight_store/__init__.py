@@ -1,1 +1,1 @@
-"""The weight store: versions, checkpoints and who holds what."""
+"""The weight store: versions, checkpoints, attestations and retention."""

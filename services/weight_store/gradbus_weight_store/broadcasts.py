@@ -115,14 +115,12 @@ class Broadcasts:
         self._absent_since |= dict.fromkeys(absent, asyncio.get_running_loop().time())
         step = opened.broadcast.step
         _log.info("broadcast_members", run_id=run_id, step=step, workers=workers, absent=absent, new_group=is_new)
-        return (
-            BroadcastMembership(group=group, workers=workers, absent=absent, address=opened.address)
-            if workers
-            else BroadcastMembership(absent=absent)
-        )
+        if not workers:
+            return BroadcastMembership(absent=absent)
+        return BroadcastMembership(group=group, workers=workers, absent=absent, address=opened.address)
 
     def _expected(self, run_id: str) -> set[str]:
-        """Live workers of the run that receive broadcasts, without those that did not join a moment ago."""
+        """Live workers of the run that receive broadcasts, without those that recently failed to join one."""
         since = asyncio.get_running_loop().time() - _ABSENCE_SECONDS
         self._absent_since = {worker: absent for worker, absent in self._absent_since.items() if absent > since}
         able = {worker.worker for worker in live_workers(self.workers.entries) if worker.run_id == run_id and worker.receives}

@@ -153,8 +153,17 @@ async def test_a_newer_term_ends_the_publisher(new_publisher, client, export):
     await publisher.settle()
     await client.open_term(2)
     await publisher.publish(export(1))
-    with pytest.raises(FencedError, match="another trainer has the run"):
+    with pytest.raises(FencedError, match=r"term 1 of .* is over, term 2 owns the run; stop this trainer"):
         await publisher.publish(export(2))
+
+
+async def test_the_error_for_other_weights_in_the_same_term_names_that_reason(new_publisher, export):
+    publisher = await new_publisher(1)
+    await publisher.publish(export(0))
+    await publisher.settle()
+    await publisher.publish(export(0, value=8))
+    with pytest.raises(FencedError, match=r"version 0 of .* has other weights under term 1; open a new term to replace it"):
+        await publisher.settle()
 
 
 async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_publisher, events, export):

@@ -194,7 +194,7 @@ async def test_a_newer_trainer_ends_an_older_one(new_run, make_spec):
         term = (await heads(run)).term
         await run.stub.OpenTerm(pb.OpenTermRequest(run_id=run.run_id, term=term + 1000))
         await run.write(range(8, 12))
-        with pytest.raises(FencedError, match="another trainer has the run"):
+        with pytest.raises(FencedError, match="owns the run; stop this trainer"):
             await asyncio.wait_for(older, 60)
 
 

@@ -109,7 +109,7 @@ class SimulatedRun:
     def train(self):
         if self.head < self.spec.schedule.steps:
             is_there = self.consumed(self.head + 1) is not None
-            assert self.schedule.has_unlogged_groups(self.head) is not is_there
+            assert self.schedule.is_incomplete(self.head) is not is_there
             self.head += is_there
 
     def consumed(self, steps):

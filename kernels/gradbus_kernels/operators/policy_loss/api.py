@@ -16,7 +16,7 @@ class PolicyLoss:
     """A micro-batch's share of the step's loss, with its statistics. All but `total` is detached."""
 
     total: Tensor
-    """To be differentiated: policy + kl_coefficient · kl - entropy_coefficient · entropy."""
+    """To be differentiated: policy + settings.kl · kl - settings.entropy · entropy."""
     policy: Tensor
     kl: Tensor
     entropy: Tensor

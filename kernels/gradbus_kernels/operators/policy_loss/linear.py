@@ -29,8 +29,8 @@ def linear_grpo_loss(
     """`policy_loss` of softmax(hidden · weightᵀ / temperature) at `ids`.
 
     `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]`; `tokens` as there. Tokens whose weights are 0
-    cost nothing, and their ids and hidden states may be anything. `total` is differentiable in hidden and weight, once: the backward
-    pass scales what the forward pass made and gives it away. The loss and its statistics are float32 (float64 for float64).
+    cost nothing, and their ids and hidden states may be anything. `total` is differentiable in hidden and weight:
+    backward scales the stored gradients and releases them; it can run once. The loss and its statistics are float32 (float64 for float64).
     Raises ValueError for arguments that do not fit, and for NaN in what is used of them unless `settings.allow_nan`.
     """
     check_head(hidden, weight, temperature)

@@ -41,7 +41,7 @@ class PolicyTerms(NamedTuple):
 
 
 def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyTerms:
-    """The terms for tokens as in `policy_loss_of_used`: total = policy + kl_coefficient · kl - entropy_coefficient · entropy."""
+    """The terms for tokens as in `policy_loss_of_used`: total = policy + settings.kl · kl - settings.entropy · entropy."""
     log_ratio = _bounded(logprobs - tokens.behaviour_logprobs)
     policy = -(_gain(logprobs, log_ratio, tokens, settings) * tokens.weights).sum()
     total, kl = policy, torch.zeros_like(policy)

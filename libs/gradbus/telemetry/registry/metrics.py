@@ -211,7 +211,14 @@ _TRAINING: Final = (
         (_RUN, "le"),
         (0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
     ),
-    Metric("gradbus.samples.masked", "counter", "{sample}", ("trainer",), "Samples that could not be scored; they are masked.", (_RUN,)),
+    Metric(
+        "gradbus.samples.masked",
+        "counter",
+        "{sample}",
+        ("trainer",),
+        'Masked samples of trained groups: not scorable, or cut off in a run with `truncated = "mask"`.',
+        (_RUN,),
+    ),
     Metric(
         "gradbus.groups",
         "counter",
@@ -313,7 +320,7 @@ _WEIGHTS: Final = (
         "gauge",
         "{version}",
         ("trainer", "rollout"),
-        "The policy version that a trainer has published or that a worker's engine has loaded.",
+        "The newest policy version that a trainer has handed to its publisher, or that a worker's engine has loaded.",
         (_RUN,),
     ),
     Metric(
@@ -340,7 +347,7 @@ _WEIGHTS: Final = (
         ("rollout",),
         "Shards that one transport failed to deliver, so that another was used.",
         ("gradbus.weights.transport",),
-        zeros=_each("gradbus.weights.transport", "broadcast", "delta"),
+        zeros=_each("gradbus.weights.transport", "delta"),
     ),
     Metric(
         "gradbus.weights.troubles",

@@ -13,7 +13,7 @@ from gradbus.control.runs import RunRecord
 from gradbus.formats.jsonl import iterate, prompts_object
 from gradbus.objects import ObjectStore
 
-_CACHED_EPOCHS = 2  # where two epochs meet both are asked for, and a large dataset takes long to shuffle
+_CACHED_EPOCHS = 2  # steps at the end of an epoch use two, and a large dataset takes long to shuffle
 
 
 class DataOrder:

@@ -62,9 +62,9 @@ class ScoringState:
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time with at least one call in flight."""
     scored: BusyTimer = field(default_factory=BusyTimer)
-    """Of that, the time in the reward service."""
+    """Seconds with a reward call in flight; part of `busy`."""
     referenced: BusyTimer = field(default_factory=BusyTimer)
-    """Of that, the time in the reference service."""
+    """Seconds with a reference call in flight; part of `busy`."""
 
     def fail(self, groups: Iterable[PendingGroup], reason: str) -> list[int]:
         """Notes why scoring failed for the groups that are still wanted; returns their indexes."""
@@ -80,6 +80,8 @@ class GroupJudge:
         self._clients = clients
         self._run_id = run_id
         self._spec = spec
+        self._algorithm = algorithm_of(spec.algorithm)
+        self._needs_reference = needs_reference_service(spec)
         self._traces = traces
         self._state = state
 
@@ -126,13 +128,13 @@ class GroupJudge:
                 self._fail([pending], f"the scorer on sample {sample.sample_id}: {reason}", call)
         for index, pending in {pending.index: pending for pending, _ in samples}.items():
             known = (pending.answers.get(sample.sample_id) for sample in pending.group.samples)
-            call.answered(index, [answer for answer in known if answer is not None])
+            call.answered(index, (answer for answer in known if answer is not None))
 
     def _entry(self, pending: PendingGroup) -> LogEntry:
         group = pending.group
         rewards = [pending.answers[sample.sample_id] for sample in group.samples]
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in group.samples]
-        advantages = algorithm_of(self._spec.algorithm).compute_advantages(rewards, truncated)
+        advantages = self._algorithm.compute_advantages(rewards, truncated)
         return LogEntry(
             index=group.index,
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
@@ -143,8 +145,7 @@ class GroupJudge:
         )
 
     def _is_complete(self, entry: LogEntry) -> bool:
-        needs_reference = needs_reference_service(self._spec) and entry.verdict == VERDICT_TRAIN
-        return not needs_reference or bool(entry.reference_logprobs)
+        return not self._needs_reference or entry.verdict != VERDICT_TRAIN or bool(entry.reference_logprobs)
 
     async def _add_reference(self, batch: Sequence[PendingGroup]) -> None:
         lacking = [pending for pending in batch if pending.entry is not None and not self._is_complete(pending.entry)]

@@ -1,7 +1,7 @@
 """The two schedules as pure state machines: what to dispatch, and what may enter the log now.
 
-An index is dispatched, then sampled and judged (ready), then in the log. AdmissionDecision alone bounds staleness: the trainer
-takes the log as it is.
+An index is dispatched, then sampled and judged (ready), then in the log. The trainer takes the log as it is, so the schedule
+bounds staleness: `FixedLag` by the version in the task, `Free` by a limit on outstanding groups and by a check before the log.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Schedule(Protocol):
         ...
 
     def appended(self, index: int, trainable: bool) -> None:
-        """The log holds `index`."""
+        """Takes a group that was appended to the log off the outstanding ones."""
         ...
 
-    def has_unlogged_groups(self, step: int) -> bool:
+    def is_incomplete(self, step: int) -> bool:
         """Whether groups that `step` needs are not dispatched yet or still outstanding."""
         ...
 
@@ -106,7 +106,7 @@ class FixedLag:
     def appended(self, index: int, trainable: bool) -> None:  # noqa: ARG002, D102
         self._outstanding.pop(index, None)
 
-    def has_unlogged_groups(self, step: int) -> bool:  # noqa: D102
+    def is_incomplete(self, step: int) -> bool:  # noqa: D102
         end = (step + 1) * self._size
         return self._next < end or any(index in self._outstanding for index in range(step * self._size, end))
 
@@ -180,7 +180,7 @@ class Free:
             self._position += trainable
             self._untrained += not trainable
 
-    def has_unlogged_groups(self, step: int) -> bool:  # noqa: D102
+    def is_incomplete(self, step: int) -> bool:  # noqa: D102
         return self._position < (step + 1) * self._size
 
     def _position_bound(self, version: int) -> int:
@@ -204,5 +204,5 @@ class Free:
 
 
 def schedule_for(spec: RunSpec) -> Schedule:
-    """The schedule that a spec asks for."""
+    """The schedule that a spec names."""
     return FixedLag(spec) if spec.schedule.mode == "fixed_lag" else Free(spec)

@@ -1,4 +1,4 @@
-"""The seam between the reward service and the scorers."""
+"""The interface between the reward service and the scorers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RefusingScorer:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:  # noqa: ARG002 - the seam's shape
+    async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:  # noqa: ARG002 - the Protocol's shape
         """`error` for every sample."""
         return failed_results(request.samples, self._reason, "refused")
 

@@ -101,8 +101,9 @@ class Engine(Protocol):
         """Sample from `version` from the next token on. Returns the digest of the weights that the engine now has.
 
         `weights` are safetensors files that together have every tensor of the version: all weights, or the adapters of a LoRA
-        run. Samples in flight go on in a new span, or to their end with the adapters that they began with; a caller that wants
-        samples of one version awaits its `generate` calls first. `probe` is for an engine that cannot read its weights back.
+        run. Samples in flight continue with the new weights in a new span; with adapters served beside the base they finish on the
+        old ones. A caller that wants samples of one version awaits its `generate` calls first. An engine whose tensors
+        cannot be compared checks `probe`.
 
         Raises ModelError, before any change, for tensors that are missing, unknown or of another shape.
         """

@@ -18,7 +18,7 @@ _RETRY_SECONDS = 0.5
 
 
 class GroupPublisher:
-    """One worker's, for one run."""
+    """Publishes the groups of one worker for one run."""
 
     def __init__(self, bus: Bus, groups: GroupStore, run_id: str, worker: str) -> None:
         self._bus = bus

@@ -1,4 +1,4 @@
-"""From a task to what the engine samples, and from completions to the groups that travel."""
+"""Converts a task to prompt groups for the engine, and completions to the Group messages for the buffer."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _KEPT_ON_A_FULL_DISK = (1, 0)
 
 
 class VersionFiles:
-    """One worker's. A broadcast may have filled the cache already; object storage gives whatever is missing (R8)."""
+    """Finds the files of a version. A broadcast may have filled the cache already; object storage has whatever is missing (R8)."""
 
     def __init__(self, objects: ObjectStore, folder: Path) -> None:
         """`folder` is the cache of shards, which the workers of a machine may share."""

@@ -49,7 +49,7 @@ class VersionLoader:
         self.newest = -1
         """The newest version published; -1 before the first."""
         self.changed = asyncio.Event()
-        """Set when a version becomes known. Whoever waits clears it."""
+        """Set when a version becomes known; the waiting task clears it."""
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:

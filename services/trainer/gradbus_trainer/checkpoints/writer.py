@@ -1,4 +1,4 @@
-"""Commits checkpoints: files, then the manifest, then the head; the log is trimmed after that."""
+"""Commits checkpoints: files, then the manifest, then the head, which is the commit point. The log is trimmed after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between the train loop and the learner that computes a step."""
+"""The interface between the train loop and the learner that computes a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between the train loop and the source of its groups: the live log, an archive, a list."""
+"""The interface between the train loop and the source of its groups: the live log, an archive, a list."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class StepMetricsRecorder:
         self._responses(stats)
 
     def published(self, version: int, waiting: int) -> None:
-        """Version `version` is published; `waiting` groups have arrived for later steps."""
+        """Version `version` was handed to the publisher, while `waiting` groups had arrived for later steps."""
         self._metrics.set("gradbus.weights.version", version)
         self._metrics.set("gradbus.groups.waiting", waiting, {"gradbus.stage": "log"})
 

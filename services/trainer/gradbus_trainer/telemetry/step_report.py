@@ -30,7 +30,7 @@ class StepReporter:
         self._emit_metrics(step, metrics, stats, seconds)
         self.recorder.step(metrics, stats, seconds)
         if stats.unjudged and not stats.rewards:
-            text = f"no sample of step {step} could be judged, nothing was learned: {stats.unjudged}; see to the scorer or the data"
+            text = f"no sample of step {step} could be judged, nothing was learned: {stats.unjudged}; check the scorer or the data"
             self.events.emit("alarm", text, {"step": step}, "error", key=f"unjudged:{step}")
         self._update_presence(seconds, stats)
 

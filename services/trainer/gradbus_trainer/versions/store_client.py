@@ -29,7 +29,10 @@ _AWAY = AWAY | {grpc.StatusCode.INTERNAL}
 
 
 class StoreClient:
-    """All calls are idempotent and repeated until they are answered. FencedError: a newer trainer has the run."""
+    """All calls are idempotent and repeated until they are answered.
+
+    FencedError: a newer trainer has the run, or the write contradicts what the store has; the message has the store's reason.
+    """
 
     def __init__(self, stub: WeightStoreServiceAsyncStub, run_id: str) -> None:
         self._stub = stub
@@ -67,7 +70,7 @@ class StoreClient:
             return await until_answered(call, self._run_id, _AWAY)
         except AioRpcError as error:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                raise FencedError(f"the weight store refused: {error.details()}; another trainer has the run") from None
+                raise FencedError(f"the weight store refused: {error.details()}") from None
             raise
 
 

@@ -50,7 +50,7 @@ class VersionWriter:
         )
 
     def advance(self, export: Export, manifest: WeightManifest) -> None:
-        """Makes the next delta to this version, which is now published."""
+        """Makes this version, which is now published, the base of the next delta."""
         if self._spec.transport == "delta":
             self._base = _Base(export, manifest.shards[0])
 

@@ -52,8 +52,8 @@ async def work(order):
             await asyncio.Event().wait()
         if order["kind"] in SIGNALS:
             crash_points.reached = at_pass(3, SIGNALS[order["kind"]])
-        seat = MemberConfig(order["name"], "127.0.0.1", "cpu", sys.executable, Path(order["cache"]))
-        async with BroadcastReceiver(clients, order["run"], seat).receiving():
+        member = MemberConfig(order["name"], "127.0.0.1", "cpu", sys.executable, Path(order["cache"]))
+        async with BroadcastReceiver(clients, order["run"], member).receiving():
             await asyncio.Event().wait()
 
 

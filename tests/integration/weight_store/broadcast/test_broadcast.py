@@ -16,7 +16,7 @@ from gradbus_trainer.broadcast import publisher as broadcast_publisher
 from .conftest import config_of
 
 
-@pytest.mark.parametrize("config", [config_of(60)], ids=["patient"])
+@pytest.mark.parametrize("config", [config_of(60)], ids=["long_timeouts"])
 async def test_all_workers_get_the_same_bytes(lab):
     publisher = await lab.trainer()
     assert await lab.publish(publisher, 0) is None, "nobody is there"

@@ -1,6 +1,6 @@
-"""Parts that engines share whose sampler is a server: another process, reached over HTTP.
+"""Parts that all server engines share: engines that sample in another process, reached over HTTP.
 
-slots           samples in flight, and the door that a load closes
+slots           bounds the samples in flight; closed during a load
 version_folder  a version as a folder that a server reads, with its digest
 logprob_proof   log-probabilities of a fixed text as the proof of a load
 guard           ends a launched server together with its worker

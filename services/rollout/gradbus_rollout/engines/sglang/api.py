@@ -60,7 +60,7 @@ class ServerApi:
         """The server's version, dtype and device, among others."""
         return await self._call("GET", "/server_info", None, _QUICK_SECONDS)
 
-    async def refuses_strangers(self) -> bool:
+    async def requires_key(self) -> bool:
         """Whether a control route refuses a request without the key."""
         async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=_QUICK_SECONDS) as stranger:
             try:

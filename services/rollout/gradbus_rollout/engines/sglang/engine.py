@@ -29,8 +29,8 @@ class SGLangEngine:
         """`cache` is this worker's own folder. Raises ModelError for a folder that is not a model."""
         self._config = config
         self._info = check_model_folder(model)
-        self.server = Server(model, config, settings, cache / "server.log")
         self._folders = VersionFolders(model, config, settings, cache)
+        self.server = Server(model, config, settings, cache / "server.log")
         slots = Slots(config.slots)
         self._loader = WeightLoader(config, settings, self.server, slots, self._folders)
         self._recovery = Recovery(self.server, self._loader, self._folders)

@@ -50,7 +50,7 @@ class WeightLoader:
         return nullcontext() if self._config.lora is None else self.adapters.used()
 
     def versions_by_label(self, adapter_version: int | None) -> Mapping[str, int]:
-        """Versions by label. Of a request with adapters, every label of the base model means the adapters' version."""
+        """Versions by label. For a LoRA request every base label maps to the adapters' version."""
         return self._versions if adapter_version is None else dict.fromkeys(self._versions, adapter_version)
 
     def forget_base(self) -> None:

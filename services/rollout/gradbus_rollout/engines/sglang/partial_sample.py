@@ -89,7 +89,7 @@ def _spans(meta: Mapping[str, Any], length: int, offset: int, versions: Mapping[
 
 
 def _joined(before: list[TokenSpan], after: list[TokenSpan]) -> list[TokenSpan]:
-    """Joins two lists of spans; a version on both sides of the seam becomes one span."""
+    """Joins two lists of spans; a version on both sides of the join becomes one span."""
     if before and after and before[-1].version == after[0].version:
         return [*before[:-1], TokenSpan(before[-1].start, after[0].end, after[0].version), *after[1:]]
     return [*before, *after]

@@ -1,4 +1,4 @@
-"""Brings the server up with a version, and again when the server fails."""
+"""Starts the server with a version, and repairs it when it fails."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Recovery:
             await self._load(self.current)
 
     def sample_completed(self) -> None:
-        """Resets the repair count: the server works again."""
+        """The server works again, so the count of repairs starts over."""
         self._repairs = 0
 
     async def _load(self, version: LoadedVersion) -> None:

@@ -53,7 +53,7 @@ class Server:
             self.api = self._api_at(f"http://{self._settings.host}:{self._process.port}")
         try:
             await self._until_healthy()
-            if not await self.api.refuses_strangers():
+            if not await self.api.requires_key():
                 advice = "start it with --admin-api-key and put the key in GRADBUS_SGLANG_KEY"
                 raise EngineError("refused", f"{self.api.url} takes control calls from anyone; {advice}")
         except BaseException:

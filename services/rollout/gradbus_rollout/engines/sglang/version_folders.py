@@ -41,13 +41,14 @@ class VersionFolders:
     def prepare(self, weights: Sequence[Path], version: int, probe: VersionProbe | None) -> LoadedVersion:
         """Makes the folder of a version. Raises ModelError, without a change, for files that are not a version of this model."""
         tensors = read_headers(weights)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        check_fit(tensors, shapes if self._lora is None else stored_adapters(self._tensors, self._lora))
+        total = digest(tensors)  # before the folder is made, which would stay behind if this failed
         if self._lora is None:
-            check_fit(tensors, {name: tensor.shape for name, tensor in self._tensors.items()})
             folder = make_version_folder(self.root, self._model, weights, self._copy)
         else:
-            check_fit(tensors, stored_adapters(self._tensors, self._lora))
             folder = make_adapter_folder(self.root, self._tensors, self._lora, weights, self._copy)
-        return LoadedVersion(version, digest(tensors), folder, probe)
+        return LoadedVersion(version, total, folder, probe)
 
     def prepare_base(self, probe: VersionProbe | None) -> LoadedVersion:
         """Makes the folder of the run's base model, to which a LoRA run's adapters are added."""

@@ -48,7 +48,7 @@ def idle_piece(sample: TrainSample) -> Piece:
 
 
 def _owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each row: all tokens are cut into equal parts, one a rank, and the row's middle lies in the rank's part."""
+    """The rank of each row. All tokens are cut into equal parts, one per rank; a row belongs to the part that has its middle."""
     total, before, owners = sum(sizes), 0, []
     for size in sizes:
         owners.append(ranks * (2 * before + size) // (2 * total))

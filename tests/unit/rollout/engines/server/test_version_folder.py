@@ -11,6 +11,7 @@ from gradbus.formats.safetensors import read_headers
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_rollout.engines.server.version_folder import check_fit, digest, drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.engines.sglang.version_folders import VersionFolders
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),
@@ -109,6 +110,17 @@ def test_a_version_for_which_the_disk_has_no_room_leaves_nothing(shards, model_f
     with no_file_over(100), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
         make_version_folder(tmp_path / "versions", model_folder, shards, copy=True)
     assert list((tmp_path / "versions").iterdir()) == []
+
+
+def test_a_version_whose_file_is_lost_before_it_is_digested_leaves_nothing(model_folder, tmp_path, monkeypatch):
+    def lost(_tensors):
+        raise ModelError("the file is lost; fetch it again")
+
+    folders = VersionFolders(model_folder, SGLangConfig(), SGLangSettings(), tmp_path / "cache")
+    monkeypatch.setattr("gradbus_rollout.engines.sglang.version_folders.digest", lost)
+    with pytest.raises(ModelError, match="fetch it again"):
+        folders.prepare([model_folder / "model.safetensors"], 0, None)
+    assert list(tmp_path.glob("cache/version-*")) == []
 
 
 @pytest.mark.parametrize("shared", [False, True])

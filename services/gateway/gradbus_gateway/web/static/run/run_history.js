@@ -1,7 +1,7 @@
 // A run's history: its metrics as columns, its evaluations, and its other events.
 const COLUMNS = [
   "reward", "reward_std", "entropy", "kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
-  "tokens", "grad_norm", "loss", "logprob_diff", "ratio_max", "learning_rate", "filtered", "dropped", "masked",
+  "tokens", "grad_norm", "logprob_diff", "filtered", "dropped",
 ];
 const MAX_EVENTS = 400;
 
@@ -11,7 +11,7 @@ export class RunHistory {
   times = [];
   columns = Object.fromEntries(COLUMNS.map((name) => [name, []]));
   seconds = { wait: [], train: [], publish: [] };
-  evaluations = { versions: [], scores: [], metric: "" };
+  evaluations = { versions: [], scores: [] };
   /** The newest events that are not metrics, newest last. */
   events = [];
   /** Id of the newest event. */
@@ -39,7 +39,6 @@ export class RunHistory {
   #evaluation(data) {
     this.evaluations.versions.push(data.version);
     this.evaluations.scores.push(data.accuracy);
-    this.evaluations.metric = data.metric ?? "reward";
   }
 
   /** When the metrics of `step` were recorded, in milliseconds since 1970; undefined if they are not known. */
@@ -62,7 +61,7 @@ export class RunHistory {
     return total ? Object.fromEntries(sums.map(([name, value]) => [name, value / total])) : null;
   }
 
-  /** Steps, trained tokens and filtered groups per second, over the newest `seconds` or, once it is over, the whole run. Null without steps. */
+  /** Steps and trained tokens per second, over the newest `seconds` or, once it is over, the whole run. Null without steps. */
   rates(isOver, seconds = 10) {
     const { times } = this;
     const until = isOver ? times.at(-1) : Date.now();
@@ -71,7 +70,7 @@ export class RunHistory {
     const span = (times.at(-1) - times[from]) / 1000;
     if (span <= 0) return null;
     const total = (values) => values.slice(from + 1).reduce((sum, value) => sum + (value ?? 0), 0);
-    return { steps: (times.length - 1 - from) / span, tokens: total(this.columns.tokens) / span, groups: total(this.columns.filtered) / span };
+    return { steps: (times.length - 1 - from) / span, tokens: total(this.columns.tokens) / span };
   }
 
   /** Trained tokens per second at each step, over the second before it. */

@@ -7,7 +7,7 @@ const HIGH_WAIT = 0.4;
 const LOW_WAIT = 0.15;
 
 /** [name, sentence, advice] of the run's bottleneck; null before the first step. */
-export function bottleneck(shares) {
+function bottleneck(shares) {
   if (shares.wait === undefined) return null;
   const { generate = 0, score = 0 } = shares;
   const wait = percent(shares.wait);
