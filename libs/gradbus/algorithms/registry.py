@@ -7,6 +7,7 @@ from typing import Final
 
 from gradbus.algorithms.base import Algorithm
 from gradbus.algorithms.grpo import Grpo
+from gradbus.errors import Fault
 from gradbus.spec import AlgorithmSpec, RunSpec
 
 ALGORITHMS: Final[Mapping[str, Callable[[AlgorithmSpec], Algorithm]]] = {"grpo": Grpo}
@@ -16,6 +17,20 @@ ALGORITHMS: Final[Mapping[str, Callable[[AlgorithmSpec], Algorithm]]] = {"grpo":
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
     """The algorithm of a spec's section."""
     return ALGORITHMS[spec.name](spec)
+
+
+def algorithm_faults(spec: RunSpec) -> list[Fault]:
+    """Faults of a spec whose algorithm needs what no learner or no group of the run has."""
+    needs, name = algorithm_of(spec.algorithm).needs, spec.algorithm.name
+    faults: list[Fault] = []
+    if needs.values:
+        able = [other for other in ALGORITHMS if not algorithm_of(spec.algorithm.model_copy(update={"name": other})).needs.values]
+        allowed = ", ".join(able) or "an algorithm without a critic"
+        faults.append(Fault("algorithm.name", "needs a critic's values, which no learner computes", name, allowed))
+    if needs.valid_samples > spec.rollout.group_size:
+        message = f"{name} trains a group from {needs.valid_samples} valid samples on; smaller groups are never trained"
+        faults.append(Fault("rollout.group_size", message, str(spec.rollout.group_size), f"at least {needs.valid_samples}"))
+    return faults
 
 
 def learner_computes_reference(spec: RunSpec) -> bool:
