@@ -90,3 +90,14 @@ async def test_an_algorithm_without_a_critic_is_named_where_there_is_one(refused
     plant_needs(values=True)
     [fault] = await refused(body)
     assert "plain" in fault
+
+
+async def test_an_embedded_engine_is_refused_for_a_family_that_it_does_not_compute(refused, body, monkeypatch):
+    able = MODEL_FAMILIES["llama"]
+    without = dataclasses.replace(able, capabilities=able.capabilities - {"embedded_engine"})
+    monkeypatch.setitem(MODEL_FAMILIES, "llama", without)
+    [fault] = await refused(body)
+    assert fault.startswith("rollout.engine: this engine runs in the worker's process and does not compute LlamaForCausalLM; given torch")
+    assert fault.endswith("a model of one of: Qwen2ForCausalLM")
+    body["rollout"]["engine"], body["schedule"]["mode"], body["deterministic"] = "sglang", "free", False
+    assert await refused(body) == []

@@ -49,7 +49,7 @@ class SpecIntake:
             faults.extend(reward_faults(reward, data, self._settings))
         faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
         if model and spec:
-            faults.extend(model.info.family.faults(spec.numerics, spec.trainer.lora))
+            faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
         if spec:
             faults.extend(algorithm_faults(spec))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
