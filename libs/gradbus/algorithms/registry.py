@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from gradbus.algorithms.base import Algorithm
+from gradbus.algorithms.base import Algorithm, GroupAdvantages, ScoredSample
 from gradbus.algorithms.grpo import Grpo
 from gradbus.errors import Fault
 from gradbus.spec import AlgorithmSpec, RunSpec
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 
 ALGORITHMS: Final[Mapping[str, Callable[[AlgorithmSpec], Algorithm]]] = {"grpo": Grpo}
 """By `algorithm.name` of the spec. To add one: its module beside `grpo.py`, a line here, its name in `AlgorithmSpec`."""
@@ -17,6 +18,12 @@ ALGORITHMS: Final[Mapping[str, Callable[[AlgorithmSpec], Algorithm]]] = {"grpo":
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
     """The algorithm of a spec's section."""
     return ALGORITHMS[spec.name](spec)
+
+
+def group_advantages(algorithm: Algorithm, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample]) -> GroupAdvantages:
+    """The verdict and the advantages of a group with these samples; `rewards` is by sample id. Raises KeyError if one has no reward."""
+    truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
+    return algorithm.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated)
 
 
 def algorithm_faults(spec: RunSpec) -> list[Fault]:
