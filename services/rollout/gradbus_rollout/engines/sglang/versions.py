@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gradbus.formats.safetensors import read_headers
+from gradbus.formats.safetensors import check_tensors, read_headers
 from gradbus_rollout.engines.base import VersionProbe
 from gradbus_rollout.engines.server.version_folder import (
     LoadedVersion,
-    check_fit,
     digest,
     drop_version_folder,
     drop_version_folders,
@@ -41,11 +40,12 @@ class VersionFolders:
     def prepare(self, weights: Sequence[Path], version: int, probe: VersionProbe | None) -> LoadedVersion:
         """Makes the folder of a version. Raises ModelError, without a change, for files that are not a version of this model."""
         tensors = read_headers(weights)
+        # Checked here, because the server would ignore unknown names and answer 200.
         if self._lora is None:
-            check_fit(tensors, {name: tensor.shape for name, tensor in self._tensors.items()})
+            check_tensors(tensors, {name: tensor.shape for name, tensor in self._tensors.items()})
             folder = make_version_folder(self.root, self._model, weights, self._copy)
         else:
-            check_fit(tensors, stored_adapters(self._tensors, self._lora))
+            check_tensors(tensors, stored_adapters(self._tensors, self._lora))
             folder = make_adapter_folder(self.root, self._tensors, self._lora, weights, self._copy)
         return LoadedVersion(version, digest(tensors), folder, probe)
 
