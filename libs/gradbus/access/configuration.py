@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from typing import Final
 
-from gradbus.access.buffer import buffer_rules
 from gradbus.access.nats import nats_permissions
-from gradbus.access.table import BUFFER_USERS, NATS_USERS
+from gradbus.access.table import BUFFER, BUFFER_USERS, NATS_USERS
 
 PasswordOf = Callable[[str], str]
 """A role's password."""
+_CONNECTION: Final = "+ping +hello +select +client|id +client|setinfo +client|setname"
 
 
 def nats_configuration(password_of: PasswordOf, listen: str, store: str, monitor: str = "") -> str:
@@ -36,8 +37,15 @@ accounts {{
 """
 
 
+def buffer_rules(role: str) -> str:
+    """The role's access rules of Redis 7.0 and Valkey, for a user that starts without any right."""
+    records = BUFFER[role]
+    keys = [f"%{records.access}~{{*}}:{pattern}" for pattern in records.keys.split()]
+    return " ".join([*keys, *(f"+{command}" for command in records.commands.split()), _CONNECTION])
+
+
 def buffer_users(password_of: PasswordOf) -> str:
-    """The access rules, with hashed passwords."""
+    """The rules of all users, with hashed passwords."""
     rules = [f"user {role} on #{_hashed(password_of(role))} {buffer_rules(role)}" for role in BUFFER_USERS]
     return "\n".join(["user default off", *rules]) + "\n"
 

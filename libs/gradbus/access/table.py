@@ -122,7 +122,8 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
     "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",)},
 }
 
-_ROLES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
+ROLE_NAMES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
+"""Every role, in the order in which configurations list them. A role that is not here may not be in a row above."""
 
 
 def callers_of(method: str) -> Roles:
@@ -130,16 +131,19 @@ def callers_of(method: str) -> Roles:
     return next((methods[method] for methods in METHODS.values() if method in methods), ())
 
 
-def _in_order(*found: Roles) -> Roles:
+def in_role_order(*found: Roles) -> Roles:
+    """The roles among `found`, each once, in the order of `ROLE_NAMES`. Raises ValueError for a role that is not among the names."""
     every = {role for roles in found for role in roles}
-    return tuple(role for role in _ROLES if role in every)
+    if unknown := sorted(every.difference(ROLE_NAMES)):
+        raise ValueError(f"the table of permissions has unknown roles ({', '.join(unknown)}); add them to ROLE_NAMES in {__name__}")
+    return tuple(role for role in ROLE_NAMES if role in every)
 
 
-NATS_USERS: Final = _in_order(
+NATS_USERS: Final = in_role_order(
     *(row.writers for row in KEYS), *READERS.values(), *(hint.senders + hint.hearers for hint in HINTS),
     *(stream.writers + stream.readers for stream in (PROMPTS, EVENTS)),
 )  # fmt: skip
-BUFFER_USERS: Final = _in_order(tuple(BUFFER))
+BUFFER_USERS: Final = in_role_order(tuple(BUFFER))
 SERVERS: Final = tuple(METHODS)
-CALLERS: Final[Mapping[str, Roles]] = {server: _in_order(*methods.values()) for server, methods in METHODS.items()}
+CALLERS: Final[Mapping[str, Roles]] = {server: in_role_order(*methods.values()) for server, methods in METHODS.items()}
 """gRPC server to the roles that have a method there."""

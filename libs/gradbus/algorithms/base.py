@@ -50,9 +50,9 @@ class Needs:
     reference: bool
     """Log-probabilities of the base model."""
     values: bool
-    """A critic's value of each token."""
+    """A critic's value of each token. No learner has a critic yet: `algorithm_faults` refuses such an algorithm."""
     valid_samples: int
-    """Fewest valid samples of a group from which it can be trained."""
+    """Fewest valid samples of a group from which it can be trained; `rollout.group_size` may not be less."""
 
 
 @dataclass(frozen=True, slots=True)

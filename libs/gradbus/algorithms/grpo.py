@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from gradbus.algorithms.base import GroupAdvantages, LossSettings, Needs, ScoredSample
 from gradbus.spec import AlgorithmSpec
-from gradbus.v1 import reward_pb2
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 
 STD_EPSILON = 1e-4
 _VALID_SAMPLES = 2
@@ -80,18 +80,19 @@ class Grpo:
         The advantage of a sample depends on the set of valid rewards, never on their order.
         """
         masks_truncated = self.spec.truncated == "mask"
+        scores = [scored.reward for scored in rewards]
         valid = tuple(
-            scored.status == reward_pb2.REWARD_STATUS_OK and math.isfinite(scored.reward) and not (cut and masks_truncated)
-            for scored, cut in zip(rewards, truncated, strict=True)
+            [
+                scored.status == REWARD_STATUS_OK and math.isfinite(score) and not (cut and masks_truncated)
+                for scored, score, cut in zip(rewards, scores, truncated, strict=True)
+            ]
         )
-        values = [scored.reward for scored, counts in zip(rewards, valid, strict=True) if counts]
+        values = [score for score, counts in zip(scores, valid, strict=True) if counts]
         mean, std = _mean_and_std(values)
         scale = std + STD_EPSILON if self.spec.normalize_std else 1.0
         # Equality is max == min: (r - mean) of equal rewards need not vanish in floating point.
         has_signal = bool(values) and max(values) > min(values)
-        advantages = tuple(
-            (scored.reward - mean) / scale if counts and has_signal else 0.0 for scored, counts in zip(rewards, valid, strict=True)
-        )
+        advantages = tuple([(score - mean) / scale if counts and has_signal else 0.0 for score, counts in zip(scores, valid, strict=True)])
         return GroupAdvantages(valid, advantages, mean, std, self._filter_reason(len(values), len(rewards), has_signal))
 
     def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int]) -> list[array[float]]:

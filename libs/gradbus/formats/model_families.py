@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from gradbus.errors import Fault, ModelError
 
 if TYPE_CHECKING:
-    from gradbus.spec import LoraSpec
+    from gradbus.spec import LoraSpec, RolloutSpec
 
 Capability = Literal["embedded_engine", "batch_invariant", "lora"]
 """Sampling by the embedded engine, `numerics = "batch_invariant"`, training of LoRA adapters."""
@@ -56,11 +56,15 @@ class ModelFamily:
     def require(self, capability: Capability) -> None:
         """Raises ModelError unless the family has the capability."""
         if capability not in self.capabilities:
-            able = ", ".join(family.architecture for family in MODEL_FAMILIES.values() if capability in family.capabilities)
+            able = _architectures_with(capability)
             raise ModelError(f"{capability} is not computed for {self.architecture}; choose a model of one of: {able}")
 
-    def faults(self, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
+    def faults(self, rollout: RolloutSpec, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
         """Faults of a run spec with these settings over a model of this family."""
+        if rollout.traits.embedded and "embedded_engine" not in self.capabilities:
+            message = f"this engine runs in the worker's process and does not compute {self.architecture}"
+            allowed = f"an engine that is a server, or a model of one of: {_architectures_with('embedded_engine')}"
+            yield Fault("rollout.engine", message, rollout.engine, allowed)
         if numerics == "batch_invariant" and numerics not in self.capabilities:
             yield Fault("numerics", f"is not computed for {self.architecture}", numerics, "fast")
         if lora is None:
@@ -71,6 +75,10 @@ class ModelFamily:
         if unknown:
             message = f"{self.architecture} has no such layers"
             yield Fault("trainer.lora.target_modules", message, ", ".join(unknown), ", ".join(self.linear_layers))
+
+
+def _architectures_with(capability: Capability) -> str:
+    return ", ".join(family.architecture for family in MODEL_FAMILIES.values() if capability in family.capabilities)
 
 
 def is_stated(stated: Stated, config: Mapping[str, Any]) -> bool:

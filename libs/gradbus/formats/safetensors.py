@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gradbus.errors import ModelError
 
@@ -70,6 +70,23 @@ def refuse_tensors(names: set[str], fault: str) -> None:
     if names:
         shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
         raise ModelError(f"{len(names)} tensors {fault} ({shown}); load weights that belong to this model folder")
+
+
+class Shaped(Protocol):
+    """A tensor, in a file or in memory."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its size along each dimension."""
+        ...
+
+
+def check_tensors(found: Mapping[str, Shaped], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raises ModelError unless `found` has exactly the names of `shapes`, with their shapes."""
+    refuse_tensors(shapes.keys() - found.keys(), "are missing from the weight files")
+    refuse_tensors(found.keys() - shapes.keys(), "are not tensors of this model")
+    different = {name for name, tensor in found.items() if tuple(tensor.shape) != tuple(shapes[name])}
+    refuse_tensors(different, "have another shape than in this model")
 
 
 def _header(file: Path) -> dict[str, StoredTensor]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradbus.errors import ModelError
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse, ReferenceSequence, SequenceLogProbs
-from gradbus_reference.model_cache import ModelCache, RunReference
+from gradbus_reference.model import ModelCache, RunReference
 
 _ID_BYTES = np.dtype(ID_DTYPE).itemsize
 

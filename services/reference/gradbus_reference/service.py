@@ -17,7 +17,7 @@ from gradbus.rpc import RpcServer
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceServicer, add_ReferenceServiceServicer_to_server
 from gradbus_reference.batching import Batcher
-from gradbus_reference.model_cache import ModelCache
+from gradbus_reference.model import ModelCache
 from gradbus_reference.settings import ReferenceSettings
 
 

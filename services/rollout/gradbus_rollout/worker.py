@@ -19,15 +19,15 @@ from gradbus.errors import AttestationError, CorruptRecordError, StorageError, V
 from gradbus.experience import GroupStore
 from gradbus.process import WorkerHeartbeat
 from gradbus.telemetry import PROCESS, Metrics, get_logger, under
+from gradbus.telemetry.busy import BusyShare
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.tasks.generation_traces import first_trace, recorded
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
 from gradbus_rollout.tasks.inbox import TaskInbox
 from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.tasks.samples import group_message, prompt_group
-from gradbus_rollout.telemetry.busy_time import BusyTime
-from gradbus_rollout.telemetry.generation_traces import first_trace, recorded
 from gradbus_rollout.weights.version_loader import VersionLoader
 
 _log = get_logger(__name__)
@@ -66,7 +66,7 @@ class RolloutWorker:
         self._loaded_version = -1
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
-        self._busy = BusyTime()
+        self._busy = BusyShare()
         parts.metrics.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.abandoned = 0
         """Groups of tasks that were abandoned because their version was gone."""

@@ -82,7 +82,8 @@ class Stage:
         verdict = Verdict.VERDICT_TRAIN if differ else Verdict.VERDICT_FILTERED
         scored = [SampleReward(status=status, reward=reward, reason="the grader broke") for reward in rewards]
         log = ExperienceLog(self.clients.buffer, self.run_id)
-        await log.append(1, {index: LogEntry(index=index, verdict=verdict, rewards=scored) for index in range(STEPS * SIZE)})
+        reason = "" if differ else f"all {len(rewards)} valid rewards are equal"
+        await log.append(1, {index: LogEntry(index=index, verdict=verdict, reason=reason, rewards=scored) for index in range(STEPS * SIZE)})
         digest = await self.clients.objects.put_blob(b"weights")
         shard = Shard(digest=digest, size_bytes=7, tensors=["w"])
         version = WeightManifest(run_id=self.run_id, term=1, step=STEPS, digest=digest, shards=[shard])
@@ -224,7 +225,8 @@ async def test_a_run_of_equal_rewards_succeeds_and_says_that_nothing_was_learned
     await stage.drive()
     status = await stage.status()
     assert status.state == "succeeded"
-    assert status.reason.startswith("nothing was learned")
+    assert status.reason.startswith("nothing was learned: no group could be trained, for example group ")
+    assert "all 2 valid rewards are equal; check the scorer" in status.reason
 
 
 async def test_a_run_that_learned_succeeds_without_a_reason(stage):

@@ -11,7 +11,7 @@ from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_conductor.groups.traces import GroupTraces
 from gradbus_reward.scorers.telemetry import grade_spans
 from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
-from gradbus_rollout.telemetry.generation_traces import recorded as generation_recorded
+from gradbus_rollout.tasks.generation_traces import recorded as generation_recorded
 
 RUN = {"gradbus.run.id": "run"}
 

@@ -6,8 +6,9 @@ import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS, SERVERS, buffer_rules, callers_of, nats_permissions
 from gradbus.access.markdown import render_markdown
-from gradbus.access.table import KEYS, METHODS, READERS
+from gradbus.access.table import KEYS, METHODS, READERS, ROLE_NAMES, in_role_order
 from gradbus.bus import Buckets
+from gradbus.deploy.roles import ROLES
 from gradbus.v1 import reference_service_pb2, reward_service_pb2, weight_store_service_pb2
 
 CONTRACTS = (weight_store_service_pb2, reward_service_pb2, reference_service_pb2)
@@ -34,6 +35,17 @@ def test_a_role_has_the_rights_of_the_wires_it_uses():
     assert set(BUFFER_USERS) == {"supervisor", "gateway", "conductor", "rollout", "trainer"}
     assert set(SERVERS) == {"weight_store", "reward", "reference"}
     assert CALLERS["reward"] == CALLERS["reference"] == ("conductor",)
+
+
+def test_a_role_that_is_not_among_the_names_is_refused_and_never_left_out():
+    assert in_role_order(("trainer", "gateway"), ("gateway", "supervisor")) == ("supervisor", "gateway", "trainer")
+    with pytest.raises(ValueError, match=r"unknown roles .auditor.; add them to ROLE_NAMES in gradbus\.access\.table"):
+        in_role_order(("gateway",), ("auditor",))
+
+
+def test_the_names_are_those_of_the_deployed_roles_and_the_supervisor():
+    assert set(ROLE_NAMES) == {"supervisor", *ROLES}
+    assert len(set(ROLE_NAMES)) == len(ROLE_NAMES)
 
 
 @pytest.mark.parametrize("role", NATS_USERS)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.algorithms import ALGORITHMS, algorithm_of
+from gradbus.algorithms import ALGORITHMS, algorithm_of, group_advantages
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1 import reward_pb2
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 
@@ -69,3 +70,19 @@ def test_the_loss_settings_are_those_of_the_operator(algorithm):
 
 def test_a_kl_term_alone_needs_the_reference():
     assert [algorithm_of(AlgorithmSpec(kl=kl)).needs.reference for kl in (0.0, 0.1)] == [False, True]
+
+
+def test_a_groups_advantages_are_from_the_rewards_of_its_samples_in_their_order(algorithm):
+    finish = [FINISH_REASON_LENGTH, FINISH_REASON_STOP, FINISH_REASON_STOP]
+    samples = [Sample(sample_id=str(n), finish_reason=reason) for n, reason in enumerate(finish)]
+    rewards = {"2": Scored(4.0), "1": Scored(1.0), "0": Scored(0.0), "of another group": Scored(9.0)}
+    expected = algorithm.compute_advantages([Scored(0.0), Scored(1.0), Scored(4.0)], [True, False, False])
+    assert group_advantages(algorithm, samples, rewards) == expected
+    with pytest.raises(KeyError):
+        group_advantages(algorithm, [*samples, Sample(sample_id="3")], rewards)
+
+
+def test_a_sample_that_was_cut_off_is_masked_in_its_group():
+    samples = [Sample(sample_id=str(n), finish_reason=FINISH_REASON_LENGTH if n == 1 else FINISH_REASON_STOP) for n in range(3)]
+    rewards = {str(n): Scored(float(n)) for n in range(3)}
+    assert group_advantages(algorithm_of(AlgorithmSpec(truncated="mask")), samples, rewards).valid == (True, False, True)

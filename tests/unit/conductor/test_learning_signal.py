@@ -4,7 +4,8 @@ import pytest
 
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.run.learning_signal import LearningSignal
+from gradbus_conductor.run.context import Ending
+from gradbus_conductor.run.learning_signal import LearningSignal, ending_of
 
 TRAIN, FILTERED, DROPPED = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
 
@@ -67,3 +68,38 @@ def test_a_free_run_that_fills_its_log_without_a_step_has_no_signal(learning_sig
     assert found.no_signal is (groups is not None)
     found.clear()
     assert not found.no_signal
+
+
+class Archive:
+    """The archived entries of a run that took all its steps."""
+
+    def __init__(self, *stored):
+        self._stored = stored
+
+    async def entries(self):
+        for one in self._stored:
+            yield one
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "shown"),
+    [
+        (FILTERED, "all 4 valid rewards are equal", "all 4 valid rewards are equal"),
+        (FILTERED, "1 of 4 samples are valid; an advantage needs two", "1 of 4 samples are valid; an advantage needs two"),
+        (DROPPED, "deadline", "deadline"),
+        (TRAIN, "", "it has no token to train"),
+    ],
+)
+async def test_a_run_that_learned_nothing_names_a_judged_group_and_why_it_was_not_trained(verdict, reason, shown):
+    judged = entry(verdict, reason)
+    judged.index = 7
+    archive = Archive(entry(FILTERED, "0 of 1 samples are valid", invalid="the grader broke"), judged)
+    ending = await ending_of(archive, learned=False)
+    assert ending.state == "succeeded"
+    assert ending.reason.startswith(f"nothing was learned: no group could be trained, for example group 7: {shown}; check the scorer")
+    assert await ending_of(archive, learned=True) == Ending("succeeded")
+
+
+async def test_a_run_without_a_judged_sample_fails_with_the_scorers_error():
+    ending = await ending_of(Archive(entry(FILTERED, "0 of 1 samples are valid", invalid="the grader broke")), learned=False)
+    assert (ending.state, ending.reason.split(";")[0]) == ("failed", "no sample could be judged: the grader broke")

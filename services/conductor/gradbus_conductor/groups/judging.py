@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from grpc.aio import AioRpcError
 
-from gradbus.algorithms import algorithm_of, needs_reference_service
+from gradbus.algorithms import algorithm_of, group_advantages, needs_reference_service
 from gradbus.rpc import describe_rpc_error
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
@@ -18,7 +18,7 @@ from gradbus.telemetry.busy import BusyTimer
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
+from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, Sample
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
@@ -132,15 +132,13 @@ class GroupJudge:
 
     def _entry(self, pending: PendingGroup) -> LogEntry:
         group = pending.group
-        rewards = [pending.answers[sample.sample_id] for sample in group.samples]
-        truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in group.samples]
-        advantages = self._algorithm.compute_advantages(rewards, truncated)
+        advantages = group_advantages(self._algorithm, group.samples, pending.answers)
         return LogEntry(
             index=group.index,
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
             reason=advantages.reason,
             group=group.SerializeToString(),
-            rewards=rewards,
+            rewards=[pending.answers[sample.sample_id] for sample in group.samples],
             version=group.version,
         )
 

@@ -59,7 +59,8 @@ async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:
     error = ""
     async for entry in archive.entries():
         if any(reward.status == REWARD_STATUS_OK for reward in entry.rewards):
-            return Ending("succeeded", f"nothing was learned: no group had two samples with different rewards; {_REWARD_ADVICE}")
+            example = f"for example group {entry.index}: {entry.reason or 'it has no token to train'}"
+            return Ending("succeeded", f"nothing was learned: no group could be trained, {example}; {_REWARD_ADVICE}")
         error = error or _scorer_error(entry)
     return Ending("failed", f"no sample could be judged: {error}; check the scorer or the data, and submit the run again")
 

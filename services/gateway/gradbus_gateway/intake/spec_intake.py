@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from gradbus.algorithms import algorithm_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, parse_spec
@@ -48,7 +49,9 @@ class SpecIntake:
             faults.extend(reward_faults(reward, data, self._settings))
         faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
         if model and spec:
-            faults.extend(model.info.family.faults(spec.numerics, spec.trainer.lora))
+            faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
+        if spec:
+            faults.extend(algorithm_faults(spec))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gradbus.algorithms import algorithm_of
+from gradbus.algorithms import algorithm_of, group_advantages
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FinishReason, Sample
+from gradbus.v1.sample_pb2 import FinishReason, Sample
 from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SpanResource
 
 
@@ -37,11 +37,9 @@ class LoggedGroup:
 
     def _advantages(self, spec: RunSpec) -> tuple[float | None, ...]:
         samples = self.group.samples
-        rewards = [self.rewards[sample.sample_id] for sample in samples if sample.sample_id in self.rewards]
-        if self.entry.verdict != VERDICT_TRAIN or len(rewards) < len(samples):
+        if self.entry.verdict != VERDICT_TRAIN or any(sample.sample_id not in self.rewards for sample in samples):
             return (None,) * len(samples)
-        truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
-        advantages = algorithm_of(spec.algorithm).compute_advantages(rewards, truncated)
+        advantages = group_advantages(algorithm_of(spec.algorithm), samples, self.rewards)
         return tuple(value if valid else None for value, valid in zip(advantages.advantages, advantages.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:

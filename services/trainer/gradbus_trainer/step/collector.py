@@ -31,8 +31,8 @@ class Collector(Protocol):
         ...
 
 
-class FixedLagCollector:
-    """Step s consumes groups [s*B, (s+1)*B), whatever their verdicts: a filtered group keeps its slot."""
+class _WaitingGroups:
+    """The groups that no step has taken, by index in the order of the log."""
 
     def __init__(self, spec: RunSpec, frontier: Frontier) -> None:
         self._size = spec.schedule.groups_per_step
@@ -40,15 +40,24 @@ class FixedLagCollector:
         self._items: dict[int, LoggedGroup] = {}
 
     @property
-    def size(self) -> int:  # noqa: D102
+    def size(self) -> int:
         return len(self._items)
 
-    def add(self, item: LoggedGroup) -> None:  # noqa: D102
+    def add(self, item: LoggedGroup) -> None:
         if item.entry.index not in self._frontier:
             self._items.setdefault(item.entry.index, item)
 
+    def _remove_trained(self) -> None:
+        """Removes groups of a step that was being trained while the log was read again."""
+        for index in [index for index in self._items if index in self._frontier]:
+            del self._items[index]
+
+
+class FixedLagCollector(_WaitingGroups):
+    """Step s consumes groups [s*B, (s+1)*B), whatever their verdicts: a filtered group keeps its slot."""
+
     def take(self, step: int) -> Sequence[LoggedGroup] | None:  # noqa: D102
-        _remove_trained(self._items, self._frontier)
+        self._remove_trained()
         wanted = range(step * self._size, (step + 1) * self._size)
         if not all(index in self._items for index in wanted):
             return None
@@ -59,24 +68,11 @@ class FixedLagCollector:
         return f"{len(missing)} groups of step {step}, first {missing[:4]}" if missing else ""
 
 
-class FreeCollector:
+class FreeCollector(_WaitingGroups):
     """A step consumes the log up to its B-th trainable entry, with the filtered and dropped ones before it."""
 
-    def __init__(self, spec: RunSpec, frontier: Frontier) -> None:
-        self._size = spec.schedule.groups_per_step
-        self._frontier = frontier
-        self._items: dict[int, LoggedGroup] = {}
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return len(self._items)
-
-    def add(self, item: LoggedGroup) -> None:  # noqa: D102
-        if item.entry.index not in self._frontier:
-            self._items.setdefault(item.entry.index, item)
-
     def take(self, step: int) -> Sequence[LoggedGroup] | None:  # noqa: ARG002, D102
-        _remove_trained(self._items, self._frontier)
+        self._remove_trained()
         trainable = [index for index, item in self._items.items() if item.trains]
         if len(trainable) < self._size:
             return None
@@ -91,12 +87,6 @@ class FreeCollector:
     def lacking(self, step: int) -> str:  # noqa: D102
         there = sum(item.trains for item in self._items.values())
         return f"{self._size - there} of {self._size} groups of step {step}" if there < self._size else ""
-
-
-def _remove_trained(items: dict[int, LoggedGroup], frontier: Frontier) -> None:
-    """Removes groups of a step that was being trained while the log was read again."""
-    for index in [index for index in items if index in frontier]:
-        del items[index]
 
 
 def collector_for(spec: RunSpec, frontier: Frontier) -> Collector:

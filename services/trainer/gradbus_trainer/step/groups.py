@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradbus.algorithms import Algorithm
+from gradbus.algorithms import Algorithm, group_advantages
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 
 _ID: Final = np.dtype(ID_DTYPE)
@@ -62,23 +62,22 @@ class LoggedGroup:
 def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     """The group of an entry, with the algorithm's advantages. A dropped group may hold no samples."""
     group = Group.FromString(entry.group)
-    lengths = [token_count(sample.token_ids) for sample in group.samples]
+    samples = list(group.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
+    lengths = [token_count(sample.token_ids) for sample in samples]
     if entry.verdict == VERDICT_DROPPED:
         return DecodedGroup(lengths=lengths)
-    truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in group.samples]
-    spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in group.samples]
+    spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in samples]
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
-        rewards = {reward.sample_id: reward for reward in entry.rewards}
-        judged = algorithm.compute_advantages([rewards[sample.sample_id] for sample in group.samples], truncated)
+        judged = group_advantages(algorithm, samples, {reward.sample_id: reward for reward in entry.rewards})
         advantages = [np.frombuffer(values, np.float32) for values in algorithm.token_advantages(judged, lengths)]
         masks = [_trainable(length, parts) for length, parts in zip(lengths, spans, strict=True)]
-        rows = [row for row, valid in zip(_rows(group, entry, advantages, masks), judged.valid, strict=True) if valid]
+        rows = [row for row, valid in zip(_rows(group.prompt_ids, samples, entry, advantages, masks), judged.valid, strict=True) if valid]
     return DecodedGroup(
         rows=rows,
         masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
-        truncated=sum(truncated),
+        truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[min((version for _, _, version, trainable in parts if trainable), default=None) for parts in spans],
     )
 
@@ -87,8 +86,10 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 _Spans = Sequence[tuple[int, int, int, bool]]
 
 
-def _rows(group: Group, entry: LogEntry, advantages: Sequence[_Array], masks: Sequence[_Array]) -> Sequence[TrainSample]:
-    prompt = _array(group.prompt_ids, _ID)
+def _rows(
+    prompt_ids: bytes, samples: Sequence[Sample], entry: LogEntry, advantages: Sequence[_Array], masks: Sequence[_Array]
+) -> Sequence[TrainSample]:
+    prompt = _array(prompt_ids, _ID)
     references = entry.reference_logprobs
     return [
         TrainSample(
@@ -99,7 +100,7 @@ def _rows(group: Group, entry: LogEntry, advantages: Sequence[_Array], masks: Se
             advantages=advantages[n],
             reference_logprobs=_array(references[n], _LOGPROB) if references else None,
         )
-        for n, sample in enumerate(group.samples)
+        for n, sample in enumerate(samples)
     ]
 
 

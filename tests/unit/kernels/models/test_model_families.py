@@ -12,7 +12,8 @@ from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_families import MODEL_FAMILIES, Capability, family_of
 from gradbus.formats.peft import adapter_shapes
-from gradbus.spec import LoraSpec
+from gradbus.spec import LoraSpec, RolloutSpec
+from gradbus.spec.engine_traits import ENGINES
 from gradbus.spec.sections import LinearLayer
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.models.config import read_model_config
@@ -30,6 +31,14 @@ SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
+
+
+ASKING = {
+    "embedded_engine": ("rollout.engine", {"engine": "torch"}),
+    "batch_invariant": ("numerics", {"numerics": "batch_invariant"}),
+    "lora": ("trainer.lora", {"lora": LoraSpec()}),
+}
+"""Capability to the path of the fault and the settings that ask for it."""
 
 
 @pytest.fixture(scope="module", params=MODEL_FAMILIES)
@@ -56,6 +65,10 @@ def folder(request, family, tmp_path_factory):
 def sequences(make_tokens):
     shared = [make_tokens(20, length, 1, seed) for seed, length in enumerate((1, 3, 3, 6))]
     return [*shared, make_tokens(1, 1, 2), make_tokens(30, 12, 3)]
+
+
+def faults_of(family, engine="sglang", numerics="fast", lora=None):
+    return list(family.faults(RolloutSpec(engine=engine), numerics, lora))
 
 
 def theirs(folder):
@@ -127,16 +140,35 @@ def test_the_embedded_engine_takes_it_if_it_says_so(folder, family):
 @pytest.mark.parametrize("capability", get_args(Capability))
 def test_what_a_family_cannot_is_refused_with_the_families_that_can(family, capability):
     less = dataclasses.replace(family, capabilities=family.capabilities - {capability})
-    family.require(capability)
+    path, asking = ASKING[capability]
+    if capability in family.capabilities:
+        family.require(capability)
+        assert faults_of(family, **asking) == []
+    assert [fault.path for fault in faults_of(less, **asking)] == [path]
     with pytest.raises(ModelError, match=f"{capability} is not computed for {family.architecture}; choose a model of one of: .*Llama"):
         less.require(capability)
 
 
 def test_a_spec_that_asks_for_more_than_a_family_can_has_faults(family):
     lora = LoraSpec(target_modules=("q_proj", "up_proj"))
+    full = dataclasses.replace(family, capabilities=frozenset(get_args(Capability)))
     less = dataclasses.replace(family, capabilities=frozenset(), linear_layers=("q_proj",))
-    assert list(family.faults("batch_invariant", lora)) == list(less.faults("fast", None)) == []
-    assert [fault.path for fault in less.faults("batch_invariant", lora)] == ["numerics", "trainer.lora", "trainer.lora.target_modules"]
+    assert faults_of(full, "torch", "batch_invariant", lora) == faults_of(less) == []
+    paths = [fault.path for fault in faults_of(less, "torch", "batch_invariant", lora)]
+    assert paths == ["rollout.engine", "numerics", "trainer.lora", "trainer.lora.target_modules"]
+
+
+def test_the_families_of_today_have_every_capability():
+    assert {name for name, family in MODEL_FAMILIES.items() if family.capabilities == set(get_args(Capability))} >= {"llama", "qwen2"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_embedded_engine_alone_is_refused_with_the_families_that_it_computes(family, engine):
+    less = dataclasses.replace(family, capabilities=family.capabilities - {"embedded_engine"})
+    faults = faults_of(less, engine)
+    assert [(fault.path, fault.given) for fault in faults] == [("rollout.engine", engine)] * ENGINES[engine].embedded
+    assert all(family.architecture in fault.message and "an engine that is a server" in fault.allowed for fault in faults)
+    assert all("Llama" in fault.allowed for fault in faults)
 
 
 def test_every_family_is_among_the_tiny_models(model_types):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.formats.hf_model import sanitized_config
-from gradbus.formats.safetensors import StoredTensor, mapped, read_headers, refuse_tensors
+from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
 from gradbus.objects.cache_dir import written_below
 from gradbus_rollout.engines.base import VersionProbe
 
@@ -45,13 +45,6 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     if json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     return tensors
-
-
-def check_fit(found: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ModelError unless `found` has exactly the model's tensors. A server would ignore unknown names and answer 200."""
-    refuse_tensors(shapes.keys() - found.keys(), "are missing from the weight files")
-    refuse_tensors(found.keys() - shapes.keys(), "are not tensors of this model")
-    refuse_tensors({name for name, tensor in found.items() if tensor.shape != shapes[name]}, "have another shape than in this model")
 
 
 def digest(tensors: Mapping[str, StoredTensor]) -> str:

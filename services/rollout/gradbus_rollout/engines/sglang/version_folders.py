@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gradbus.formats.safetensors import read_headers
+from gradbus.formats.safetensors import check_tensors, read_headers
 from gradbus_rollout.engines.base import VersionProbe
 from gradbus_rollout.engines.server.version_folder import (
     LoadedVersion,
-    check_fit,
     digest,
     drop_version_folder,
     drop_version_folders,
@@ -42,7 +41,8 @@ class VersionFolders:
         """Makes the folder of a version. Raises ModelError, without a change, for files that are not a version of this model."""
         tensors = read_headers(weights)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        check_fit(tensors, shapes if self._lora is None else stored_adapters(self._tensors, self._lora))
+        # Checked here, because the server would ignore unknown names and answer 200.
+        check_tensors(tensors, shapes if self._lora is None else stored_adapters(self._tensors, self._lora))
         total = digest(tensors)  # before the folder is made, which would stay behind if this failed
         if self._lora is None:
             folder = make_version_folder(self.root, self._model, weights, self._copy)

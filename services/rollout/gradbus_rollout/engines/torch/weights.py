@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import torch
 from safetensors import SafetensorError
@@ -12,10 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.models.config import ModelConfig
 from gradbus_kernels.weights.digest import weights_digest
-
-_NAMES_SHOWN: Final = 3
 
 
 class LayerWeights:
@@ -85,7 +83,7 @@ class ModelWeights:
                 view.copy_(tensor.view(view.shape))
                 self._dtypes[name] = tensor.dtype
                 missing.discard(name)
-        _refuse(missing, "are missing from the weights")
+        refuse_tensors(missing, "are missing from the weights")
 
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
@@ -110,11 +108,9 @@ def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> 
     found: dict[str, Tensor] = {}
     for file in files:
         tensors = _load(file)
-        _refuse(found.keys() & tensors.keys(), "stand in two of the weight files")
+        refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
-    _refuse(shapes.keys() - found.keys(), "are missing from the weight files")
-    _refuse(found.keys() - shapes.keys(), "are not tensors of this model")
-    _refuse({name for name, tensor in found.items() if tensor.shape != tuple(shapes[name])}, "have another shape than in this model")
+    check_tensors(found, shapes)
     return found
 
 
@@ -124,12 +120,6 @@ def _load(file: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
     return tensors
-
-
-def _refuse(names: set[str], fault: str) -> None:
-    if names:
-        shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
-        raise ModelError(f"{len(names)} tensors {fault} ({shown}); load weights that belong to this model folder")
 
 
 def empty_like(device: str, dtype: torch.dtype) -> Tensor:

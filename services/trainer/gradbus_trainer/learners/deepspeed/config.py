@@ -1,8 +1,12 @@
-"""DeepSpeed's own configuration, from the run spec."""
+"""DeepSpeed's own configuration and its optimizer, from the run spec."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch.nn import Parameter
 
 from gradbus.spec import TrainerSpec
 
@@ -35,3 +39,15 @@ def deepspeed_config(trainer: TrainerSpec, parameters: int) -> dict[str, Any]:
     if chosen.dtype == "bf16":
         config |= {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     return config
+
+
+def deepspeed_optimizer(trainer: TrainerSpec, parameters: list[Parameter]) -> torch.optim.Optimizer:
+    """AdamW, in the implementation that the spec names."""
+    if trainer.deepspeed.optimizer == "cpu_adam":
+        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            parameters, lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, adamw_mode=True
+        )
+        return cpu_adam
+    return torch.optim.AdamW(
+        parameters, lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, fused=True
+    )

@@ -12,14 +12,13 @@ from pathlib import Path
 import deepspeed
 import numpy as np
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from gradbus import crash_points
 from gradbus.algorithms import algorithm_of, learner_computes_reference
 from gradbus.errors import ModelError
-from gradbus.spec import RunSpec, TrainerSpec
+from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
@@ -27,7 +26,7 @@ from gradbus_kernels.models.files import stored_tensors
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
-from gradbus_trainer.learners.deepspeed.config import deepspeed_config
+from gradbus_trainer.learners.deepspeed.config import deepspeed_config, deepspeed_optimizer
 from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
 from gradbus_trainer.learners.deepspeed.policy import Policy, logprobs_at
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
@@ -65,7 +64,7 @@ class RankEngine:
         exact = {name: stored.get(name, parameter.detach().clone()) for name, parameter in self._named.items() if lossy}
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
-            optimizer=_optimizer(spec.trainer, list(self._named.values())),
+            optimizer=deepspeed_optimizer(spec.trainer, list(self._named.values())),
             config=deepspeed_config(spec.trainer, sum(shape.numel() for shape in self.shapes.values())),
         )
         ranks.set_deadlines()
@@ -188,14 +187,3 @@ class RankEngine:
         whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
         self._ranks.broadcast(whole)
         return whole.to(self._ranks.device)
-
-
-def _optimizer(trainer: TrainerSpec, parameters: list[Parameter]) -> torch.optim.Optimizer:
-    if trainer.deepspeed.optimizer == "cpu_adam":
-        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            parameters, lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, adamw_mode=True
-        )
-        return cpu_adam
-    return torch.optim.AdamW(
-        parameters, lr=trainer.learning_rate, betas=trainer.betas, eps=1e-8, weight_decay=trainer.weight_decay, fused=True
-    )

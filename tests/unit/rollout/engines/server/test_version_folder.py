@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from gradbus.errors import DiskError, ModelError
-from gradbus.formats.safetensors import read_headers
+from gradbus.formats.safetensors import check_tensors, read_headers
 from gradbus_kernels.weights.digest import weights_digest
-from gradbus_rollout.engines.server.version_folder import check_fit, digest, drop_version_folder, make_version_folder, model_tensors
+from gradbus_rollout.engines.server.version_folder import digest, drop_version_folder, make_version_folder, model_tensors
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
 from gradbus_rollout.engines.sglang.version_folders import VersionFolders
 
@@ -52,13 +52,13 @@ def test_the_digest_tells_bytes_shapes_and_dtypes_apart(tmp_path, changed):
 def test_names_that_are_not_the_models_are_refused(shards, tmp_path, names, message):
     save_file({name: TENSORS.get(name, torch.zeros(1)) for name in names}, tmp_path / "names")
     with pytest.raises(ModelError, match=message):
-        check_fit(read_headers([tmp_path / "names"]), SHAPES)
+        check_tensors(read_headers([tmp_path / "names"]), SHAPES)
 
 
 def test_another_shape_and_a_name_that_stands_twice_are_refused(shards, tmp_path):
     save_file(TENSORS | {"b": torch.zeros(2)}, tmp_path / "shape")
     with pytest.raises(ModelError, match=r"have another shape than in this model .b."):
-        check_fit(read_headers([tmp_path / "shape"]), SHAPES)
+        check_tensors(read_headers([tmp_path / "shape"]), SHAPES)
     with pytest.raises(ModelError, match="are in two of the weight files"):
         read_headers([*shards, tmp_path / "shape"])
 

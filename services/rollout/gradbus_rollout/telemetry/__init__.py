@@ -1,1 +1,0 @@
-"""Traces of sampled groups, and the worker's busy time."""
