@@ -72,7 +72,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         judged = group_advantages(algorithm, samples, {reward.sample_id: reward for reward in entry.rewards})
         advantages = [np.frombuffer(values, np.float32) for values in algorithm.token_advantages(judged, lengths)]
         masks = [_trainable(length, parts) for length, parts in zip(lengths, spans, strict=True)]
-        rows = [row for row, valid in zip(_rows(group.prompt_ids, samples, entry, advantages, masks), judged.valid, strict=True) if valid]
+        rows = _rows(group.prompt_ids, samples, entry, judged.valid, advantages, masks)
     return DecodedGroup(
         rows=rows,
         masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
@@ -87,7 +87,12 @@ _Spans = Sequence[tuple[int, int, int, bool]]
 
 
 def _rows(
-    prompt_ids: bytes, samples: Sequence[Sample], entry: LogEntry, advantages: Sequence[_Array], masks: Sequence[_Array]
+    prompt_ids: bytes,
+    samples: Sequence[Sample],
+    entry: LogEntry,
+    valid: Sequence[bool],
+    advantages: Sequence[_Array],
+    masks: Sequence[_Array],
 ) -> Sequence[TrainSample]:
     prompt = _array(prompt_ids, _ID)
     references = entry.reference_logprobs
@@ -101,6 +106,7 @@ def _rows(
             reference_logprobs=_array(references[n], _LOGPROB) if references else None,
         )
         for n, sample in enumerate(samples)
+        if valid[n]
     ]
 
 
