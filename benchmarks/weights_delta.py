@@ -5,13 +5,14 @@
 Weights are bfloat16 roundings of float32 masters, N(0, 0.02). The step is AdamW's, after ten steps of random gradients; its
 learning rate is set so that a given share of the weights changes. The floor is the entropy of the change of every weight,
 counted in floats, given the exponent of the old weight. Speeds are model bytes over the median CPU time of one process with
-one thread; the codecs take turns. The delta checks the old and the new weights' digests, the other two check nothing.
-Writes results/weights_delta.md.
+one thread; the codecs take turns. The delta, compiled and by numpy, computes the old and the new weights' digests; the other two
+check nothing. Writes results/weights_delta.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections import defaultdict
@@ -25,11 +26,14 @@ import torch
 import zstandard
 from torch import Tensor
 
-from gradbus_kernels.weights.delta.api import apply_delta, encode_delta
+from gradbus_kernels.weights.delta.format import FORMATS, FlatTensor, apply_tensors, encode_tensors
+from gradbus_kernels.weights.delta.loops import NUMPY, Loops, compiled_loops
 
 RESULT = Path(__file__).parent / "results/weights_delta.md"
 SHARES = (0.001, 0.01, 0.03, 0.1)
-CODECS = ("delta", "XOR + zstd", "index + value")
+CODECS = ("delta", "delta by numpy", "XOR + zstd", "index + value")
+SIZED = ("delta", "XOR + zstd", "index + value")
+"""Of each message one codec; numpy's delta has the same bytes as the compiled one."""
 
 
 class Codec(NamedTuple):
@@ -71,8 +75,17 @@ def floor_bytes(old: np.ndarray, new: np.ndarray) -> float:
     return float((counts * np.log2(of_exponent[pairs >> 16] / counts)).sum() / 8)
 
 
+def delta(old: np.ndarray, new: np.ndarray, into: np.ndarray, loops: Loops) -> Codec:
+    """The delta by these loops."""
+    before, after, result = ({"w": FlatTensor(FORMATS["BF16"], bits.shape, bits)} for bits in (old, new, into))
+    return Codec(lambda: encode_tensors(before, after, loops), lambda message: apply_tensors(message, before, result, loops))
+
+
 def codecs(old: Tensor, new: Tensor, into: Tensor) -> dict[str, Codec]:
-    """All three codecs over the same weights."""
+    """All codecs over the same weights."""
+    compiled = compiled_loops()
+    if compiled is None:
+        raise SystemExit("numba is missing; install gradbus[fast]")
     before, after, result = (tensor.view(torch.int16).numpy().view(np.uint16) for tensor in (old, new, into))
     compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
 
@@ -86,7 +99,8 @@ def codecs(old: Tensor, new: Tensor, into: Tensor) -> dict[str, Codec]:
         result[np.frombuffer(message, np.uint32, count)] = np.frombuffer(message, np.uint16, count, 4 * count)
 
     return {
-        "delta": Codec(lambda: encode_delta({"w": old}, {"w": new}), lambda message: apply_delta(message, {"w": old}, {"w": into})),
+        "delta": delta(before, after, result, compiled),
+        "delta by numpy": delta(before, after, result, NUMPY),
         "XOR + zstd": Codec(
             lambda: compressor.compress((before ^ after).data),
             lambda message: np.bitwise_xor(before, np.frombuffer(decompressor.decompress(message), np.uint16), out=result),
@@ -132,7 +146,7 @@ def main() -> None:
         bits = [tensor.view(torch.int16).numpy().view(np.uint16) for tensor in (old, new)]
         floor, changed = floor_bytes(*bits), float((bits[0] != bits[1]).mean())
         sizes, times = measure(old, new, args.rounds)
-        ratios = [f"{sizes[name] / floor:.2f}" for name in CODECS] + [f"{sizes['delta'] / sizes['XOR + zstd']:.2f}"]
+        ratios = [f"{sizes[name] / floor:.2f}" for name in SIZED] + [f"{sizes['delta'] / sizes['XOR + zstd']:.2f}"]
         size_rows.append(f"| {changed:.2%} | {floor / old.nbytes:.3%} | {sizes['delta'] / old.nbytes:.3%} | {' | '.join(ratios)} |")
         speeds = [
             f"{old.nbytes / times[f'{name}, {half}'] / 1e9:.2f} ({times['memcpy'] / times[f'{name}, {half}']:.2f})"
@@ -142,13 +156,13 @@ def main() -> None:
         speed_rows.append(f"| {changed:.2%} | {old.nbytes / times['memcpy'] / 1e9:.1f} | {' | '.join(speeds)} |")
     table = "\n".join(
         [
-            f"{args.elements:,} bfloat16 weights; {args.rounds} rounds.\n",
+            f"{args.elements:,} bfloat16 weights; {args.rounds} rounds; load average at the end {os.getloadavg()[0]:.1f}.\n",
             "| changed | floor, of all | delta, of all | delta / floor | XOR + zstd / floor | index + value / floor | delta / XOR + zstd |",
             "|---:|---:|---:|---:|---:|---:|---:|",
             *size_rows,
             "\nGB/s of model bytes a core, in brackets as a fraction of memcpy:\n",
             f"| changed | memcpy | {' | '.join(f'{name}, {half}' for half in ('encode', 'decode') for name in CODECS)} |",
-            "|---:|---:|---:|---:|---:|---:|---:|---:|",
+            "|---:" * (2 + 2 * len(CODECS)) + "|",
             *speed_rows,
         ]
     )

@@ -17,8 +17,8 @@ from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 from torch.nn import functional
 
+from gradbus.formats.model_config import ModelConfig, RopeConfig
 from gradbus.formats.model_families import MODEL_FAMILIES
-from gradbus_kernels.models.config import ModelConfig, RopeConfig
 from gradbus_kernels.models.decoder import Decoder
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, pack_groups, prefix_shared_attention
 

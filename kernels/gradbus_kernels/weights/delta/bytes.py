@@ -44,10 +44,9 @@ class Writer:
         """Appends one plane: a bit for each flag, the lowest bit of a byte first."""
         self._parts.append(np.packbits(flags, bitorder="little").tobytes())
 
-    def planes(self, values: NDArray[np.unsignedinteger], width: int) -> None:
-        """Appends the low `width` bits of each value, one plane of bits after another, highest first."""
-        for bit in reversed(range(width)):
-            self.bits((values & values.dtype.type(1 << bit)) != 0)
+    def append(self, other: Writer) -> None:
+        """Appends all parts of another."""
+        self._parts += other._parts
 
     def done(self) -> bytes:
         """All parts joined."""
@@ -83,7 +82,10 @@ class Reader:
         """A number no larger than `most`."""
         value = 0
         for index in range(MAX_NUMBER_BYTES):
-            digit = self.raw(1)[0]
+            if self._offset == len(self._content):
+                raise DamagedDeltaError("a number has no end")
+            digit = self._content[self._offset]
+            self._offset += 1
             value |= (digit & 0x7F) << 7 * index
             if digit < 0x80:
                 break
@@ -97,11 +99,3 @@ class Reader:
         """One plane: `count` zeros and ones, a byte each."""
         packed = np.frombuffer(self.raw((count + 7) // 8), np.uint8)
         return np.unpackbits(packed, count=count, bitorder="little")
-
-    def planes(self, count: int, width: int) -> NDArray[np.unsignedinteger]:
-        """`count` values of `width` bits, in the narrowest type that holds them."""
-        values = np.zeros(count, np.min_scalar_type((1 << width) - 1))
-        for _ in range(width):
-            values += values
-            values |= self.bits(count)
-        return values

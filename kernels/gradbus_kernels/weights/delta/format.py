@@ -18,10 +18,11 @@ import numpy as np
 from xxhash import xxh3_128, xxh3_128_digest
 
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError, Reader, Writer
-from gradbus_kernels.weights.delta.chunk import Bits, FloatFormat, apply_chunk, encode_chunk
+from gradbus_kernels.weights.delta.chunk import FloatFormat, Visit, apply_chunk, blocks, encode_chunk
+from gradbus_kernels.weights.delta.loops import Bits, Loops, loops_for
 
 MAGIC: Final = b"GBWD"
-VERSION: Final = 1
+VERSION: Final = 2
 CHUNK: Final = 1 << 22
 """Elements of a chunk. Part of the format."""
 DIGEST_BYTES: Final = 16
@@ -47,26 +48,30 @@ class WrongBaseError(DeltaError):
         super().__init__(f"the weights delta starts from another version ({fault}); apply it to that one, or fetch the whole version")
 
 
-def encode_tensors(old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor]) -> bytes:
-    """The delta from `old` to `new`. Raises DeltaError where names, shapes or formats do not match."""
+def encode_tensors(old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor], loops: Loops | None = None) -> bytes:
+    """The delta from `old` to `new`, the same by any `loops`. Raises DeltaError where names, shapes or formats do not match."""
     if old.keys() != new.keys():
         raise DeltaError(f"tensors {sorted(old.keys() ^ new.keys())} are in one version only; publish the whole version")
+    loops = loops or _loops(old)
     out = Writer()
     out.number(len(old))
     for name in sorted(old):
-        _write_tensor(out, name, old[name], new[name])
+        _write_tensor(out, name, old[name], new[name], loops)
     body = out.done()
     return b"".join([MAGIC, bytes([VERSION]), xxh3_128_digest(body), body])
 
 
-def apply_tensors(delta: bytes | memoryview, old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor]) -> None:
+def apply_tensors(
+    delta: bytes | memoryview, old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor], loops: Loops | None = None
+) -> None:
     """Fills `new`, of the same names, shapes and formats as `old` and in memory of its own. Raises as `apply_delta` does."""
+    loops = loops or _loops(old)
     source = _open(delta)
     count = source.number(source.left)
     if count != len(old):
         raise WrongBaseError(f"it was made from {count} tensors, here are {len(old)}")
     for name in sorted(old):
-        _read_tensor(source, name, old[name], new[name])
+        _read_tensor(source, name, old[name], new[name], loops)
     if source.left:
         raise DamagedDeltaError(f"{source.left} bytes are left over")
 
@@ -76,39 +81,63 @@ def flat_digest(name: str, tensor: FlatTensor) -> bytes:
     return _digest(_header(name, tensor), tensor.bits)
 
 
+def _loops(tensors: Mapping[str, FlatTensor]) -> Loops:
+    return loops_for(sum(tensor.bits.nbytes for tensor in tensors.values()))
+
+
 def _digest(header: bytes, bits: Bits) -> bytes:
     digest = xxh3_128(header)
     digest.update(bits.data)
     return digest.digest()
 
 
-def _write_tensor(out: Writer, name: str, old: FlatTensor, new: FlatTensor) -> None:
+def _write_tensor(out: Writer, name: str, old: FlatTensor, new: FlatTensor, loops: Loops) -> None:
     header = _header(name, old)
     if header != _header(name, new):
         raise DeltaError(f"tensor {name} has another shape or dtype in the new version; publish the whole version")
-    before, after = old.bits, new.bits
-    for part in (header, _digest(header, before), _digest(header, after)):
+    digests = xxh3_128(header), xxh3_128(header)
+    body = Writer()
+    for chunk in _chunks(old.bits):
+        before, after = old.bits[chunk], new.bits[chunk]
+        content = encode_chunk(before, after, old.form, loops, _added(digests, before, after))
+        whole = after.tobytes() if len(content) >= after.nbytes else content
+        body.number(len(whole))
+        body.raw(whole)
+    for part in (header, *(digest.digest() for digest in digests)):
         out.raw(part)
-    for chunk in _chunks(before):
-        content = encode_chunk(before[chunk], after[chunk], old.form)
-        whole = after[chunk].tobytes() if len(content) >= after[chunk].nbytes else content
-        out.number(len(whole))
-        out.raw(whole)
+    out.append(body)
 
 
-def _read_tensor(source: Reader, name: str, old: FlatTensor, new: FlatTensor) -> None:
+def _read_tensor(source: Reader, name: str, old: FlatTensor, new: FlatTensor, loops: Loops) -> None:
     header = _header(name, old)
     if not source.accept(header):
         raise WrongBaseError(f"it does not name tensor {name}, {old.form.name} of shape {list(old.shape)}, where that stands")
-    before, after = old.bits, new.bits
-    digests = bytes(source.raw(DIGEST_BYTES)), bytes(source.raw(DIGEST_BYTES))
-    if _digest(header, before) != digests[0]:
+    expected = bytes(source.raw(DIGEST_BYTES)), bytes(source.raw(DIGEST_BYTES))
+    digests = xxh3_128(header), xxh3_128(header)
+    damage: DamagedDeltaError | None = None
+    try:
+        for chunk in _chunks(old.bits):
+            before, after = old.bits[chunk], new.bits[chunk]
+            content = source.raw(source.number(before.nbytes))
+            _read_chunk(content, before, after, old.form, loops, _added(digests, before, after))
+    except DamagedDeltaError as error:
+        damage = error
+    if (_digest(header, old.bits) if damage else digests[0].digest()) != expected[0]:
         raise WrongBaseError(f"tensor {name} has other elements")
-    for chunk in _chunks(before):
-        content = source.raw(source.number(before[chunk].nbytes))
-        _read_chunk(content, before[chunk], after[chunk], old.form)
-    if _digest(header, after) != digests[1]:
+    if damage:
+        raise damage
+    if digests[1].digest() != expected[1]:
         raise DamagedDeltaError(f"tensor {name} comes out with other elements")
+
+
+def _added(digests: tuple[xxh3_128, xxh3_128], old: Bits, new: Bits) -> Visit:
+    """Adds a block to both digests."""
+
+    def add(block: slice) -> None:
+        for digest, bits in zip(digests, (old, new), strict=True):
+            digest.update(bits[block].data)
+
+    return add
 
 
 def _header(name: str, tensor: FlatTensor) -> bytes:
@@ -121,13 +150,14 @@ def _header(name: str, tensor: FlatTensor) -> bytes:
     return out.done()
 
 
-def _read_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat) -> None:
-    if len(content) == new.nbytes:
-        np.copyto(new, np.frombuffer(content, new.dtype))
+def _read_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat, loops: Loops, visit: Visit) -> None:
+    if content and len(content) != new.nbytes:
+        apply_chunk(content, old, new, form, loops, visit)
         return
-    np.copyto(new, old)
-    if len(content):
-        apply_chunk(content, old, new, form)
+    given = np.frombuffer(content, new.dtype) if content else old
+    for block in blocks(new):
+        np.copyto(new[block], given[block])
+        visit(block)
 
 
 def _open(delta: bytes | memoryview) -> Reader:

@@ -13,6 +13,7 @@ from gradbus_kernels.weights.delta import format as weights_delta_format
 from gradbus_kernels.weights.delta.api import apply_delta, encode_delta, tensor_digest
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError
 from gradbus_kernels.weights.delta.format import WrongBaseError
+from gradbus_kernels.weights.delta.loops import NUMPY, compiled_loops
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FRAME = 21  # magic, version, checksum
@@ -28,6 +29,12 @@ def same(one, other):
     return one.keys() == other.keys() and all(
         one[name].shape == other[name].shape and one[name].dtype == other[name].dtype and bits(one[name]) == bits(other[name])
         for name in one
+    )
+
+
+def flat(model):
+    return weights_delta_format.FlatTensor(
+        weights_delta_format.FORMATS["BF16"], tuple(model["w"].shape), np.array(bits(model["w"]), np.int16).view(np.uint16)
     )
 
 
@@ -64,12 +71,28 @@ def versions(draw):
     return from_bits(old, dtype, shape), from_bits(old + chosen * steps, dtype, shape)
 
 
+LOOPS = {"numpy": NUMPY, "numba": compiled_loops()}
+either = pytest.mark.parametrize("loops", LOOPS.values(), ids=LOOPS.keys())
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Makes one implementation code all weights, whatever their size."""
+    return lambda loops: monkeypatch.setattr(weights_delta_format, "loops_for", lambda size: loops)
+
+
 @patient
 @given(versions())
-def test_a_delta_gives_the_new_weights_bit_for_bit(pair):
+def test_a_delta_gives_the_new_weights_bit_for_bit_by_the_same_bytes(pair):
     old, new = ({"w": tensor} for tensor in pair)
     before = bits(old["w"])
-    assert same(apply_delta(encode_delta(old, new), old), new)
+    deltas = []
+    for loops in LOOPS.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(weights_delta_format, "loops_for", lambda size, loops=loops: loops)
+            deltas.append(encode_delta(old, new))
+            assert same(apply_delta(deltas[0], old), new)
+    assert deltas[0] == deltas[1]
     assert bits(old["w"]) == before
 
 
@@ -87,8 +110,10 @@ SPECIAL = {
 }
 
 
+@either
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_special_value_can_become_every_other(dtype):
+def test_every_special_value_can_become_every_other(dtype, loops, forced):
+    forced(loops)
     values = np.array(SPECIAL[dtype])
     calm = np.full(2000, values[-1])  # so many unchanged that the tensor does not go whole
     sides = np.meshgrid(values, values, indexing="ij")
@@ -98,8 +123,10 @@ def test_every_special_value_can_become_every_other(dtype):
     assert same(apply_delta(delta, old), new)
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000, 131_073])
-def test_no_size_is_special(size):
+@either
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000, 131_073, 300_000])
+def test_no_size_is_special(size, loops, forced):
+    forced(loops)
     old, new = stepped(size, 0.02)
     assert same(apply_delta(encode_delta(old, new), old), new)
 
@@ -139,6 +166,18 @@ def floor_bytes(old, new):
         counts = np.unique(steps[(ranks[0] >> 7 & 255) == exponent], return_counts=True)[1]
         total -= (counts * np.log2(counts / counts.sum())).sum()
     return total / 8
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.03, 0.1])
+def test_large_weights_have_the_same_delta_by_either_loops(share):
+    old, new = ({"w": flat(model)} for model in stepped((1 << 22) + 1_000_003, share))
+    into = {"w": old["w"]._replace(bits=np.zeros_like(old["w"].bits))}
+    deltas = [weights_delta_format.encode_tensors(old, new, loops) for loops in LOOPS.values()]
+    assert deltas[0] == deltas[1]
+    for loops in LOOPS.values():
+        into["w"].bits[:] = 0
+        weights_delta_format.apply_tensors(deltas[0], old, into, loops)
+        assert np.array_equal(into["w"].bits, new["w"].bits)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.03, 0.1])
@@ -220,24 +259,26 @@ def test_bytes_after_the_end_are_refused():
 def test_another_format_version_is_named():
     old, new = stepped(10, 0.05)
     delta = bytearray(encode_delta(old, new))
-    delta[4] = 2
-    with pytest.raises(DeltaError, match="format 2, this build reads 1"):
+    delta[4] = 1
+    with pytest.raises(DeltaError, match="format 1, this build reads 2"):
         apply_delta(bytes(delta), old)
 
 
+@either
 @patient
-@given(st.data())
-def test_a_changed_delta_with_a_right_checksum_never_gives_other_weights(data):
+@given(data=st.data())
+def test_a_changed_delta_with_a_right_checksum_never_gives_other_weights(loops, data):
     old, new = stepped(3000, data.draw(st.sampled_from([0.01, 0.1])))
     delta = encode_delta(old, new)
     body = bytearray(delta[FRAME:])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    result = flat(old)._replace(bits=np.zeros(3000, np.uint16))
     try:
-        result = apply_delta(sealed(delta, body), old)
+        weights_delta_format.apply_tensors(sealed(delta, body), {"w": flat(old)}, {"w": result}, loops)
     except DeltaError:
         return
-    assert same(result, new)  # the change changed nothing, or only padding
+    assert np.array_equal(result.bits, flat(new).bits)  # the change changed nothing, or only padding
 
 
 def test_a_small_delta_cannot_ask_for_much_memory():
@@ -261,14 +302,14 @@ def test_a_digest_covers_name_dtype_shape_and_elements():
     assert len(digests) == len(tensors) + 1
 
 
-def test_format_1_stays_readable():
+def test_format_2_stays_readable():
     old = {"w": from_bits(np.arange(600) * 109 % 65536, torch.bfloat16)}
     new = {"w": from_bits(np.arange(600) * 109 % 65536 + (np.arange(600) % 7 == 0) * (np.arange(600) % 5), torch.bfloat16)}
-    assert same(apply_delta(bytes.fromhex(FORMAT_1), old), new)
+    assert same(apply_delta(bytes.fromhex(FORMAT_2), old), new)
 
 
-FORMAT_1 = """
-47425744013038445f814bec25c4c73c7457b1b88b010177044246313601d804a697c883f2f2948d1062cad32deab52189613ab65ef05943c5aa5d5d
-14ba52285b801c3c18e0bdf7de7b83bdf7de7b0ffeffffbfffffff0fefeeeeaeeeeeee0e1011115111111101080bc52205d241000000c0ffffff0f2d
-0faaaaaa2afe7f2449922449120f0e5555551501000000001b0602090224020106010000
+FORMAT_2 = """
+4742574402a5131424a5e300edc07895c083b3e3aa010177044246313601d804a697c883f2f2948d1062cad32deab52189613ab65ef05943c5aa5d5d
+14ba52285b1c3c18e0bdf7de7b83bdf7de7b0ffeffffbfffffff0fefeeeeaeeeeeee0e101111511111110142080aaa8a02af41000000c0ffffff0f2d
+0faaaaaa2afe7f2449922449120f0e555555150100000000f0060106020c020105030000
 """

@@ -1,21 +1,32 @@
-"""The codecs of a delta: subsets, numbers and planes; and arbitrary bytes, which are refused."""
+"""The codecs of a delta, by numpy and compiled: subsets, numbers, bits and steps; and arbitrary bytes, which are refused."""
+
+from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradbus_kernels.weights.delta import chunk
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
 from gradbus_kernels.weights.delta.chunk import FloatFormat, apply_chunk, encode_chunk
-from gradbus_kernels.weights.delta.subset import read_subset, set_bit_indices, write_subset
+from gradbus_kernels.weights.delta.loops import NUMPY, compiled_loops
+from gradbus_kernels.weights.delta.subset import read_subset, write_subset
 
 BF16 = FloatFormat("BF16", 16, 7)
 patient = settings(deadline=None)
+LOOPS = {"numpy": NUMPY, "numba": compiled_loops()}
+either = pytest.mark.parametrize("loops", LOOPS.values(), ids=LOOPS.keys())
 
 
-def written(members, size):
+def test_the_compiled_loops_are_here():
+    assert LOOPS["numba"] is not None, "install requirements/dev.txt"
+
+
+def written(members, size, loops=NUMPY):
     out = Writer()
-    write_subset(out, np.array(members, np.intp), size)
+    write_subset(out, np.array(members, np.intp), size, loops)
     return out.done()
 
 
@@ -23,18 +34,22 @@ def drawn(size, share, seed=0):
     return np.flatnonzero(np.random.default_rng(seed).random(size) < share)
 
 
+@either
 @patient
 @given(st.integers(0, 3000), st.sampled_from([0, 0.001, 0.02, 0.3, 0.5, 0.7, 0.999, 1]), st.integers(0, 99))
-def test_a_subset_comes_back(size, share, seed):
+def test_a_subset_comes_back_from_the_same_bytes(loops, size, share, seed):
     members = drawn(size, share, seed)
-    source = Reader(written(members, size))
-    assert read_subset(source, size).tolist() == members.tolist()
+    content = written(members, size, loops)
+    assert content == written(members, size)
+    source = Reader(content)
+    assert read_subset(source, size, loops).tolist() == members.tolist()
     assert source.left == 0
 
 
+@either
 @pytest.mark.parametrize("members", [[0], [99], [0, 99], range(50), range(50, 100), range(1, 100), range(99)])
-def test_a_subset_may_be_as_uneven_as_it_likes(members):
-    assert read_subset(Reader(written(members, 100)), 100).tolist() == list(members)
+def test_a_subset_may_be_as_uneven_as_it_likes(members, loops):
+    assert read_subset(Reader(written(members, 100, loops)), 100, loops).tolist() == list(members)
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.002, 0.01, 0.05, 0.2, 0.35, 0.5, 0.65, 0.9, 0.999])
@@ -44,18 +59,6 @@ def test_a_subset_takes_little_more_than_its_entropy(share):
     part = len(members) / size
     entropy = -size / 8 * (part * np.log2(part) + (1 - part) * np.log2(1 - part))
     assert len(written(members, size)) < 1.04 * entropy + 16
-
-
-@patient
-@given(st.lists(st.sampled_from([0, 1, 1 << 63, 2**64 - 1, 0xF0F0]), max_size=40))
-def test_all_set_bits_are_found(words):
-    words = np.array(words, np.uint64)
-    expected = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-    assert np.sort(set_bit_indices(words)).tolist() == expected.tolist()
-
-
-def test_set_bits_are_listed_in_the_order_of_the_format():
-    assert set_bit_indices(np.array([0b1001, 0, 0b11], np.uint64)).tolist() == [0, 128, 3, 129]
 
 
 @given(st.integers(0, 2**62))
@@ -72,13 +75,6 @@ def test_a_number_has_a_limit_and_an_end():
         Reader(b"\xff" * 20).number(2**80)
 
 
-@given(st.lists(st.integers(0, 2**20 - 1)), st.integers(0, 20))
-def test_planes_keep_the_low_bits(values, width):
-    out = Writer()
-    out.planes(np.array(values, np.uint32), width)
-    assert Reader(out.done()).planes(len(values), width).tolist() == [value % (1 << width) for value in values]
-
-
 def test_nothing_is_read_past_the_end():
     source = Reader(b"abc")
     assert bytes(source.raw(2)) == b"ab"
@@ -90,41 +86,87 @@ def test_nothing_is_read_past_the_end():
         source.bits(9)
 
 
-def test_a_member_outside_is_refused():
+@either
+def test_a_member_outside_is_refused(loops):
     # One member of 100: a quotient of 1, then 63 in six planes.
     with pytest.raises(DamagedDeltaError, match="position 127 is named among 100"):
-        read_subset(Reader(bytes([1, 1, 2] + [1] * 6)), 100)
+        read_subset(Reader(bytes([1, 1, 2] + [1] * 6)), 100, loops)
 
 
-def test_a_list_with_too_few_members_is_refused():
-    with pytest.raises(DamagedDeltaError, match="a list of 2 has 1 members"):
-        read_subset(Reader(bytes([2, 0, 1] + [0] * 5)), 100)
+@either
+@pytest.mark.parametrize(("unary", "found"), [(0, 0), (0b01, 1), (0b111, 3)])
+def test_a_list_of_another_length_is_refused(unary, found, loops):
+    with pytest.raises(DamagedDeltaError, match=f"a list of 2 has {found} members"):
+        read_subset(Reader(bytes([2, 1, unary] + [0] * 5)), 100, loops)
 
 
 @patient
 @given(st.binary(max_size=200), st.integers(0, 1000))
-def test_any_bytes_give_a_subset_or_an_error(content, size):
-    try:
-        members = read_subset(Reader(content), size)
-    except DamagedDeltaError:
-        return
-    assert members.tolist() == sorted({index for index in members.tolist() if 0 <= index < size})
+def test_any_bytes_give_a_subset_or_the_same_error(content, size):
+    ends = []
+    for loops in LOOPS.values():
+        try:
+            members = read_subset(Reader(content), size, loops).tolist()
+            assert members == sorted({index for index in members if 0 <= index < size})
+            ends.append(members)
+        except DamagedDeltaError as error:
+            ends.append(str(error))
+    assert ends[0] == ends[1]
+
+
+def random_bits(count, width=16, seed=0):
+    return np.random.default_rng(seed).integers(0, 1 << width, count).astype(f"u{width // 8}")
+
+
+def nowhere(block):
+    """Visits a block, and does nothing."""
 
 
 @patient
-@given(st.integers(0, 1 << 15), st.binary(max_size=300))
-def test_any_bytes_change_weights_or_give_an_error(limit, content):
+@given(st.integers(0, 256), st.binary(max_size=300))
+def test_any_bytes_change_weights_or_give_the_same_error(limit, content):
     out = Writer()
     out.number(limit)
-    old = np.random.default_rng(0).integers(0, 1 << 16, 700).astype(np.uint16)
-    new = old.copy()
-    try:
-        apply_chunk(memoryview(out.done() + content), old, new, BF16)
-    except DamagedDeltaError:
-        return
-    assert (old != new).sum() <= len(old)
+    old, ends = random_bits(700), []
+    for loops in LOOPS.values():
+        framed = np.full(900, 7, np.uint16)
+        try:
+            apply_chunk(memoryview(out.done() + content), old, framed[100:800], BF16, loops, nowhere)
+            ends.append(framed.tolist())
+        except DamagedDeltaError as error:
+            ends.append(str(error))
+        assert set(framed[:100]) | set(framed[800:]) == {7}, "nothing is written outside"
+    assert ends[0] == ends[1]
 
 
-def test_a_chunk_without_changes_is_empty():
+@either
+@patient
+@given(st.data())
+def test_a_flipped_or_cut_chunk_gives_weights_or_an_error(loops, data):
+    old = (np.random.default_rng(0).normal(0, 0.02, 3000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    new = old + (np.random.default_rng(1).random(3000) < 0.1).astype(np.uint16)
+    content = bytearray(encode_chunk(old, new, BF16, loops, nowhere))
+    del content[data.draw(st.integers(0, len(content))) :]
+    for _ in range(data.draw(st.integers(0, 4)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    framed = np.full(3200, 7, np.uint16)
+    with suppress(DamagedDeltaError):
+        apply_chunk(memoryview(bytes(content)), old, framed[100:3100], BF16, loops, nowhere)
+    assert set(framed[:100]) | set(framed[3100:]) == {7}
+
+
+@either
+def test_a_chunk_without_changes_is_empty(loops):
     old = np.arange(500, dtype=np.uint16)
-    assert encode_chunk(old, old.copy(), BF16) == b""
+    assert encode_chunk(old, old.copy(), BF16, loops, nowhere) == b""
+
+
+@either
+def test_every_block_is_visited_in_order_and_once(loops, monkeypatch):
+    monkeypatch.setattr(chunk, "BLOCK_BYTES", 256)
+    old, new, visited = random_bits(1000), np.zeros(1000, np.uint16), []
+    content = encode_chunk(old, np.where(np.arange(1000) % 9 == 0, old + 1, old).astype(np.uint16), BF16, loops, visited.append)
+    apply_chunk(memoryview(content), old, new, BF16, loops, visited.append)
+    edges = [*range(0, 1000, 128), 1000]
+    assert visited == [slice(*pair) for pair in pairwise(edges)] * 2
+    assert (old != new).sum() == 112
