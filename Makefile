@@ -32,8 +32,8 @@ demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three
 	@python examples/demo.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
-	python -m pytest -m "not slow and not engines" -n 2 --dist loadfile $(PYTEST) tests/unit tests/contract tests/integration tests/engines$(NONE)
-	python -m pytest -m "not slow and not engines" -n 2 --dist loadfile $(PYTEST) tests/faults tests/e2e$(NONE)
+	python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --durations 25 $(PYTEST) tests/unit tests/contract tests/integration tests/engines$(NONE)
+	python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --durations 25 $(PYTEST) tests/faults tests/e2e$(NONE)
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)

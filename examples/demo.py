@@ -146,15 +146,10 @@ def train(client: Client, task: Task) -> tuple[dict[str, Any], list[dict[str, An
         client.cancel(submitted["id"])
         raise
     run = client.run(submitted["id"])
-    events = client.events(run["id"], limit=1000)
-    found = [*events["data"]]
-    while events["next_after"]:
-        events = client.events(run["id"], int(events["next_after"]), limit=1000)
-        found += events["data"]
     export = STATE / "export" / run["id"]
     if run["state"] == "succeeded":
         client.export(run["id"], export)
-    evaluations = [event["data"] for event in found if event["type"] == "evaluation"]
+    evaluations = [event["data"] for event in client.all_events(run["id"]) if event["type"] == "evaluation"]
     return run, [result for result in evaluations if result.get("accuracy") is not None], export
 
 

@@ -1,6 +1,9 @@
 """What holds for every test."""
 
+import asyncio
 import itertools
+import json
+import math
 import os
 import resource
 import signal
@@ -27,6 +30,35 @@ def free_port():
     ports.release()
 
 
+@pytest.fixture(scope="session")
+def write_tokenizer():
+    """Writes a tokenizer of the digits and a few signs, one id each, into a folder; arguments change parts of tokenizer.json."""
+    characters = {character: number for number, character in enumerate("?0123456789+=-x ")}
+    content = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+        "model": {"type": "WordLevel", "vocab": characters, "unk_token": "?"},
+    }
+
+    def write(folder, **changed):
+        (folder / "tokenizer.json").write_text(json.dumps(content | changed))
+        (folder / "tokenizer_config.json").write_text("{}")
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """A fork server of tokenizers, which takes seconds to start."""
+    from gradbus.tokenizer.launcher import ForkServer
+
+    server = ForkServer()
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.close())
+
+
 @pytest.fixture
 def no_file_over():
     """A block, as on a disk that is full: the system takes so many bytes of a file and no more."""
@@ -43,3 +75,33 @@ def no_file_over():
             signal.signal(signal.SIGXFSZ, handler)
 
     return limited
+
+
+@pytest.fixture(scope="session")
+def write_model(write_tokenizer):
+    """Writes a model that passes every check of a submission: zeros, 2,000 bytes. Arguments change its config.json."""
+    from gradbus.formats.model_config import read_model_config, tensor_shapes
+    from gradbus.formats.safetensors import header
+
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 16,
+        "hidden_size": 4,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+
+    def write(folder, **changed):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config | changed))
+        write_tokenizer(folder)
+        shapes = tensor_shapes(read_model_config(folder))
+        tensors = header({name: ("F32", shape) for name, shape in shapes.items()}, 4)
+        (folder / "model.safetensors").write_bytes(tensors + bytes(4 * sum(map(math.prod, shapes.values()))))
+        return folder
+
+    return write

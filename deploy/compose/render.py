@@ -18,7 +18,7 @@ ANCHORS = {"nats": "GRADBUS_NATS_URL", "buffer": "GRADBUS_BUFFER_URL", "objects"
 """Server, which is also the name of its anchor, to its variable."""
 BUCKET = "bucket"
 """The rendered part of the anchor `objects`; docker-compose.yml adds the address of the S3 server."""
-BASE = ("GRADBUS_SECRETS_DIR", "GRADBUS_HEALTH", "GRADBUS_CACHE_DIR")
+BASE = ("GRADBUS_SECRETS_DIR", "GRADBUS_HEALTH", "GRADBUS_CACHE_DIR", "GRADBUS_TLS_DIR", "GRPC_VERBOSITY")
 
 TRACE = {"GRADBUS_TRACE_STEPS": "${TRACE_STEPS:-1.0}", "GRADBUS_TRACE_STEP_SECONDS": "${TRACE_STEP_SECONDS:-1.0}"}
 REWARDS = {
@@ -56,19 +56,19 @@ class Container:
 
 
 CONTAINERS = {
-    "weight-store": Container("weight_store", "1g"),
+    "weight-store": Container("weight_store", "${WEIGHT_STORE_MEMORY:-1g}"),
     "reward": Container(
         "reward",
-        "2g",
+        "${REWARD_MEMORY:-2g}",
         REWARDS,
         networks=("rewards",),
         optional=("example-reward", "example-reward-http"),
         start_period="60s",
         extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
-        comment="Not ready while REWARD_SERVICE has no address; the shorter start period shows that soon.",
+        comment="Not ready while REWARD_SERVICE has an address that no scorer may have; the shorter start period shows that soon.",
     ),
     "reference": Container("reference", "${REFERENCE_MEMORY:-4g}"),
-    "conductor": Container("conductor", "2g", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),
+    "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),
     "trainer": Container("trainer", "${TRAINER_MEMORY:-8g}", TRACE, extra=("scale: ${CPU_WORKERS:-1}",)),
     "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", extra=("scale: ${CPU_WORKERS:-1}",)),
     "trainer-gpu": Container(
@@ -89,9 +89,14 @@ CONTAINERS = {
     ),
     "gateway": Container(
         "gateway",
-        "2g",
+        "${GATEWAY_MEMORY:-2g}",
         # Uploads and models from the hub pass through TMPDIR, and may be larger than memory.
-        REWARDS | {"GRADBUS_SERVED_HOSTS": "${SERVED_HOSTS:-[]}", "TMPDIR": "/var/cache/gradbus"},
+        REWARDS
+        | {
+            "GRADBUS_HTTPS_DIR": "${GATEWAY_HTTPS:+/run/gradbus}",
+            "GRADBUS_SERVED_HOSTS": "${SERVED_HOSTS:-[]}",
+            "TMPDIR": "/var/cache/gradbus",
+        },
         networks=("front",),
         cache="uploads",
         extra=('ports: ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]',),
@@ -141,11 +146,11 @@ def _image(role: Role, container: Container) -> list[str]:
 
 
 def _network_and_health(role: Role, container: Container) -> list[str]:
-    """What differs from `x-service`, which has the networks of most roles and asks for readiness on the port of most."""
+    """What differs from `x-service`, which has the networks of most roles and asks for readiness with the Python of most."""
     networks = ["internal", *(["storage"] if role.stores_objects else []), *container.networks]
     lines = [f"networks: [{', '.join(networks)}]"] if networks != ["internal", "storage"] else []
-    check = [f'  test: ["CMD", "{container.python}", "-IS", "/opt/ready.py", "{role.probe_port}"]']
-    differs = check if (container.python, role.probe_port) != ("python", HEALTH_PORT) else []
+    check = [f'  test: ["CMD", "{container.python}", "-IS", "/opt/ready.py", "{HEALTH_PORT}"]']
+    differs = check if container.python != "python" else []
     differs += [f"  start_period: {container.start_period}"] if container.start_period else []
     return [*lines, "healthcheck:", "  <<: *ready", *differs] if differs else lines
 
@@ -156,6 +161,8 @@ def _environment(role: Role, container: Container) -> list[str]:
     anchors = ", ".join(f"*{anchor}" for anchor in ("base", *servers))
     hidden = {*BASE, *ANCHORS.values()}
     variables = {name: value for name, value in own.items() if name not in hidden} | container.options
+    if role.computes and not container.gpu:  # a little less than the container's limit, which would kill the process without an error
+        variables["GRADBUS_MEMORY_LIMIT"] = container.memory
     return [f"<<: {f'[{anchors}]' if servers else anchors}", *(f"{name}: {value}" for name, value in variables.items())]
 
 

@@ -5,7 +5,8 @@ GradbusError
 ├── SettingsError          a service or the embedded stack is set up wrongly
 ├── ModelError             a model folder cannot be used
 ├── DatasetError           a dataset cannot be used
-├── TrainingError          the optimiser cannot take a step (loss or gradient not finite)
+├── TrainingError          the optimiser cannot take a step (loss, gradient or weights not finite)
+├── OutOfMemoryError       an allocation failed: the run does not fit, or something else has the memory
 ├── RestartNeededError     this process cannot serve any run; it ends and must be started again
 │   ├── RankLostError          a rank of the trainer is gone; all ranks must start again
 │   └── EngineHungError        a sampling engine has work and makes no progress
@@ -89,7 +90,11 @@ class DatasetError(GradbusError):
 
 
 class TrainingError(GradbusError):
-    """The optimiser cannot take a step: a loss or gradient is not finite. The weights are unchanged."""
+    """The optimiser cannot take a step: a loss or gradient is not finite, or the weights are no longer."""
+
+
+class OutOfMemoryError(GradbusError):
+    """An allocation failed in this process: the run does not fit here, or something else has the memory for now."""
 
 
 class RestartNeededError(GradbusError):
@@ -161,13 +166,16 @@ class EngineError(GradbusError):
 
 
 class ApiError(GradbusError):
-    """The gateway answered with a problem document (RFC 9457)."""
+    """The gateway answered with a problem document (RFC 9457). `retry_after`, in seconds, is set if the request may come again then."""
 
-    def __init__(self, status: int, problem: Mapping[str, object]) -> None:
+    def __init__(self, status: int, problem: Mapping[str, object], retry_after: float | None = None) -> None:
         self.status = status
         self.problem = dict(problem)
+        self.retry_after = retry_after
         title = problem.get("title", "request refused")
-        super().__init__(f"{status} {title}: {problem.get('detail', '')}".rstrip(": "))
+        errors = problem.get("errors")
+        faults = [f"\n  {entry.get('path')}: {entry.get('message')}" for entry in errors] if isinstance(errors, list) else []
+        super().__init__(f"{status} {title}: {problem.get('detail', '')}".rstrip(": ") + "".join(faults))
 
 
 class StackError(GradbusError):

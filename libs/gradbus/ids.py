@@ -26,6 +26,11 @@ def is_digest(value: str) -> bool:
     return _DIGEST.fullmatch(value) is not None
 
 
+def digests_in(record: bytes) -> frozenset[str]:
+    """Every digest that occurs in a stored record, e.g. the files that a run's spec names."""
+    return frozenset(_DIGEST.findall(record.decode(errors="replace")))
+
+
 def digest_of(data: bytes | memoryview) -> str:
     """`sha256:<hex>` of `data`: the name of a blob."""
     return "sha256:" + hashlib.sha256(data).hexdigest()

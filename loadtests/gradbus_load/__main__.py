@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradbus_load.outcome import Outcome
 
-SCENARIOS = ("throughput", "rest", "overlap", "memory")
+SCENARIOS = ("throughput", "rest", "overlap", "memory", "queue")
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 

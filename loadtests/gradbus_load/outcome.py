@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,3 +41,8 @@ class Outcome:
     data: dict[str, Any] = field(default_factory=dict)
     """Settings and measurements, as JSON."""
     plot: Plot | None = None
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Quantile `share` of sorted values; NaN without values."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

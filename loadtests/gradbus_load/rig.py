@@ -51,7 +51,9 @@ class Rig:
             stub_rollout.TIMING: json.dumps(asdict(self.engine)),
             stub_trainer.TIMING: json.dumps(asdict(self.learner)),
         }
-        environments = dict.fromkeys(commands, shared)
+        # One key sends the load of all users; what a key may do is not what is measured.
+        unlimited = {"GRADBUS_LIMIT_REQUESTS_PER_SECOND": "0", "GRADBUS_LIMIT_REQUESTS": "0"}
+        environments = dict.fromkeys(commands, shared) | {"gateway": unlimited}
         return StackConfig(state, port=0, rollouts=self.rollouts, command_overrides=commands, environment_overrides=environments)
 
 
@@ -100,13 +102,15 @@ class Bench:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def steps(self, run_id: str) -> list[Json]:
-        """The trainer's metrics event of each step, in order, with `at`: its time in seconds."""
+        """The trainer's metrics event of each step, in order, with `at`, its time in seconds, and `event`, its id."""
         found: list[Json] = []
         after = 0
         while True:
             page = await asyncio.to_thread(self.client.events, run_id, after, _PAGE)
             events = [event for event in page["data"] if event["type"] == "metrics"]
-            found += [event["data"] | {"at": datetime.fromisoformat(event["created_at"]).timestamp()} for event in events]
+            found += [
+                event["data"] | {"at": datetime.fromisoformat(event["created_at"]).timestamp(), "event": event["id"]} for event in events
+            ]
             if not page["has_more"]:
                 return sorted(found, key=lambda step: step["step"])
             after = int(page["next_after"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gradbus.process import RunServer, WorkerClients, run_worker
 from gradbus.spec import RunSpec
+from gradbus.tokenizer.launcher import ForkServer
 from gradbus_load.calibration import EngineTiming
 from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engines.base import Engine
@@ -46,7 +47,9 @@ def main() -> int:
     settings, timing = Settings(), EngineTiming(**json.loads(os.environ.get(TIMING, "{}")))
 
     async def build(clients: WorkerClients) -> RunServer:
-        return RolloutService(settings, clients, StubEngineFactory(settings, timing))
+        tokenizers = ForkServer()
+        await tokenizers.start()
+        return RolloutService(settings, clients, StubEngineFactory(settings, timing), tokenizers)
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

@@ -33,7 +33,7 @@ class Compose:
             "docker",
             "compose",
             "-p",
-            "gradbus-test",
+            PROJECT,
             *(part for name in ["docker-compose.yml", *overlays] for part in ("-f", name)),
         ]
 
@@ -47,9 +47,26 @@ class Compose:
         done = self("up", "--wait", *words, check=False, seconds=START_SECONDS, **variables)
         assert done.returncode == 0, done.stderr[-3000:] + self("ps", "-a").stdout
 
+    def demo(self, steps: int, **variables: str) -> subprocess.CompletedProcess[str]:
+        """The demo's script, whatever its status."""
+        environment = {**os.environ, "GATEWAY_PORT": str(self.port), "COMPOSE": " ".join(self.command), **variables}
+        command = ["examples/demo_compose.sh", str(steps)]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=RUN_SECONDS)
+
+    def made(self, secret: str) -> str:
+        """What the job `secrets` has made: `key` or `authority`."""
+        return self("run", "--rm", "--no-deps", "-T", "secrets", secret).stdout.strip()
+
     def client(self) -> Client:
-        key = self("run", "--rm", "--no-deps", "-T", "secrets", "key").stdout.strip()
-        return Client(self.url, key, RetryPolicy(RESTART_SECONDS))
+        return Client(self.url, self.made("key"), RetryPolicy(RESTART_SECONDS))
+
+    def python(self, service: str, code: str) -> str:
+        """Output of a program in a service's container."""
+        return self("exec", "-T", service, "python", "-c", code).stdout
+
+    def containers(self) -> set[str]:
+        """Ids of the containers that stay up."""
+        return set(self("ps", "--quiet", "--no-trunc").stdout.split())
 
     def crash(self, service: str) -> None:
         """Kills every process of the container but its init, which then ends with an error, as after a crash."""

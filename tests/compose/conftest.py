@@ -5,7 +5,6 @@ GRADBUS_COMPOSE_OVERLAYS names more compose files, with `:` between them.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -48,9 +47,7 @@ def compose():
 @pytest.fixture(scope="session")
 def demo(compose):
     """Output of the demo's script: the id of the run that curl submitted, and its result."""
-    environment = {**os.environ, "GATEWAY_PORT": str(compose.port), "COMPOSE": " ".join(compose.command)}
-    command = ["examples/demo_compose.sh", str(STEPS)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=RUN_SECONDS)
+    return compose.demo(STEPS)
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,8 @@ def _compose_command(wanted):
     service = yaml.safe_load(COMPOSE.read_text())["services"]["objects"]
     flags = dict(word.removeprefix("-").partition("=")[::2] for word in service["command"][1:])
     flags |= {name: str(value) for name, value in wanted.items()}
-    return [*service["entrypoint"], service["command"][0], *(f"-{name}={value}" if value else f"-{name}" for name, value in flags.items())]
+    program = service["entrypoint"][service["entrypoint"].index("weed") :]  # what prints its lines as JSON is left out
+    return [*program, service["command"][0], *(f"-{name}={value}" if value else f"-{name}" for name, value in flags.items())]
 
 
 def _until_healthy(server, log):

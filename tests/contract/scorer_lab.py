@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
+from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
@@ -39,18 +40,18 @@ def result(sample_id, reward=1.0, status="ok", **more):
 
 
 @asynccontextmanager
-async def http_service(answer: Callable[[dict], list[dict]]) -> AsyncIterator[str]:
+async def http_service(answer: Callable[[dict], list[dict]], port=0) -> AsyncIterator[str]:
     """A user's scorer over HTTP."""
 
     async def respond(_head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         await write_json(writer, {"results": answer(json.loads(body))})
 
-    async with raw_http_service(respond) as url:
+    async with raw_http_service(respond, port=port) as url:
         yield url
 
 
 @asynccontextmanager
-async def raw_http_service(respond, host="127.0.0.1") -> AsyncIterator[str]:
+async def raw_http_service(respond, host="127.0.0.1", port=0) -> AsyncIterator[str]:
     """A server that reads one request a connection and lets `respond` write whatever it likes."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,12 +59,12 @@ async def raw_http_service(respond, host="127.0.0.1") -> AsyncIterator[str]:
             head = await reader.readuntil(b"\r\n\r\n")
             length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
             await respond(head, await reader.readexactly(length), writer)
-        except ConnectionError:
-            pass  # the client had enough
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client had enough, or only looked whether somebody listens
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, host, 0)
+    server = await asyncio.start_server(handle, host, port)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/score"
     finally:
@@ -88,11 +89,11 @@ class Servicer(reward_service_pb2_grpc.RewardServiceServicer):
 
 
 @asynccontextmanager
-async def grpc_service(answer: Callable[[dict], list[dict]]) -> AsyncIterator[str]:
+async def grpc_service(answer: Callable[[dict], list[dict]], port=0) -> AsyncIterator[str]:
     """A user's scorer over gRPC."""
     server = grpc.aio.server()
     reward_service_pb2_grpc.add_RewardServiceServicer_to_server(Servicer(answer), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"grpc://127.0.0.1:{port}"
@@ -105,7 +106,7 @@ SERVICES = {"http": http_service, "grpc": grpc_service}
 
 async def scored(reward, seconds=60.0):
     """The answers of the scorer for a `[reward]` section, with what holds for all of them checked."""
-    scorer = create_scorer(json.dumps(reward), SETTINGS)
+    scorer = create_scorer(json.dumps(reward), SETTINGS, ProcessBudget(4))
     try:
         async with asyncio.timeout(120):
             answers = await scorer.score(REQUEST, seconds)

@@ -11,6 +11,7 @@ from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.objects import store as objects_store
 from gradbus.objects.paths import blob_path
+from gradbus_gateway.intake.model_outline import write_outline
 
 ABSENT = digest_of(b"never stored")
 
@@ -76,6 +77,16 @@ async def test_a_blob_is_read_in_parts(store):
         await store.get_blob_part(ABSENT, 0, 1)
     with pytest.raises((CorruptRecordError, StorageError)):
         await store.get_blob_part(digest, 5, 9)
+
+
+@pytest.mark.parametrize("tensors", [100, 3 << 20], ids=["small", "of several pieces"])
+async def test_of_a_models_weights_the_header_is_read_from_every_store(store, tmp_path, tensors):
+    header = b'{"__metadata__":{}}'
+    start = len(header).to_bytes(8, "little") + header
+    files = {"model.safetensors": await store.put_blob(start + b"x" * tensors), "empty.safetensors": await store.put_blob(b"")}
+    assert await write_outline(store, files, tmp_path) == files
+    assert (tmp_path / "model.safetensors").read_bytes() == start + bytes(tensors)
+    assert (tmp_path / "empty.safetensors").read_bytes() == b""
 
 
 async def test_a_torn_blob_is_written_again(store):

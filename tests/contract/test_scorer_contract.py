@@ -23,6 +23,7 @@ from scorer_lab import (
 )
 
 from gradbus.v1 import reward_service_pb2_grpc
+from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.scorers.factory import create_scorer
 
 
@@ -117,7 +118,7 @@ async def test_a_scorer_that_raises_gives_no_reward(kind):
 async def test_a_refused_connection_is_an_error(scheme):
     async with http_service(echo()) as url:
         port = url.split(":")[2].split("/")[0]
-    answers = await scored({"service": f"{scheme}://127.0.0.1:{port}"})
+    answers = await scored({"service": f"{scheme}://127.0.0.1:{port}"}, seconds=4.0)
     assert {answer.status for answer in answers} == {ERROR}
     assert "check that it runs" in answers[0].reason
 
@@ -152,7 +153,7 @@ async def test_a_grader_that_hangs_runs_into_the_deadline():
 
 async def test_a_scorer_that_comes_back_is_used_again():
     async with grpc_service(echo()) as url:
-        scorer = create_scorer(json.dumps({"service": url}), SETTINGS)
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, ProcessBudget(4))
         assert {answer.status for answer in await scorer.score(REQUEST, 10.0)} == {OK}
         port = int(url.rsplit(":", 1)[1])
     assert {answer.status for answer in await scorer.score(REQUEST, 1.0)} == {ERROR}
@@ -164,4 +165,18 @@ async def test_a_scorer_that_comes_back_is_used_again():
         while {answer.status for answer in await scorer.score(REQUEST, 5.0)} != {OK}:  # noqa: ASYNC110 - the server comes up on its own
             await asyncio.sleep(0.1)
     await server.stop(None)
+    await scorer.close()
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+async def test_a_scorer_that_starts_late_is_waited_for_at_first(kind):
+    async with http_service(echo()) as url:
+        port = int(url.split(":")[2].split("/")[0])
+    scorer = create_scorer(json.dumps({"service": f"{kind}://127.0.0.1:{port}"}), SETTINGS, ProcessBudget(4))
+    call = asyncio.create_task(scorer.score(REQUEST, 60.0))
+    await asyncio.sleep(0.5)
+    assert not call.done()
+    async with SERVICES[kind](echo(), port):
+        assert {answer.status for answer in await call} == {OK}
+    assert {answer.status for answer in await scorer.score(REQUEST, 60.0)} == {ERROR}, "a scorer that has been there is not waited for"
     await scorer.close()

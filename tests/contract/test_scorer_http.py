@@ -41,7 +41,7 @@ async def test_the_http_request_is_as_promised():
 
 @pytest.mark.parametrize("kind", SERVICES)
 async def test_an_address_that_refuses_gives_way_to_the_next(kind, monkeypatch):
-    async def two_addresses(_policy, url):
+    async def two_addresses(_policy, url, _threads):
         port = int(url.split(":")[2].split("/")[0])
         return Endpoint("scorer", port, (ipaddress.ip_address("127.0.0.9"), ipaddress.ip_address("127.0.0.1")))
 
@@ -99,6 +99,11 @@ async def test_json_of_another_shape_is_an_error(document):
         {"reward": None},
         {"reward": True},
         {"reward": 10**400},
+        {"reward": 1e200},
+        {"reward": 1e39},
+        {"reward": [[[{}]]]},
+        {"components": {"x": 10**400}},
+        {"components": {"x": True}},
         {"components": [1]},
         {"components": {"x": "y"}},
         {"status": None},
@@ -106,7 +111,27 @@ async def test_json_of_another_shape_is_an_error(document):
 )
 async def test_a_result_of_other_types_spoils_its_sample_alone(odd):
     async with http_service(lambda _asked: [result("0.0"), result("0.1") | odd, result("1.0")]) as url:
-        assert [answer.status for answer in await scored({"service": url})] == [OK, ERROR, OK]
+        answers = await scored({"service": url})
+    assert [answer.status for answer in answers] == [OK, ERROR, OK]
+    assert answers[1].permanent
+
+
+async def test_a_number_with_more_digits_than_python_reads_spoils_its_sample_alone():
+    async def respond(_head, _body, writer):
+        body = json.dumps({"results": [result(name, 0.5) for name in IDS]}).replace("0.5", "9" * 5000, 1).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async with raw_http_service(respond) as url:
+        assert [answer.status for answer in await scored({"service": url})] == [ERROR, OK, OK]
+
+
+async def test_a_reason_that_is_no_text_is_no_reason():
+    deep = []
+    for _ in range(400):
+        deep = [deep]
+    async with http_service(lambda _asked: [result(name, status="error", reason=deep, permanent=True) for name in IDS]) as url:
+        answers = await scored({"service": url})
+    assert {(answer.status, answer.reason, answer.permanent) for answer in answers} == {(ERROR, "the scorer gave no reason", True)}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +204,13 @@ async def test_a_small_body_that_would_fill_the_memory_is_not_parsed():
         answers = await scored({"service": url})
     assert {answer.status for answer in answers} == {ERROR}
     assert "more than" in answers[0].reason
+
+
+async def test_far_more_results_than_samples_are_not_read():
+    async with http_service(lambda _asked: [{}] * 5000) as url:
+        answers = await scored({"service": url})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert "5000 results for 3 samples" in answers[0].reason
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ def lab_on():
 
 @pytest.fixture(scope="session")
 def stack_state(stack):
-    """The folder of the shared stack."""
-    with stack() as state:
+    """The folder of the shared stack, whose trainer sends deltas although object storage is a folder."""
+    with stack(GRADBUS_FOLDER_DELTAS="true") as state:
         yield state
 
 

@@ -1,11 +1,15 @@
 """Users' scorers over HTTP and gRPC, while they answer and while they do not."""
 
+import itertools
+import threading
 import time
 
 import pytest
 from own_scorer import Scorer, judged
 
 from gradbus.graders.serve import ScorerServer
+
+from .conftest import within
 
 
 def doubled(samples):
@@ -87,6 +91,35 @@ def test_a_run_waits_for_a_service_that_hangs_says_why_and_goes_on(lab, spec, sc
     waits_for(lab, spec(reward=reward), scorer, hanging, "did not respond within")
 
 
+def test_a_service_that_hangs_now_and_then_changes_no_bit_and_is_waited_for_by_nobody(lab, spec, scorer):
+    reward = {"service": scorer.url, "timeout_seconds": 3600.0}
+    quiet = lab.train(spec(reward=reward, schedule={"steps": 10}))
+    released, calls = threading.Event(), itertools.count(1)
+
+    def sometimes_hanging(samples):
+        if next(calls) % 5 == 0:
+            released.wait(3600)
+        return judged(samples)
+
+    scorer.behaviour = sometimes_hanging
+    run = lab.train(spec(reward=reward, schedule={"steps": 10}))
+    released.set()
+    assert next(calls) > 5
+    assert lab.final_digest(run) == lab.final_digest(quiet)
+
+
+def out_of_range(samples):
+    return [result | {"reward": 1e200} for result in judged(samples)]
+
+
+def test_a_service_whose_rewards_can_never_be_used_ends_its_run(lab, served, scorer):
+    scorer.behaviour = out_of_range
+    run = lab.ends(lab.submit(served), "failed")
+    assert "could not be scored in 6 attempts" in run["reason"]
+    assert "the scorer's reward is 1e+200" in run["reason"]
+    within(60.0, lambda: lab.serving(run["id"]) == [])
+
+
 def waits_for(lab, served, scorer, behaviour, words):
     scorer.behaviour = behaviour
     run_id = lab.submit(served)
@@ -139,9 +172,18 @@ def test_a_python_grader_that_fails_judges_nothing_and_says_why(lab, spec, sourc
     assert run["progress"]["filtered"] == 12
 
 
+def test_a_grader_that_returns_1e200_now_and_then_masks_those_samples(lab, spec):
+    source = "def grade(sample, item):\n    text = sample['output_text']\n    return 1e200 if 'e' in text else len(set(text)) / 16\n"
+    run = lab.train(spec(reward={"grader": {"type": "python", "source": source}}))
+    masked = [sample for sample in lab.samples(run["id"]) if sample["reward_status"] == "invalid"]
+    reason = "the grader's reward is 1e+200; scale it to at most 1e+06"
+    assert masked
+    assert {(sample["reward"], sample["reason"]) for sample in masked} == {(None, reason)}
+
+
 def test_a_python_grader_that_never_ends_does_not_hold_the_run(lab, spec):
     source = "def grade(sample, item):\n    while True:\n        pass\n"
     run_id = lab.submit(spec(reward={"grader": {"type": "python", "source": source}, "timeout_seconds": 1.0}))
     waits = lab.until(run_id, lambda run: run["state"] == "waiting_for_reward")
     assert waits["waiting_for"].startswith("the scorer on sample")
-    lab.cancels(run_id)
+    assert "scored no sample yet: the grader was stopped" in lab.ends(run_id, "failed")["reason"]

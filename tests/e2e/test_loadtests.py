@@ -1,5 +1,6 @@
 """Runs each load scenario for seconds on real services around stubs. Checks the report, not the speed."""
 
+import asyncio
 import importlib.util
 import math
 
@@ -7,7 +8,7 @@ import pytest
 
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.rig import Rig, running
-from gradbus_load.scenarios import memory, overlap, throughput
+from gradbus_load.scenarios import memory, overlap, queue, throughput
 
 FAST = Rig(EngineTiming(step_seconds=0.0005, median_tokens=8.0), LearnerTiming(step_seconds=0.01))
 
@@ -47,3 +48,15 @@ async def asks_rest(bench):
     assert counts["submit"] == (20, 0)
     assert counts["status"][0] > 0
     assert counts["event"][0] > 0
+
+
+async def test_runs_that_wait_end_when_they_are_cancelled_also_across_a_kill_of_every_process(tmp_path):
+    settings = queue.Settings(waiting=(5, 150), cancelled=60, cancelled_before_kill=60, seconds=0.2)
+    async with running(tmp_path, settings.rig) as bench:
+        outcome = await queue.measure(settings, bench)
+        runs = await asyncio.to_thread(lambda: list(bench.client.all_runs()))
+        training = next(run for run in runs if run["created_at"] == min(run["created_at"] for run in runs))
+    states = [run["state"] for run in runs if run["id"] != training["id"]]
+    assert (states.count("cancelled"), states.count("queued")) == (120, 30)
+    assert [row[0] for row in outcome.rows] == [5, 150]
+    assert by_measure(outcome)["60 cancelled runs end in"] >= 0

@@ -51,7 +51,7 @@ def test_every_fault_comes_at_once_with_the_nearest_name(gradbus, spec, tmp_path
 def test_data_that_cannot_be_used_names_its_place(lab, spec, rows, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert "no rows" in faults(lab, spec(data={"train": str(empty)}))["data.train"]
+    assert "the file is empty" in faults(lab, spec(data={"train": str(empty)}))["data.train"]
     assert "no column 'prompt'" in faults(lab, spec(data={"train": rows([{"promt": "a"}])}))["data.train"]
     assert "data.train" in faults(lab, spec(data={"train": str(tmp_path / "gone.jsonl")}))
     assert "prompt" in faults(lab, spec(data={"train": rows([{"prompt": 7}])}))["data.train"]
@@ -79,11 +79,10 @@ def test_pickled_weights_are_refused(lab, spec, model):
     assert "safetensors" in faults(lab, spec(model={"path": str(model)}))["model"]
 
 
-def test_weights_that_are_not_the_models_end_the_run_with_the_reason(lab, spec, model):
+def test_weights_that_are_not_the_models_are_refused(lab, spec, model):
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 64}))
-    run = lab.ends(lab.submit(spec(model={"path": str(model)})), "failed")
-    assert run["reason"]
+    assert "have another shape than in this model" in faults(lab, spec(model={"path": str(model)}))["model"]
 
 
 def test_code_that_a_model_names_never_runs(lab, spec, model, tmp_path):
@@ -96,11 +95,33 @@ def test_code_that_a_model_names_never_runs(lab, spec, model, tmp_path):
     assert not trap.exists()
 
 
-def test_a_prompt_longer_than_the_model_fails_the_run_and_names_line_and_limit(lab, spec, rows):
+def test_a_prompt_longer_than_the_model_is_refused_with_line_and_limit(lab, spec, rows):
     train = rows([{"prompt": "sun and", "answer": "moon"}, {"prompt": "sun and " * 80, "answer": "moon"}])
-    run = lab.ends(lab.submit(spec(data={"train": train})), "failed")
-    assert "line 2" in run["reason"]
-    assert "at most 58 fit" in run["reason"]
+    fault = faults(lab, spec(data={"train": train}))["data.train"]
+    assert "line 2" in fault
+    assert "at most 58 fit" in fault
+
+
+def test_a_template_that_fails_on_the_first_rows_is_refused_by_its_file(lab, spec, model, rows):
+    (model / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    train = rows([{"prompt": [{"role": "user", "content": "sun"}], "answer": "moon"}])
+    found = faults(lab, spec(model={"path": str(model)}, data={"train": train}))
+    assert "ZeroDivisionError" in found["model.files.chat_template.jinja"]
+
+
+@pytest.mark.parametrize(
+    ("last", "template", "reason"),
+    [
+        ("sun and " * 80, "{{ messages[0].content }}", "line 301 has"),
+        ("zero", "{{ 1 / 0 if messages[0].content == 'zero' else 'sun' }}", "the messages of line 301 (ZeroDivisionError"),
+    ],
+)
+def test_a_later_row_that_fails_ends_the_run_and_names_its_line(lab, spec, model, rows, last, template, reason):
+    (model / "chat_template.jinja").write_text(template)
+    contents = [*["sun and"] * 300, last]
+    train = rows({"prompt": [{"role": "user", "content": content}], "answer": "moon"} for content in contents)
+    run = lab.ends(lab.submit(spec(model={"path": str(model)}, data={"train": train})), "failed")
+    assert reason in run["reason"]
 
 
 def test_after_all_this_the_stack_trains(lab, spec):

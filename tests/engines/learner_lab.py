@@ -112,6 +112,7 @@ def _lead(plan, settings, torchrun):
         (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
         save_file(dict(learner.weights()), out / f"{step + 1}.weights")
         save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")
+    learners.release()
     learners.close()
 
 

@@ -35,7 +35,10 @@ async def stack(tmp_path_factory, example):
     server = Server(example / "model", SGLangConfig(slots=64), sglang_lab.settings(), folder / "server.log")
     await server.start()
     attach = {"GRADBUS_SGLANG_URL": server.api.url, "GRADBUS_SGLANG_KEY": sglang_lab.KEY}
-    overrides = {"command_overrides": {"trainer-0": TWO_RANKS}, "environment_overrides": {"rollout-0": attach}}
+    overrides = {
+        "command_overrides": {"trainer-0": TWO_RANKS},
+        "environment_overrides": {"rollout-0": attach, "trainer-0": {"GRADBUS_FOLDER_DELTAS": "true"}},
+    }
     try:
         async with Stack(StackConfig(state=folder / "state", port=0, ready_seconds=300.0, **overrides)) as stack:
             yield stack
@@ -50,7 +53,7 @@ def spec_of(example, engine, backend, steps=SHORT, stage=2, **changes):
         "rollout": {"engine": engine, "slots": 64, "group_size": 8 if long else 4},
         "trainer": {"backend": backend, "learning_rate": 3e-3 if long else 1e-4},
         "schedule": {"groups_per_step": GROUPS, "steps": steps},
-        "checkpoint": {"every": 1, "keep": 1000},
+        "checkpoint": {"every": 1, "keep": 100},
         "evaluation": {"every": steps},
     }
     if backend == "deepspeed":
@@ -115,7 +118,7 @@ async def again(stack, name):
 @pytest.mark.parametrize("transport", ["store", "delta", "broadcast"])
 async def test_versions_arrive_by_every_transport(stack, example, transport, dtype, stage):
     # Files stay of versions that a checkpoint names, or its deltas do; a checkpoint's version is stored whole.
-    every = {"every": 5 if transport == "delta" else 1, "keep": 1000}
+    every = {"every": 5 if transport == "delta" else 1, "keep": 100}
     spec = spec_of(example, **BOTH, stage=stage, weights={"transport": transport, "dtype": dtype}, checkpoint=every)
     outcome = await train(stack, spec, seconds=600)
     missing = set(range(SHORT - 1)) - set(await proven(stack, example, spec, outcome))
@@ -152,7 +155,7 @@ async def test_a_server_killed_in_a_load_is_started_anew_and_nothing_is_lost_or_
 
 async def goes_on(stack, example):
     """A run through whatever was planted, to the same versions as ever."""
-    spec = spec_of(example, **BOTH, stage=3, checkpoint={"every": 2, "keep": 1000})
+    spec = spec_of(example, **BOTH, stage=3, checkpoint={"every": 2, "keep": 100})
     outcome = await train(stack, spec, seconds=800)
     assert await proven(stack, example, spec, outcome) == list(range(1, SHORT - 1))
     assert not await events(stack, outcome.run_id, "diverged")

@@ -56,7 +56,7 @@ def smoke_spec(example: Path, **changes: Any) -> dict[str, Any]:
     spec["data"] = {"train": str(example / "train.jsonl"), "eval": str(example / "eval.jsonl")}
     spec["rollout"] = spec["rollout"] | {"slots": 32, "group_size": 4}
     spec["schedule"] = {"mode": "fixed_lag", "max_staleness": 1, "groups_per_step": 16, "steps": 60}
-    spec["checkpoint"] = {"every": 10, "keep": 1000}
+    spec["checkpoint"] = {"every": 10, "keep": 100}
     spec["evaluation"] = {"every": 30, "samples": 16, "metric": "exact"}
     for section, values in changes.items():
         spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values

@@ -95,7 +95,7 @@ async def version_error(stack, example):
         deterministic=False,
         rollout={"max_new_tokens": 24},
         schedule={"mode": "free", "max_staleness": 2, "steps": 12},
-        checkpoint={"every": 1, "keep": 1000},
+        checkpoint={"every": 1, "keep": 100},
     )
     outcome = await train(stack, spec)
     assert outcome.state == "succeeded"

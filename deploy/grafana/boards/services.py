@@ -99,7 +99,7 @@ SERVICES = Board(
                     "Cores in use, without an engine that runs as a separate server (SGLang).",
                     [Query(f"sum by (instance) (rate(process_cpu_time_seconds_total{{{OF_SERVICES}}}{_WINDOW}))", "{{instance}}")],
                     unit="none",
-                    width=12,
+                    width=8,
                     defaults={"min": 0},
                 ),
                 Panel(
@@ -107,7 +107,15 @@ SERVICES = Board(
                     "Physical memory. A process that keeps growing is killed at the container's limit, with status 137.",
                     [Query(f"sum by (instance) (process_memory_usage_bytes{{{OF_SERVICES}}})", "{{instance}}")],
                     unit="bytes",
-                    width=12,
+                    width=8,
+                    defaults={"min": 0},
+                ),
+                Panel(
+                    "Refused by the gateway",
+                    "Requests and connections per second, by the limit that they met. The gateway's log names a key or an address; "
+                    "docs/limits.md says which setting to change.",
+                    [Query(f"sum by (gradbus_refusal_cause) (rate(gradbus_gateway_refusals_total{_WINDOW}))", "{{gradbus_refusal_cause}}")],
+                    width=8,
                     defaults={"min": 0},
                 ),
             ],

@@ -9,9 +9,11 @@ from typing import cast
 import torch
 
 from gradbus.errors import ModelError
-from gradbus_kernels.models.config import read_model_config
+from gradbus.formats.model_config import read_model_config
+from gradbus.formats.model_weights import check_weights
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.operators import linear_logprob
 
@@ -21,15 +23,18 @@ _HEAD = "lm_head.weight"
 def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
     """The model in `folder` (config.json, safetensors), its weights cast to `dtype`. No code of the folder is run.
 
-    Stored tensors without a parameter of their name are skipped. Raises ModelError when the folder cannot be read, asks for a
-    feature that the decoder does not compute, or holds the weights of another model.
+    Tensors that older folders store and no forward reads are skipped. Raises ModelError when the folder cannot be read, asks for a
+    feature that the decoder does not compute, holds the weights of another model or weights that are not finite, or when memory is short.
     """
-    config = read_model_config(folder)
-    with torch.device("meta"):
-        model = CausalLM(config)
-    model = model.to(dtype).to_empty(device=device)
-    _fill(model, folder)
-    return model
+    torch.empty(0, device=device)  # a device that is not here is no fault of the model
+    with loading():
+        config = read_model_config(folder)
+        check_weights(folder, config)
+        with torch.device("meta"):
+            model = CausalLM(config)
+        model = model.to(dtype).to_empty(device=device)
+        _fill(model, folder)
+        return model
 
 
 @torch.no_grad()
@@ -39,23 +44,25 @@ def _fill(model: CausalLM, folder: Path) -> None:
     tied_head: torch.Tensor | None = None
     for name, tensor in stored_tensors(folder):
         if name in parameters:
-            _check_stored(name, tensor, parameters[name], folder)
+            _check_stored(name, tensor, parameters[name])
             parameters[name].copy_(tensor)
             missing.discard(name)
         elif name == _HEAD:
             tied_head = tensor
     if missing:
-        raise ModelError(f"the weights in {folder} lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
     if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
-        raise ModelError(f"{folder} stores a head of its own but config.json ties it; set tie_word_embeddings to false there")
+        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
 
 
-def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor, folder: Path) -> None:
+def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
     if tensor.shape != parameter.shape:
         shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
-        raise ModelError(f"tensor {name} in {folder} has shape {shapes}; take config.json and weights that belong together")
+        raise ModelError(f"tensor {name} has shape {shapes}; take config.json and weights that belong together")
     if not tensor.is_floating_point():
-        raise ModelError(f"tensor {name} in {folder} holds {tensor.dtype}; take weights that are not quantised")
+        raise ModelError(f"tensor {name} holds {tensor.dtype}; take weights that are not quantised")
+    if not tensor.isfinite().all():
+        raise ModelError(f"tensor {name} holds values that are not finite (NaN or infinity); save or train the model again")
 
 
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

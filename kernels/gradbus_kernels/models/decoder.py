@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gradbus_kernels.models.config import ModelConfig
+from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gradbus.errors import ModelError
-from gradbus_kernels.models.config import ModelConfig
+from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.models.rotary import rotation_table

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradbus_kernels.models.config import RopeConfig
+from gradbus.formats.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

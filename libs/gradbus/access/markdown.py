@@ -11,7 +11,8 @@ _HEAD = """\
 
 Rendered from `libs/gradbus/access/table.py` by `python -m gradbus.access > docs/access.md`; change the table, not this page. NATS, the
 buffer and the gRPC servers are configured from the same table. Each role has its own user and password on NATS and on the buffer, and
-its own token for gRPC. Everything that is not listed is refused.
+its own token for gRPC. In containers each also has its own [certificate](deploy.md#certificates): a gRPC server takes a token only
+together with the certificate of the same role. Everything that is not listed is refused.
 """
 
 _LIMITS = """\
@@ -29,16 +30,18 @@ _LIMITS = """\
 
 def render_markdown() -> str:
     """The whole page."""
-    keys = [(f"`{row.bucket}`", f"`{row.pattern}`", row.content, _roles(row.writers)) for row in KEYS]
+    keys = [(f"`{row.bucket}`", f"`{row.pattern}`", row.content, _roles(row.writers), _roles(row.removers)) for row in KEYS]
     buckets = [(f"`{bucket}`", _roles(roles)) for bucket, roles in READERS.items()]
     hints = [(f"`{hint.subject}`", hint.content, _roles(hint.senders), _roles(hint.hearers)) for hint in HINTS]
-    streams = [(f"`{one.name}`", f"`{one.subject}`", _roles(one.writers), _roles(one.readers)) for one in (PROMPTS, EVENTS)]
+    streams = [
+        (f"`{one.name}`", f"`{one.subject}`", _roles(one.writers), _roles(one.readers), _roles(one.removers)) for one in (PROMPTS, EVENTS)
+    ]
     records = [(role, _code(one.keys), one.access, _code(one.commands)) for role, one in BUFFER.items()]
     methods = [(f"`{method.rpartition('.')[2]}`", _roles(roles)) for table in METHODS.values() for method, roles in table.items()]
     sections = [
-        _section("Keys of the bus", ("bucket", "keys", "content", "written by"), keys),
+        _section("Keys of the bus", ("bucket", "keys", "content", "written by", "also removed by"), keys),
         _section("Buckets of the bus", ("bucket", "read by"), buckets),
-        _section("Streams of the bus", ("stream", "subject", "written by", "read by"), streams),
+        _section("Streams of the bus", ("stream", "subject", "written by", "read by", "removed by"), streams),
         _section("Hints", ("subject", "says", "sent by", "heard by"), hints),
         _section("Buffer, below `{<run>}:`", ("role", "keys", "access", "commands"), records),
         _section("gRPC", ("method", "called by"), methods),

@@ -29,7 +29,9 @@ def nats_permissions(role: str) -> Permissions:
 
 def _creating(role: str) -> list[str]:
     """The first process creates streams and buckets; the server does not change existing ones."""
-    buckets = sorted({row.bucket for row in KEYS if role in row.writers} | {bucket for bucket, roles in READERS.items() if role in roles})
+    buckets = sorted(
+        {row.bucket for row in KEYS if role in row.writers + row.removers} | {bucket for bucket, roles in READERS.items() if role in roles}
+    )
     names = [PROMPTS.name, EVENTS.name, *(f"KV_{bucket}" for bucket in buckets)]
     return [f"{_API}.STREAM.CREATE.{name}" for name in names] + [f"{_API}.STREAM.INFO.KV_{bucket}" for bucket in buckets]
 
@@ -45,14 +47,15 @@ def _reading(role: str) -> list[str]:
 
 
 def _writing(role: str) -> list[str]:
-    keys = [f"$KV.{row.bucket}.{row.pattern}" for row in KEYS if role in row.writers]
+    keys = [f"$KV.{row.bucket}.{row.pattern}" for row in KEYS if role in row.writers + row.removers]
     return keys + [hint.subject for hint in HINTS if role in hint.senders]
 
 
 def _streams(role: str) -> list[str]:
     allowed: list[str] = []
+    allowed += [f"{_API}.STREAM.PURGE.{stream.name}" for stream in (PROMPTS, EVENTS) if role in stream.removers]
     if role in PROMPTS.writers:
-        allowed += [PROMPTS.subject, f"{_API}.STREAM.PURGE.{PROMPTS.name}", f"{_API}.CONSUMER.DELETE.{PROMPTS.name}.*"]
+        allowed += [PROMPTS.subject, f"{_API}.CONSUMER.DELETE.{PROMPTS.name}.*"]
     if role in PROMPTS.readers:
         allowed += [f"{_API}.CONSUMER.MSG.NEXT.{PROMPTS.name}.*", f"$JS.ACK.{PROMPTS.name}.>"]
     if role in PROMPTS.writers + PROMPTS.readers:

@@ -17,12 +17,16 @@ Roles = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of a bucket (`*` matches one part, `>` all that follow) and their writers."""
+    """Keys of a bucket (`*` matches one part, `>` all that follow), their writers, and who else removes them.
+
+    NATS cannot tell a removal from a write, so who may remove a key could write it too.
+    """
 
     bucket: str
     pattern: str
     content: str
     writers: Roles
+    removers: Roles = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Stream:
     subject: str
     writers: Roles
     readers: Roles
+    removers: Roles = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,10 @@ class Records:
 
 
 KEYS: Final = (
-    Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",)),
-    Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`", ("gateway",)),
-    Keys(Buckets.RUNS, "idempotency.key.*", "the run that a submission created", ("gateway",)),
+    Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",), ("conductor",)),
+    Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`, `deleted`", ("gateway", "conductor")),
+    Keys(Buckets.RUNS, "idempotency.key.*", "the run that a submission created", ("gateway",), ("conductor",)),
+    Keys(Buckets.RUNS, "uploads.*.*", "the size of a file that a key uploaded", ("gateway",)),
     Keys(Buckets.RUNS, "*.status", "state, progress, reason of a wait", ("conductor",)),
     Keys(Buckets.RUNS, "*.evaluations", "the newest result on held-out rows", ("conductor",)),
     Keys(Buckets.WORKERS, ">", "presence, loaded version, claims", ("rollout", "trainer")),
@@ -68,7 +74,8 @@ KEYS: Final = (
     Keys(Buckets.HEADS, "*.version", "the newest version", ("weight_store",)),
     Keys(Buckets.HEADS, "*.checkpoint", "the newest durable checkpoint", ("weight_store",)),
     Keys(Buckets.HEADS, "*.term", "the newest trainer's term", ("weight_store",)),
-    Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",)),
+    Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",), ("conductor",)),
+    Keys(Buckets.CONDEMNED, "*", "a blob that no run names", ("weight_store",), ("gateway", "conductor")),
     Keys(Buckets.SESSIONS, "code.*", "a sign-in link, valid once", ("gateway",)),
     Keys(Buckets.SESSIONS, "session.*", "a signed-in browser", ("gateway",)),
 )
@@ -80,6 +87,7 @@ READERS: Final[Mapping[str, Roles]] = {
     Buckets.LEASES: ("conductor", "trainer"),
     Buckets.HEADS: ("conductor", "rollout", "weight_store"),
     Buckets.PROBES: ("rollout",),
+    Buckets.CONDEMNED: ("gateway", "conductor", "weight_store"),
     Buckets.SESSIONS: ("gateway",),
 }
 
@@ -90,8 +98,8 @@ HINTS: Final = (
     Hint("missing.*", "groups that the trainer lacks", ("trainer",), ("conductor",)),
 )
 
-PROMPTS: Final = Stream(PROMPTS_STREAM, "prompts.*", ("conductor",), ("rollout",))
-EVENTS: Final = Stream(EVENTS_STREAM, "events.*", ("conductor", "trainer", "weight_store"), ("gateway",))
+PROMPTS: Final = Stream(PROMPTS_STREAM, "prompts.*", ("conductor",), ("rollout",), ("conductor",))
+EVENTS: Final = Stream(EVENTS_STREAM, "events.*", ("conductor", "trainer", "weight_store"), ("gateway",), ("conductor",))
 
 BUFFER: Final[Mapping[str, Records]] = {
     # Only the buffer's functions append to the log; the commands inside them count as the caller's.
@@ -117,6 +125,7 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
         "gradbus.v1.WeightStoreService/OpenBroadcast": ("trainer",),
         "gradbus.v1.WeightStoreService/JoinBroadcast": ("rollout",),
         "gradbus.v1.WeightStoreService/ListVersions": ("gateway",),
+        "gradbus.v1.WeightStoreService/DeleteRun": ("conductor",),
     },
     "reward": {"gradbus.v1.RewardService/Score": ("conductor",)},
     "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",)},
@@ -124,6 +133,11 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
 
 ROLE_NAMES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")
 """Every role, in the order in which configurations list them. A role that is not here may not be in a row above."""
+
+
+def host_name(role: str) -> str:
+    """The host name of a role's server, which its certificate carries."""
+    return role.replace("_", "-")
 
 
 def callers_of(method: str) -> Roles:

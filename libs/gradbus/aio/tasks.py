@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 _REPEAT_SECONDS = 0.5
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -29,7 +30,18 @@ async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, _Result]]) -> list
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await asyncio.gather(*(cancel_and_wait(task) for task in tasks))
+        await asyncio.gather(*(cancel_and_wait(task) for task in tasks if not task.done()))
+
+
+async def map_bounded(work: Callable[[_Item], Coroutine[Any, Any, _Result]], items: Iterable[_Item], at_a_time: int) -> list[_Result]:
+    """The results of `work` on each item, in order; few calls run at a time. When one fails, see `gather_or_cancel`."""
+    turns = asyncio.Semaphore(at_a_time)
+
+    async def in_turn(item: _Item) -> _Result:
+        async with turns:
+            return await work(item)
+
+    return await gather_or_cancel([in_turn(item) for item in items])
 
 
 async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -1,6 +1,6 @@
 """The training algorithms, without tensors: the conductor, the gateway and the trainer ask the same code."""
 
-from gradbus.algorithms.base import Algorithm, GroupAdvantages, LossSettings, Needs, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, Algorithm, GroupAdvantages, LossSettings, Needs, ScoredSample
 from gradbus.algorithms.registry import (
     ALGORITHMS,
     algorithm_faults,
@@ -12,6 +12,7 @@ from gradbus.algorithms.registry import (
 
 __all__ = [
     "ALGORITHMS",
+    "MAX_REWARD",
     "Algorithm",
     "GroupAdvantages",
     "LossSettings",

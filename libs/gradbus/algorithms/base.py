@@ -5,7 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
+
+MAX_REWARD: Final = 1e6
+"""Bound of |reward|: sums of squares stay finite in float32, and so does an advantage without division by the deviation."""
 
 
 class ScoredSample(Protocol):
@@ -18,7 +21,7 @@ class ScoredSample(Protocol):
 
     @property
     def reward(self) -> float:
-        """Any finite number; a number that is not finite masks the sample."""
+        """A number within ±MAX_REWARD; any other masks the sample."""
         ...
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradbus.algorithms.base import GroupAdvantages, LossSettings, Needs, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, LossSettings, Needs, ScoredSample
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 
@@ -83,7 +83,7 @@ class Grpo:
         scores = [scored.reward for scored in rewards]
         valid = tuple(
             [
-                scored.status == REWARD_STATUS_OK and math.isfinite(score) and not (cut and masks_truncated)
+                scored.status == REWARD_STATUS_OK and abs(score) <= MAX_REWARD and not (cut and masks_truncated)
                 for scored, score, cut in zip(rewards, scores, truncated, strict=True)
             ]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -13,15 +13,18 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, KeyValueConfig, PersistMode, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, BucketNotFoundError, ServerError
 from nats.js.kv import KeyValue
 from opentelemetry.trace import SpanKind
 
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import subjects
+from gradbus.bus.batch import Message, publish_batch
 from gradbus.bus.kv import Bucket
 from gradbus.errors import SettingsError
 from gradbus.telemetry import WireOperation, get_logger, span, trace_headers, traceparent_of
+from gradbus.tls import Identity
 
 _log = get_logger(__name__)
 _TTL_SECONDS = {
@@ -29,6 +32,7 @@ _TTL_SECONDS = {
     subjects.Buckets.LEASES: subjects.LEASE_TTL_SECONDS,
     subjects.Buckets.SESSIONS: subjects.SESSION_TTL_SECONDS,
 }
+_DUPLICATE_SECONDS = 120.0
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
 _NATS_GIB = 3
@@ -46,6 +50,8 @@ class BusSettings:
     password: str = ""
     clustered: bool = False
     """Whether NATS is a cluster. Reads of keys then go to the leader, and the task queue is written synchronously, as replication needs."""
+    identity: Identity | None = None
+    """Shown to a server whose address begins with `tls:`."""
 
 
 class Bus:
@@ -63,38 +69,18 @@ class Bus:
 
         Raises SettingsError when NATS does not answer within `wait_seconds`.
         """
-        client = Client()
-
-        async def attempt() -> None:
-            while True:
-                try:
-                    await client.connect(
-                        settings.url,
-                        user=settings.user or None,
-                        password=settings.password or None,
-                        name=name,
-                        inbox_prefix=subjects.inbox(settings.user),
-                        connect_timeout=2,
-                        reconnect_time_wait=0.1,  # type: ignore[arg-type] # a float works, the hint says int,
-                        max_reconnect_attempts=-1,
-                        ping_interval=10,
-                        error_cb=_report,
-                    )
-                    return
-                except (OSError, NatsError, TimeoutError) as error:
-                    _log.info("nats_unreachable", url=settings.url, error=str(error))
-                    await asyncio.sleep(0.2)
-
+        bus = cls(Client(), settings)
+        opening = asyncio.create_task(bus._open(name), name="connect to NATS")
         try:
-            async with asyncio.timeout(wait_seconds):
-                await attempt()
-                bus = cls(client, settings)
-                await bus._make_streams()
-        except TimeoutError:
-            raise SettingsError(
-                f"NATS at {settings.url} did not answer in {wait_seconds:.0f} s; start it, or set GRADBUS_NATS_URL"
-            ) from None
-        return bus
+            await asyncio.wait({opening}, timeout=wait_seconds)
+            if opening.done():
+                with contextlib.suppress(TimeoutError):
+                    opening.result()
+                    return bus
+        finally:
+            await cancel_and_wait(opening)
+        reason = f" ({bus.client.last_error})" if bus.client.last_error else ""
+        raise SettingsError(f"NATS at {settings.url} did not answer in {wait_seconds:.0f} s{reason}; start it, or set GRADBUS_NATS_URL")
 
     async def bucket(self, name: str) -> Bucket:
         """The key-value bucket, which is made if it is missing. Waits while NATS does not answer."""
@@ -111,13 +97,19 @@ class Bus:
         except BucketNotFoundError:
             # Direct reads cost a third. In a cluster they may be answered by a replica that is behind.
             direct = not self._settings.clustered
-            config = KeyValueConfig(bucket=name, history=1, ttl=_TTL_SECONDS.get(name), storage=StorageType.FILE, direct=direct)
-            return await self.jetstream.create_key_value(config)
+            with contextlib.suppress(BadRequestError):  # another release made it at this moment, with another configuration
+                await self.jetstream.add_stream(_bucket_config(name, direct=direct))
+            return await self.jetstream.key_value(name)
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Sends a core message, which arrives at most once. It carries the current trace context."""
         with _operation("send", subjects.template(subject)).measured(len(payload)):
             await self.client.publish(subject, payload, headers=trace_headers())
+
+    async def publish_batch(self, messages: Sequence[Message]) -> None:
+        """Stores messages of one stream by one synced write, all of them or none. Raises APIError if the server refuses one of them."""
+        with _operation("send", subjects.template(messages[0].subject)).measured(sum(len(one.payload) for one in messages), len(messages)):
+            await publish_batch(self.client, messages)
 
     @asynccontextmanager
     async def subscribed(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[None]:
@@ -146,6 +138,32 @@ class Bus:
             with contextlib.suppress(NatsError, TimeoutError):
                 await self.client.flush(_FLUSH_SECONDS)
             await self.client.close()
+
+    async def _open(self, name: str) -> None:
+        settings = self._settings
+        tls = settings.identity.client_context() if settings.identity and settings.url.startswith("tls:") else None
+        while True:
+            try:
+                await self.client.connect(
+                    settings.url,
+                    user=settings.user or None,
+                    password=settings.password or None,
+                    name=name,
+                    tls=tls,
+                    # Otherwise the client would ask the server, in plain text, whether it wants TLS.
+                    tls_handshake_first=tls is not None,
+                    inbox_prefix=subjects.inbox(settings.user),
+                    connect_timeout=2,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type] # a float works, the hint says int,
+                    max_reconnect_attempts=-1,
+                    ping_interval=10,
+                    error_cb=_report,
+                )
+                break
+            except (OSError, NatsError, TimeoutError) as error:
+                _log.info("nats_unreachable", url=settings.url, error=str(error))
+                await asyncio.sleep(0.2)
+        await self._make_streams()
 
     async def _make_streams(self) -> None:
         queue = StreamConfig(
@@ -181,6 +199,25 @@ class Bus:
                     f"NATS has no room for the stream {config.name} ({error.description}): it uses at most three quarters of the space "
                     f"that was free on its volume when it started; free {_NATS_GIB} GiB there and start it again"
                 ) from None
+
+
+def _bucket_config(name: str, *, direct: bool) -> StreamConfig:
+    """The stream of a key-value bucket as every client makes it, and also open to batches, which the client library cannot ask for."""
+    ttl = _TTL_SECONDS.get(name)
+    return StreamConfig(
+        name=f"KV_{name}",
+        subjects=[f"$KV.{name}.>"],
+        max_msgs_per_subject=1,
+        max_age=ttl,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        duplicate_window=min(ttl or _DUPLICATE_SECONDS, _DUPLICATE_SECONDS),
+        deny_delete=True,
+        allow_rollup_hdrs=True,
+        allow_direct=direct,
+        allow_msg_ttl=True,
+        allow_atomic=True,
+    )
 
 
 @cache

@@ -12,13 +12,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from google.protobuf.message import DecodeError
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError
+from pydantic_core import from_json
 
 from gradbus.bus import subjects
+from gradbus.bus.batch import Message
 from gradbus.bus.connection import Bus
 from gradbus.telemetry import WireOperation, get_logger
 from gradbus.v1.event_pb2 import EventLevel, RunEvent
@@ -27,6 +31,8 @@ _log = get_logger(__name__)
 _FLUSH_SECONDS = 0.2
 _ATTEMPTS = 3
 _MAX_WAITING = 10_000
+_MAX_BYTES = 2 << 20
+_CUT_CHARACTERS = 10_000
 _STORE_SECONDS = 3.0
 _SILENCE_SECONDS = 2.0
 _STORE = WireOperation(
@@ -39,6 +45,8 @@ _LEVELS: dict[Level, EventLevel] = {
     "error": EventLevel.EVENT_LEVEL_ERROR,
 }
 _NAMES: dict[int, Level] = {int(value): name for name, value in _LEVELS.items()}
+_MAX_UNIX_NS = 4 * 10**18
+"""In the year 2096: a later time is a corrupt one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,9 @@ class EventLog:
             data_json=json.dumps(data or {}),
             created_unix_ns=time.time_ns(),
         )
+        if event.ByteSize() > _MAX_BYTES:  # NATS would refuse it for ever, and with it every later event
+            _log.warning("event_cut", run_id=self._run_id, type=type_, bytes=event.ByteSize())
+            event.message, event.data_json = message[:_CUT_CHARACTERS], "{}"
         if len(self._waiting) >= _MAX_WAITING:
             _log.error("event_lost", run_id=self._run_id, type=type_, reason="NATS has not taken events for too long")
             return
@@ -94,6 +105,13 @@ class EventLog:
                     await asyncio.wait_for(asyncio.gather(*stored), _STORE_SECONDS)
                 del self._waiting[: len(batch)]
 
+    def take(self) -> list[Message]:
+        """The queued events, which the caller stores, together with those of other runs."""
+        subject = subjects.events(self._run_id)
+        taken = [Message(subject, payload, {"Nats-Msg-Id": key}) for key, payload in self._waiting]
+        self._waiting.clear()
+        return taken
+
     async def wait_until_stored(self) -> None:
         """Waits until every queued event is stored, also while NATS does not answer."""
         while self._waiting:
@@ -107,6 +125,10 @@ class EventLog:
         while self._waiting:
             await asyncio.sleep(_FLUSH_SECONDS)
             await self.wait_until_stored()
+
+    async def remove(self) -> None:
+        """Removes every event of the run."""
+        await self._bus.jetstream.purge_stream(subjects.EVENTS_STREAM, subject=subjects.events(self._run_id))
 
     async def read(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """Up to `limit` events with a sequence above `after`, oldest first."""
@@ -153,7 +175,7 @@ class EventLog:
                     continue
                 # A full stream drops its oldest events while it is read, so fewer may come than were counted.
                 left = min(left - 1, message.metadata.num_pending or 0)
-                yield _event(message.metadata.sequence.stream, message.data)
+                yield _event(message)
         finally:
             await self._remove(subscription)
 
@@ -165,7 +187,16 @@ class EventLog:
             await self._bus.jetstream.delete_consumer(subjects.EVENTS_STREAM, info.name)
 
 
-def _event(sequence: int, payload: bytes) -> Event:
-    event = RunEvent.FromString(payload)
-    level = _NAMES.get(event.level, "info")
-    return Event(sequence, event.type, level, event.message, json.loads(event.data_json or "{}"), event.created_unix_ns)
+def _event(message: Msg) -> Event:
+    """The event in a message; one of the type `unreadable` in place of a message that holds none."""
+    sequence = message.metadata.sequence.stream
+    try:
+        event = RunEvent.FromString(message.data)
+        data = from_json(event.data_json or "{}")
+        if not isinstance(data, dict) or not 0 <= event.created_unix_ns < _MAX_UNIX_NS:
+            raise ValueError("its data is not an object, or its time is out of range")
+    except (DecodeError, ValueError) as error:
+        _log.warning("event_unreadable", subject=message.subject, sequence=sequence, error=f"{type(error).__name__}: {error}")
+        text = "this event cannot be read; the other events of the run are not affected"
+        return Event(sequence, "unreadable", "warning", text, {}, int(message.metadata.timestamp.timestamp() * 1e9))
+    return Event(sequence, event.type, _NAMES.get(event.level, "info"), event.message, data, event.created_unix_ns)

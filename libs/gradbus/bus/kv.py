@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from gradbus.aio.tasks import background
+from gradbus.bus.batch import Message
+from gradbus.bus.subjects import MARKER_TTL_SECONDS
 from gradbus.bus.view import View
 from gradbus.errors import GradbusError
 from gradbus.telemetry import WireOperation
@@ -67,6 +70,10 @@ class Bucket:
         except KeyWrongLastSequenceError:
             raise Conflict(f"key {key} exists; read it again") from None
 
+    def creation(self, key: str, value: bytes) -> Message:
+        """The write of a new key, for `Bus.publish_batch`, which is refused if the key exists or existed."""
+        return Message(f"$KV.{self._name}.{key}", value, {"Nats-Expected-Last-Subject-Sequence": "0"})
+
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Replaces the value of a key. Raises Conflict if `revision` is not its newest."""
         try:
@@ -83,6 +90,33 @@ class Bucket:
             if error.err_code not in _WRONG_REVISION:
                 raise
             raise Conflict(f"key {key} changed; read it again") from None
+
+    async def purge(self, key: str, revision: int | None = None) -> None:
+        """Removes a key that is not used again: even its marker goes, after an hour. No error if there is none.
+
+        Raises Conflict if `revision` is given and is not its newest.
+        """
+        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+        if revision is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
+        try:
+            with _WRITE.measured():
+                await self._jetstream.publish(f"$KV.{self._name}.{key}", b"", headers=headers, msg_ttl=MARKER_TTL_SECONDS)
+        except APIError as error:
+            if error.err_code not in _WRONG_REVISION:
+                raise
+            raise Conflict(f"key {key} changed; read it again") from None
+
+    async def put_for(self, key: str, value: bytes, seconds: float) -> None:
+        """Writes a key that expires. A view does not notice that."""
+        with _WRITE.measured(len(value)):
+            await self._jetstream.publish(f"$KV.{self._name}.{key}", value, msg_ttl=seconds)
+
+    async def created(self) -> datetime:
+        """When the bucket was made."""
+        info = await self._jetstream.stream_info(f"KV_{self._name}")
+        assert info.created is not None  # noqa: S101 - the server always sends it
+        return info.created
 
     def snapshot(self, pattern: str = ">") -> View:
         """A copy of the keys that match `pattern`, as of its last `read`."""

@@ -23,6 +23,8 @@ class Buckets:
     """`<run>`: digest of a fixed probe, created by the run's first rollout worker."""
     HEADS: Final = "heads"
     """`<run>.version` (WeightManifest), `<run>.checkpoint` (CheckpointHead) and `<run>.term`; only the weight store writes."""
+    CONDEMNED: Final = "condemned"
+    """`<hex of the digest>`: a blob that no run names and that the weight store deletes after a while, unless somebody keeps it."""
     SESSIONS: Final = "sessions"
     """`code.<hash>` and `session.<hash>`: users signed in to the web UI; expire after `SESSION_TTL_SECONDS`."""
 
@@ -30,6 +32,8 @@ class Buckets:
 WORKER_TTL_SECONDS: Final = 6.0
 LEASE_TTL_SECONDS: Final = 10.0
 SESSION_TTL_SECONDS: Final = 12 * 3600.0
+MARKER_TTL_SECONDS: Final = 3600.0
+"""How long a purged key leaves a marker: longer than any view goes without reading the whole bucket."""
 
 
 def template(subject: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +14,7 @@ from typing import Final
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.errors import NotFoundError
 
 from gradbus.errors import GradbusError
 from gradbus.telemetry import get_logger
@@ -22,13 +25,18 @@ RESYNC_SECONDS = 2.0
 """A watch may end without an error (a lost connection, a bucket that was made again): every view reads again this often."""
 _SMALL_KEYS: Final = 64
 """A view of fewer keys is read as a whole each time; of a larger view only changes are read, and everything this often:"""
-_FULL_READ_SECONDS: Final = 60.0
+_FULL_READ_SECONDS: Final = 600.0
+_FULL_READ_SHARE: Final = 0.01
+"""Share of a view's time that may be spent on reading everything: a bucket that takes longer is read as a whole less often."""
 _RESYNC_SHARE: Final = 0.05
 """Share of a view's time that may be spent on reading again: a large bucket is read less often."""
 _MAX_RESYNC_SECONDS: Final = 10.0
 """The longest pause, however long reading took: a slow server may be in trouble, and a view must not stay old then."""
 _FILL_SECONDS: Final = 2.0
+_CATCH_UP_SECONDS: Final = 5.0
 _INACTIVE_SECONDS: Final = 4.0
+_BATCH: Final = 256
+"""Changes that are applied before other tasks have their turn."""
 _OPERATION: Final = "KV-Operation"
 _MARKER: Final = "Nats-Marker-Reason"
 
@@ -47,7 +55,10 @@ class _Change:
 
 
 class View:
-    """A copy of the keys that match a pattern. Level-triggered: wait for `changed`, read `entries`, count no changes."""
+    """A copy of the keys that match a pattern. Level-triggered: wait for `changed`, read `entries`, count no changes.
+
+    An index of many keys listens instead: its work then follows the number of changes, not the number of keys.
+    """
 
     def __init__(self, jetstream: JetStreamContext, bucket: str, pattern: str, *, expires: bool = False) -> None:
         """`expires`: keys of the bucket have a time to live; a watch does not report that they expire."""
@@ -58,7 +69,9 @@ class View:
         self._entries: dict[str, bytes] = {}
         self._newest = 0
         self._created: datetime | None = None
-        self._full_read_at = 0.0
+        self._full_read_due = 0.0
+        self._advanced = asyncio.Event()
+        self._listeners: list[Callable[[str], None]] = []
         self.changed = asyncio.Event()
         self.filled = asyncio.Event()
 
@@ -70,6 +83,22 @@ class View:
     def get(self, key: str) -> bytes | None:
         """The value of `key`, as last seen."""
         return self._entries.get(key)
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with every key that the view holds, and then with each key that changes. It must not raise."""
+        self._listeners.append(listener)
+        for key in tuple(self._entries):
+            listener(key)
+
+    async def catch_up(self) -> None:
+        """Returns once the view shows every write that NATS stored before the call. Raises an error of NATS, or TimeoutError."""
+        try:
+            newest = await self._jetstream.get_last_msg(f"KV_{self._bucket}", f"$KV.{self._bucket}.{self._pattern}")
+        except NotFoundError:
+            return
+        async with asyncio.timeout(_CATCH_UP_SECONDS):
+            while self._newest < (newest.seq or 0):
+                await self._advanced.wait()
 
     async def read(self) -> None:
         """Reads the bucket once, for a view without `follow`. Raises GradbusError when the server stops answering."""
@@ -94,10 +123,8 @@ class View:
             await self._fill(watch, after)
             pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
             deadline = clock() + max(RESYNC_SECONDS, pause)
-            while (left := deadline - clock()) > 0 and (change := await watch.next(left)):
-                _apply(change, self._entries)
-                self._newest = change.sequence
-                self.changed.set()
+            while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
+                self._apply(changes)
 
     async def _unchanged_up_to(self) -> int:
         """Sequence after which to read changes; 0 to read everything."""
@@ -106,58 +133,86 @@ class View:
         info = await self._jetstream.stream_info(f"KV_{self._bucket}")
         is_known = info.created == self._created and info.state.last_seq >= self._newest
         self._created = info.created
-        is_due = asyncio.get_running_loop().time() - self._full_read_at > _FULL_READ_SECONDS
+        is_due = asyncio.get_running_loop().time() > self._full_read_due
         return self._newest if is_known and not is_due else 0
 
     async def _fill(self, watch: _Watch, after: int) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         changes = await watch.backlog()
-        fresh = dict(self._entries) if after else {}
-        for change in changes:
-            _apply(change, fresh)
-            self._newest = change.sequence
         if not after:
-            self._full_read_at = asyncio.get_running_loop().time()
-        if fresh != self._entries:
-            self._entries = fresh
-            self.changed.set()
+            self._full_read_due = clock() + max(_FULL_READ_SECONDS, (clock() - began) / _FULL_READ_SHARE)
+            found = {change.key for change in changes}
+            gone = [_Change(key, None, self._newest) for key in self._entries if key not in found]
+            changes = gone + changes
+        for first in range(0, len(changes), _BATCH):
+            self._apply(changes[first : first + _BATCH])
+            await asyncio.sleep(0)
         self.filled.set()
+
+    def _apply(self, changes: Sequence[_Change]) -> None:
+        for change in changes:
+            self._newest = change.sequence
+            if self._entries.get(change.key) == change.value:
+                continue
+            if change.value is None:
+                del self._entries[change.key]
+            else:
+                self._entries[change.key] = change.value
+            self.changed.set()
+            for listener in self._listeners:
+                listener(change.key)
+        self._advanced.set()
+        self._advanced = asyncio.Event()
 
 
 class _Watch:
     """The messages of an ordered consumer, checked for gaps."""
 
-    def __init__(self, subscription: JetStreamContext.PushSubscription, prefix: str) -> None:
-        self._subscription = subscription
+    def __init__(self, prefix: str) -> None:
         self._prefix = prefix
+        self._messages: deque[Msg] = deque()
+        self._arrived = asyncio.Event()
         self._received = 0
         self._pending = 0
+        self.expected = 0
+        """Messages that the server had for the consumer when it was asked."""
+
+    async def take(self, message: Msg) -> None:
+        """Takes a message from the connection; waiting for each of many messages would be most of the work."""
+        self._messages.append(message)
+        self._arrived.set()
 
     async def backlog(self) -> list[_Change]:
         """All changes up to now. Raises _WatchInterrupted when the messages stop."""
-        # The answer may overtake messages: count delivered ones too, not only pending ones.
-        info: ConsumerInfo = await self._subscription.consumer_info()
-        expected = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
         changes: list[_Change] = []
         # A key that is written meanwhile loses its old message, so fewer may come: then none is pending.
-        while self._received < expected and not (self._received and self._pending == 0):
-            change = await self.next(_FILL_SECONDS)
-            if change is None:
-                raise _WatchInterrupted(f"{self._received} of {expected} keys arrived")
-            changes.append(change)
+        while self._received < self.expected and not (self._received and self._pending == 0):
+            found = await self.next(_FILL_SECONDS)
+            if not found:
+                raise _WatchInterrupted(f"{self._received} of {self.expected} keys arrived")
+            changes += found
         return changes
 
-    async def next(self, seconds: float) -> _Change | None:
-        """The next change, or None after `seconds`. Raises _WatchInterrupted when a change before it is missing."""
-        try:
-            message = await self._subscription.next_msg(timeout=seconds)
-        except TimeoutError:
-            return None
+    async def next(self, seconds: float) -> list[_Change]:
+        """The next changes, as soon as there is one; none after `seconds`. Raises _WatchInterrupted when one before them is missing."""
+        if self._messages:
+            await asyncio.sleep(0)  # many changes must not keep other tasks waiting
+        else:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
+        return [self._change(self._messages.popleft()) for _ in range(min(_BATCH, len(self._messages)))]
+
+    def _change(self, message: Msg) -> _Change:
         self._received += 1
-        if message.metadata.sequence.consumer != self._received:
+        metadata = message.metadata
+        if metadata.sequence.consumer != self._received:
             raise _WatchInterrupted(f"change {self._received} is missing")
-        self._pending = message.metadata.num_pending or 0
+        self._pending = metadata.num_pending or 0
         value = None if _is_removal(message) else message.data
-        return _Change(message.subject.removeprefix(self._prefix), value, message.metadata.sequence.stream)
+        return _Change(message.subject.removeprefix(self._prefix), value, metadata.sequence.stream)
 
 
 @asynccontextmanager
@@ -167,24 +222,22 @@ async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, afte
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
     else:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+    watch = _Watch(prefix)
     subscription = await jetstream.subscribe(
         prefix + pattern,
         stream=f"KV_{bucket}",
+        cb=watch.take,
         ordered_consumer=True,
         config=config,
         inactive_threshold=_INACTIVE_SECONDS,
     )
     try:
-        yield _Watch(subscription, prefix)
+        # The answer may overtake messages: count delivered ones too, not only pending ones.
+        info: ConsumerInfo = await subscription.consumer_info()
+        watch.expected = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
+        yield watch
     finally:
         await subscription.unsubscribe()
-
-
-def _apply(change: _Change, entries: dict[str, bytes]) -> None:
-    if change.value is None:
-        entries.pop(change.key, None)
-    else:
-        entries[change.key] = change.value
 
 
 def _is_removal(message: Msg) -> bool:

@@ -1,26 +1,26 @@
-"""The command `gradbus`: its subcommands, with errors as plain text."""
+"""The command `gradbus`: its subcommands, with errors as text or JSON."""
 
 from __future__ import annotations
 
-import os
 import sys
+from typing import Annotated
 
 import typer
 
-from gradbus.cli import inspect, keys, runs, stack
+from gradbus.cli import delete, events, inspect, keys, runs, stack, status
+from gradbus.cli.output import discard_output, print_error, wants_json
 from gradbus.errors import GradbusError
 
 app = typer.Typer(
     name="gradbus",
     help="Reinforcement-learning post-training of language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 _VERBS = {
-    "This machine": (stack.up, stack.down, stack.status),
-    "Runs": (runs.run, runs.pause, runs.resume, runs.cancel, runs.export),
-    "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.events),
+    "This machine": (stack.up, stack.down, status.status),
+    "Runs": (runs.run, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
+    "Inspect": (inspect.runs, inspect.show, inspect.samples, events.events),
 }
 for _panel, _functions in _VERBS.items():
     for _function in _functions:
@@ -29,17 +29,46 @@ app.command("open", rich_help_panel="Inspect")(inspect.open_web_ui)  # `open` it
 app.add_typer(keys.app, name="keys", rich_help_panel="This machine")
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gradbus {version('gradbus')}")
+        raise typer.Exit
+
+
+@app.callback()
+def gradbus(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models."""
+
+
 def main() -> None:
-    """Runs the command. Expected errors end with status 2 and without a traceback."""
+    """Runs the command. Expected errors end with status 2 and without a traceback, Ctrl-C with 130, a closed pipe in silence."""
+    status_code = _run()
     try:
-        app()
-    except GradbusError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; nothing more can be printed, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        discard_output()
+    sys.exit(status_code)
+
+
+def _run() -> int | str | None:
+    try:
+        # With --json the parser's own errors are raised, instead of printed as a drawing.
+        return app(standalone_mode=not wants_json()) or 0
+    except GradbusError as error:
+        print_error(error)
+        return 2
+    except typer.TyperException as error:
+        print_error(error)
+        return 2
+    except BrokenPipeError:
+        discard_output()
+        return 0
+    except SystemExit as ended:
+        return ended.code
 
 
 if __name__ == "__main__":

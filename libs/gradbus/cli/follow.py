@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.cli.format import progress_line
+from gradbus.cli.output import print_json_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +39,23 @@ def follow_run(client: Client, run_id: str, option: str | None = "") -> int:
             raise
         print(f"\nthe run goes on; `gradbus show {run_id} --follow{option}` follows it, `gradbus cancel {run_id}{option}` cancels it")
         return 130
-    print(f"run {run_id} {last['state']}" + (f": {last['reason']}" if last["reason"] else ""))
+    print(f"run {run_id} {last['state']}" + (f": {printable(last['reason'])}" if last["reason"] else ""))
     if last["state"] == "succeeded" and option is not None:
         print(f"export the model: gradbus export {run_id} DIR{option}")
     return _EXIT[last["state"]]
+
+
+def follow_run_as_json(client: Client, run_id: str) -> int:
+    """Prints the run as one line of JSON whenever it changes, until it ends. Returns its exit status, as `follow_run`."""
+    client.retries = replace(client.retries, seconds=_SILENCE_SECONDS)
+    run: Json = {}
+    shown: Json = {}
+    for run in _snapshots(client, run_id, _POLL_SECONDS):
+        summary = {name: value for name, value in run.items() if name != "spec"}
+        if summary != shown:
+            print_json_line(summary)
+            shown = summary
+    return _EXIT[run["state"]]
 
 
 def _live(client: Client, run_id: str) -> Json:
@@ -77,8 +92,8 @@ def _lines(client: Client, run_id: str) -> Json:
 def _problem(run: Json) -> str:
     """The reason for which an active run waits or has a problem; empty for a run that ended, whose reason is printed last."""
     if run["waiting_for"]:
-        return f"waits for {run['waiting_for']}"
-    return "" if run["state"] in _EXIT else str(run["reason"])
+        return f"waits for {printable(run['waiting_for'])}"
+    return "" if run["state"] in _EXIT else printable(run["reason"])
 
 
 def _snapshots(client: Client, run_id: str, seconds: float) -> Iterator[Json]:

@@ -1,4 +1,4 @@
-"""Subcommands that only read: runs, show, samples, events, open."""
+"""Subcommands that only read: runs, show, samples, open."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import typer
 
 from gradbus.cli.format import figures, number, run_line
 from gradbus.cli.options import RunId, State, connect, find_run, state_option
-
-_CHARTED = ("reward", "loss", "entropy", "grad_norm")
-AsJson = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as JSON.")]
+from gradbus.cli.output import AsJson, print_json, print_notice, printable
 
 
 def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
@@ -21,7 +19,7 @@ def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJ
     with connect(state) as client:
         page = client.runs(limit=limit)
     if as_json:
-        _print_json(page)
+        print_json(page)
         return
     for run in page["data"]:
         typer.echo(run_line(run))
@@ -40,17 +38,19 @@ def show(
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
         if follow:
-            from gradbus.cli.follow import follow_run
+            from gradbus.cli.follow import follow_run, follow_run_as_json
 
+            if as_json:
+                raise typer.Exit(follow_run_as_json(client, run["id"]))
             raise typer.Exit(follow_run(client, run["id"], state_option(state)))
     if as_json:
-        _print_json(run)
+        print_json(run)
         return
     typer.echo(f"{run['id']}  {run['name']}")
     typer.echo(f"state       {run['state']} (requested: {run['desired']})")
     for label in ("reason", "waiting_for"):
         if run[label]:
-            typer.echo(f"{label.replace('_', ' '):<12}{run[label]}")
+            typer.echo(f"{label.replace('_', ' '):<12}{printable(run[label])}")
     typer.echo(f"progress    {figures(run)}")
     typer.echo(f"created     {run['created_at']}   finished {run['finished_at'] or '-'}")
     typer.echo("spec")
@@ -73,7 +73,7 @@ def samples(
             query["step"] = max(0, run["progress"]["step"] - 1)
         page = client.samples(run["id"], **{name: value for name, value in query.items() if value is not None})
     if as_json:
-        _print_json(page)
+        print_json(page)
         return
     for sample in page["data"]:
         _print_sample(sample)
@@ -82,65 +82,36 @@ def samples(
     _print_more_hint(page, "raise --limit to see them")
 
 
-def events(
-    run_id: RunId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events until the run ends.")] = False,
-    after: Annotated[int, typer.Option(min=0, help="Only events after this id.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    state: State = None,
-) -> None:
-    """Show a run's events."""
-    with connect(state) as client:
-        found = find_run(client, run_id)["id"]
-        page = {} if follow else client.events(found, after, limit)
-        for event in client.follow_events(found, after) if follow else page["data"]:
-            typer.echo(json.dumps(event) if as_json else _event_line(event))
-    if not follow and not page["data"]:
-        typer.echo("no events yet", err=True)
-    _print_more_hint(page, f"`gradbus events {found} --after {page.get('next_after')}{state_option(state)}` shows them")
-
-
 def open_web_ui(
     run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Run to open: its id, its name or `last`.")] = None,
     browser: Annotated[bool, typer.Option(help="Also open the link in a browser.")] = True,
     state: State = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print a sign-in link to the web UI. It works once, within two minutes."""
     with connect(state) as client:
         link = client.sign_in_link(find_run(client, run_id)["id"] if run_id else "")
-    typer.echo(link)
+    print_json({"object": "sign_in", "link": link}) if as_json else typer.echo(link)
     if browser and sys.stdout.isatty() and _has_desktop():
         import webbrowser
 
         webbrowser.open(link)
 
 
-def _event_line(event: dict[str, Any]) -> str:
-    mark = "" if event["level"] == "info" else f"{event['level'].upper()} "
-    charted = [f"  {name} {number(event['data'].get(name))}" for name in _CHARTED] if event["type"] == "metrics" else []
-    return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{event['message']}{''.join(charted)}"
-
-
 def _print_sample(sample: dict[str, Any]) -> None:
     versions = ", ".join(f"{span['version']}" for span in sample["versions"])
-    parts = "".join(f"  {name} {number(value)}" for name, value in sample["components"].items())
+    parts = "".join(f"  {printable(name)} {number(value)}" for name, value in sample["components"].items())
     step = "" if sample["step"] is None else f"step {sample['step']}  "
     typer.echo(f"{sample['id']}  {step}version {versions}  reward {number(sample['reward'])}{parts}  {sample['verdict']}")
     typer.echo(f"  prompt   {sample['prompt']!r}")
     typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
     if sample["reason"]:
-        typer.echo(f"  reason   {sample['reason']}")
+        typer.echo(f"  reason   {printable(sample['reason'])}")
 
 
 def _print_more_hint(page: dict[str, Any], how: str) -> None:
-    """Prints to standard error, so that piped output has only the requested data."""
-    if page.get("has_more"):
-        typer.echo(f"there are more entries; {how}", err=True)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    if page["has_more"]:
+        print_notice(f"there are more entries; {how}")
 
 
 def _has_desktop() -> bool:

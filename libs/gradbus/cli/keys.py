@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradbus.cli.options import State
+from gradbus.cli.output import AsJson, print_json
 from gradbus.errors import StackError
+
+if TYPE_CHECKING:
+    from gradbus.access.api_keys import ApiKeyRecord
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True, pretty_exceptions_enable=False)
 KeysFile = Annotated[Path | None, typer.Option("--file", help="Keys file; default: the embedded stack's.", show_default=False)]
@@ -23,6 +27,7 @@ def create(
     ] = None,
     file: KeysFile = None,
     state: State = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a key and print its token, which is shown only once. It is valid at once."""
     from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
@@ -30,20 +35,26 @@ def create(
     path = _file(file, state)
     token, record = new_api_key(name, scopes or ["runs:read"])
     write_api_keys(path, [*(read_api_keys(path) if path.exists() else []), record])
-    typer.echo(token)
+    print_json({"object": "key", **_shown(record), "token": token}) if as_json else typer.echo(token)
 
 
 @app.command("list")
-def list_keys(file: KeysFile = None, state: State = None) -> None:
+def list_keys(file: KeysFile = None, state: State = None, as_json: AsJson = False) -> None:
     """List keys. Their tokens are not stored."""
     from gradbus.access.api_keys import read_api_keys
 
-    for record in read_api_keys(_file(file, state)):
+    records = read_api_keys(_file(file, state))
+    if as_json:
+        print_json({"object": "list", "data": [{"object": "key", **_shown(record)} for record in records]})
+        return
+    for record in records:
         typer.echo(f"{record.id}  {record.name:<24}  {' '.join(record.scopes)}")
 
 
 @app.command()
-def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile = None, state: State = None) -> None:
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile = None, state: State = None, as_json: AsJson = False
+) -> None:
     """Revoke a key."""
     from gradbus.access.api_keys import read_api_keys, write_api_keys
     from gradbus.errors import SettingsError
@@ -54,7 +65,11 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")], file: KeysFile 
     if len(kept) == len(records):
         raise SettingsError(f"{path} has no key {key_id!r}; `gradbus keys list` shows them")
     write_api_keys(path, kept)
-    typer.echo(f"revoked {key_id}")
+    print_json({"object": "key", "id": key_id, "revoked": True}) if as_json else typer.echo(f"revoked {key_id}")
+
+
+def _shown(record: ApiKeyRecord) -> dict[str, object]:
+    return {"id": record.id, "name": record.name, "scopes": list(record.scopes)}
 
 
 def _file(file: Path | None, state: Path | None) -> Path:

@@ -2,66 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from gradbus.cli.options import RunId, State, connect, find_run, state_option
+from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
+from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line
+from gradbus.errors import SettingsError
 
 
 def run(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit status 0 succeeded, 1 failed, 3 cancelled.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have everything checked, and create no run.")] = False,
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None,
     state: State = None,
+    as_json: JsonLines = False,
 ) -> None:
     """Submit a run. Uploads the model, data and grader files that the spec names."""
     from gradbus.client import load_spec
 
+    if dry_run and follow:
+        raise SettingsError("--dry-run creates no run that --follow could follow; leave one of them out")
     body = load_spec(spec, changes or ())
     with connect(state) as client:
-        submitted = client.submit(body, spec.parent)
-        typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
-        if not follow:
-            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(state)}")
+        if dry_run:
+            checked = client.check(body, spec.parent)
+            print_json_line(checked) if as_json else typer.echo(f"the spec of {checked['spec']['name']} is valid; no run was created")
             return
-        from gradbus.cli.follow import follow_run
+        submitted = client.submit(body, spec.parent)
+        if as_json:
+            print_json_line(submitted)
+        else:
+            typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
+        if follow:
+            from gradbus.cli.follow import follow_run, follow_run_as_json
 
-        raise typer.Exit(follow_run(client, submitted["id"], state_option(state)))
+            if as_json:
+                raise typer.Exit(follow_run_as_json(client, submitted["id"]))
+            raise typer.Exit(follow_run(client, submitted["id"], state_option(state)))
+        if not as_json:
+            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(state)}")
 
 
-def pause(run_id: RunId, state: State = None) -> None:
+def pause(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:
     """Pause a run within two steps."""
     with connect(state) as client:
-        _print_state(client.pause(find_run(client, run_id)["id"]))
+        _print_run(client.pause(find_run(client, run_id)["id"]), as_json)
 
 
-def resume(run_id: RunId, state: State = None) -> None:
+def resume(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:
     """Resume a paused run."""
     with connect(state) as client:
-        _print_state(client.resume(find_run(client, run_id)["id"]))
+        _print_run(client.resume(find_run(client, run_id)["id"]), as_json)
 
 
-def cancel(run_id: RunId, state: State = None) -> None:
+def cancel(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:
     """Cancel a run. It cannot be resumed."""
     with connect(state) as client:
-        _print_state(client.cancel(find_run(client, run_id)["id"]))
+        _print_run(client.cancel(find_run(client, run_id)["id"]), as_json)
 
 
-def export(
-    run_id: RunId,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the Hugging Face model into.")],
-    version: Annotated[int | None, typer.Option(help="Policy version; default: the newest.")] = None,
-    adapters: Annotated[bool, typer.Option("--adapters", help="Write only the LoRA adapters, as a folder that peft loads.")] = False,
-    state: State = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `gradbus export`."""
+
+    run_id: RunId
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder to write the Hugging Face model into.")]
+    version: Annotated[int | None, typer.Option(min=0, help="Policy version; default: the newest.")] = None
+    adapters: Annotated[bool, typer.Option("--adapters", help="Write only the LoRA adapters, as a folder that peft loads.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a folder that is not empty; its other files stay.")] = False
+    state: State = None
+    as_json: AsJson = False
+
+
+@taking(ExportOptions)
+def export(options: ExportOptions) -> None:
     """Export a trained model as a folder that transformers loads."""
-    with connect(state) as client:
-        written = client.export(find_run(client, run_id)["id"], folder, version, adapters)
+    with connect(options.state) as client:
+        run_id = find_run(client, options.run_id)["id"]
+        written = client.export(run_id, options.folder, options.version, adapters=options.adapters, overwrite=options.overwrite)
+    if options.as_json:
+        print_json({**written, "folder": str(options.folder.absolute())})
+        return
     kind = "final version" if written["final"] else "version"
-    typer.echo(f"wrote {kind} {written['version']} of {written['run_id']} to {folder} ({len(written['files'])} files)")
+    typer.echo(f"wrote {kind} {written['version']} of {written['run_id']} to {options.folder} ({len(written['files'])} files)")
 
 
-def _print_state(answer: dict[str, object]) -> None:
-    typer.echo(f"run {answer['id']} is {answer['state']}, requested: {answer['desired']}")
+def _print_run(run: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(run)
+    else:
+        typer.echo(f"run {run['id']} is {run['state']}, requested: {run['desired']}")

@@ -32,14 +32,23 @@ def find_gateway(state: Path | None = None) -> tuple[str, str]:
         ) from None
 
 
+def find_authority() -> Path | None:
+    """The file named by GRADBUS_CA."""
+    named = os.environ.get("GRADBUS_CA")
+    return Path(named) if named else None
+
+
 def _checked(url: str | None, key: str | None) -> tuple[str, str]:
     if not url or not key:
         missing = "GRADBUS_KEY" if url else "GRADBUS_URL"
         raise StackError(f"{missing} is not set; set GRADBUS_URL and GRADBUS_KEY together, or neither and use a state folder")
     try:
-        valid = urlsplit(url).scheme in {"http", "https"} and bool(urlsplit(url).hostname)
+        parts = urlsplit(url)
+        valid = parts.scheme in {"http", "https"} and bool((parts.hostname or "").encode("idna")) and parts.port != 0
     except ValueError:
         valid = False
     if not valid:
         raise StackError(f"GRADBUS_URL is {url!r}, which is not an address; write http://host:port or https://host")
+    if not key.isascii() or not key.isprintable():
+        raise StackError("GRADBUS_KEY has characters that no key has; set it to the token that `gradbus keys create` printed")
     return url, key

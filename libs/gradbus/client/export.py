@@ -18,6 +18,17 @@ _WEIGHTS = ".safetensors"
 Download = Callable[[str], Iterator[bytes]]
 
 
+def check_empty(folder: Path) -> None:
+    """Raises StackError if `folder` exists and is not an empty folder: files of two models would be mixed."""
+    try:
+        if any(folder.iterdir()):
+            raise StackError(f"{folder} is not empty; name a new folder, or allow it with --overwrite")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StackError(f"cannot write {folder} ({error.strerror}); choose another folder") from error
+
+
 def write_export(files: Iterable[Mapping[str, Any]], folder: Path, download: Download, retries: RetryPolicy) -> None:
     """Downloads `files` (name and id) into `folder`. A file gets its name only when it is complete; an interrupted download is retried.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ from typing import Any
 
 from gradbus.errors import Fault, ModelError
 from gradbus.formats.hf_model import check_model_folder
+from gradbus.formats.model_config import read_model_config
+from gradbus.formats.model_weights import check_weights
 from gradbus.ids import is_digest
 
 Upload = Callable[[Path, str], None]
@@ -65,7 +68,9 @@ def _upload_model(model: object, base_dir: Path, upload: Upload) -> Iterator[Fau
         return
     try:
         if folder := _local(base_dir, model.get("path")):
-            model["files"] = {name: _uploaded(folder / name, upload) for name in check_model_folder(folder).files}
+            info = check_model_folder(folder)
+            check_weights(folder, read_model_config(folder))
+            model["files"] = {name: _uploaded(folder / name, upload) for name in info.files}
     except ModelError as error:
         model["files"] = {}
         yield Fault("model", str(error), model["path"])
@@ -86,6 +91,8 @@ def _upload_data(data: object, base_dir: Path, upload: Upload) -> Iterator[Fault
 
 
 def _uploaded(path: Path, upload: Upload) -> str:
+    if not path.stat().st_size:
+        raise OSError(errno.ENODATA, "the file is empty", str(path))
     digest = digest_of_file(path)
     upload(path, digest)
     return digest
@@ -94,7 +101,10 @@ def _uploaded(path: Path, upload: Upload) -> str:
 def _local(base_dir: Path, given: object) -> Path | None:
     if not isinstance(given, str) or not given:
         return None
-    path = base_dir / Path(given).expanduser()
+    try:
+        path = base_dir / Path(given).expanduser()
+    except RuntimeError:  # `~name` of a user who is not known here
+        return None
     return path if path.exists() else None
 
 
@@ -111,5 +121,5 @@ def _inline_graders(grader: object, base_dir: Path, where: str) -> Iterator[Faul
     try:
         grader["source"] = path.read_text()
         del grader["file"]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         yield Fault(f"{where}.file", f"cannot be read: {error}", str(path), "a text file, relative to the spec's folder")

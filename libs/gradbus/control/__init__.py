@@ -1,1 +1,1 @@
-"""Control state: the values of the key-value buckets about runs and workers."""
+"""Control state: what the key-value buckets hold about runs and workers, and how failed attempts at a run are counted."""

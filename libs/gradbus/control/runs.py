@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gradbus.errors import CorruptRecordError
 from gradbus.spec import RunSpec
 
-DesiredState = Literal["running", "paused", "cancelled"]
+DesiredState = Literal["running", "paused", "cancelled", "deleted"]
 RunState = Literal[
     "queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"
 ]
@@ -37,6 +37,8 @@ class RunRecord(StoredModel):
     created_unix_ns: int
     key_id: str = ""
     """Id of the API key that submitted the run."""
+    idempotency_key: str = ""
+    """Hash under which the submission's idempotency key is stored; empty if it had none."""
 
 
 class RunProgress(StoredModel):
@@ -50,7 +52,7 @@ class RunProgress(StoredModel):
     staleness: float | None = None
     tokens_per_second: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
-    """Share of time by phase: generate, score, wait, train."""
+    """Share of time by phase: generate, score, reference (if the run uses one), wait, train."""
     filtered: int = 0
     dropped: int = 0
     workers: int = 0
@@ -72,6 +74,11 @@ class RunStatus(StoredModel):
     evaluation_prompts: str = ""
     updated_unix_ns: int = 0
     finished_unix_ns: int = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run ever had a trainer. Before that it has no queue, no log and no versions."""
+        return bool(self.prompts)
 
 
 def read_run(run_id: str, spec: bytes, desired: bytes | None, status: bytes | None) -> tuple[RunRecord, DesiredState, RunStatus | None]:
@@ -120,6 +127,12 @@ class WorkerPresence(StoredModel):
     """Why the worker cannot serve; empty if it can."""
     fatal: bool = False
     """Whether the trouble is the run's own, so that no other worker could serve it either."""
+    reached: int = -1
+    """How far the run came here: a trainer's step, or the highest index of the groups that a rollout sampled; -1 while it is prepared."""
+    failures: int = 0
+    """Attempts at the run that failed here in the same way since it last progressed. Infrastructure that is away is not counted."""
+    failure: str = ""
+    """The newest of these failures."""
 
 
 def live_workers(entries: Mapping[str, bytes]) -> list[WorkerPresence]:

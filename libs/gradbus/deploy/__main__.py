@@ -1,33 +1,48 @@
 """The init jobs of a deployment: `python -m gradbus.deploy secrets`, then `stores` once the servers are up. Both may be repeated.
 
-`key` prints the API key that `secrets` made, `grafana` the password of Grafana's user `admin`.
+`key` prints the API key that `secrets` made, `authority` the certificate that clients of the gateway trust, `grafana` the password of
+Grafana's user `admin`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 from pathlib import Path
+
+_PRINTED = ("key", "authority", "grafana")
+
+
+def _names(given: str) -> list[str]:
+    try:
+        names = json.loads(given)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise argparse.ArgumentTypeError('write a JSON list of names, like ["gradbus.example"]')
+    return names
 
 
 def main() -> int:
     """Runs one job; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gradbus.deploy", description=__doc__)
-    parser.add_argument("job", choices=("secrets", "stores", "key", "grafana"))
+    parser.add_argument("job", choices=("secrets", "stores", *_PRINTED))
+    parser.add_argument("--served-hosts", type=_names, default=[], help='JSON list of the gateway\'s names, e.g. ["gradbus.example"]')
     parser.add_argument("--state", type=Path, default=Path("/var/lib/gradbus"), help="where the volumes are mounted (/var/lib/gradbus)")
     arguments = parser.parse_args()
     from gradbus.errors import GradbusError
 
     try:
-        _run(arguments.job, arguments.state)
+        _run(arguments.job, arguments.state, arguments.served_hosts)
     except GradbusError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the output of the job
         return 1
     return 0
 
 
-def _run(job: str, state: Path) -> None:
+def _run(job: str, state: Path, served_hosts: list[str]) -> None:
     if job == "stores":
         from gradbus.deploy.stores import prepare_stores
         from gradbus.process import ProcessSettings
@@ -36,11 +51,12 @@ def _run(job: str, state: Path) -> None:
     elif job == "secrets":
         from gradbus.deploy.secrets import write_secrets
 
-        write_secrets(state)
+        write_secrets(state, served_hosts)
     else:
-        from gradbus.deploy.secrets import api_key, grafana_password
+        from gradbus.deploy import secrets
 
-        print((api_key if job == "key" else grafana_password)(state))  # noqa: T201 - the output of the job
+        made = dict(zip(_PRINTED, (secrets.api_key, secrets.authority, secrets.grafana_password), strict=True))
+        print(made[job](state).strip())  # noqa: T201 - the output of the job
 
 
 if __name__ == "__main__":

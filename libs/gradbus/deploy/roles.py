@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
+from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS, host_name
+from gradbus.tls import FILES
 
 _PORTS: Final = {"": 0, "grpc": 50051, "rest": 8080}
 HEALTH_PORT: Final = 8081
 """Port of the health pages in a container."""
 _DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_")
 # Only the gateway downloads models from the hub.
-_HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+_HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "GRADBUS_HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,12 @@ class Role:
     @property
     def hostname(self) -> str:
         """Its host name, and the name of its container."""
-        return self.name.replace("_", "-")
+        return host_name(self.name)
 
     @property
     def port(self) -> int:
         """The port of its gRPC or REST server in a container; 0 when it serves nothing."""
         return _PORTS[self.serves]
-
-    @property
-    def probe_port(self) -> int:
-        """The port that probes of a container use. The gateway's REST server has /readyz and /healthz itself."""
-        return self.port if self.serves == "rest" else HEALTH_PORT
 
     @property
     def uses_nats(self) -> bool:
@@ -79,6 +75,7 @@ class Role:
             "gradbus_rpc_token": bool(self.calls),
             "gradbus_rpc_callers": self.serves == "grpc",
             "api-keys.json": self.serves == "rest",
+            **dict.fromkeys(FILES, True),
         }
         return tuple(name for name, has in files.items() if has)
 
@@ -86,7 +83,7 @@ class Role:
 ROLES: Final[Mapping[str, Role]] = {
     role.name: role
     for role in (
-        Role("weight_store", serves="grpc", operator_settings=("GRADBUS_LAGGING_",)),
+        Role("weight_store", serves="grpc", operator_settings=("GRADBUS_BLOB_", "GRADBUS_LAGGING_")),
         Role(
             "reward",
             serves="grpc",
@@ -96,6 +93,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_ALLOW_UNISOLATED_NETWORK",
                 "GRADBUS_CALLS_PER_SCORER",
                 "GRADBUS_GRADER_PROCESSES",
+                "GRADBUS_MAX_GRADER_PROCESSES",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SCORERS",
             ),
@@ -104,10 +102,21 @@ ROLES: Final[Mapping[str, Role]] = {
             "reference",
             serves="grpc",
             computes=True,
-            operator_settings=(*_DEVICE, "GRADBUS_MICRO_BATCH_TOKENS", "GRADBUS_MODELS", "GRADBUS_THREADS", "GRADBUS_WAITING_CALLS"),
+            operator_settings=(
+                *_DEVICE,
+                "GRADBUS_IDLE_SECONDS",
+                "GRADBUS_MICRO_BATCH_TOKENS",
+                "GRADBUS_MODELS",
+                "GRADBUS_THREADS",
+                "GRADBUS_WAITING_CALLS",
+            ),
         ),
-        Role("conductor"),
-        Role("trainer", computes=True, operator_settings=(*_DEVICE, "GRADBUS_CHECKPOINT_BYTES", "GRADBUS_COLLECTIVE_SECONDS")),
+        Role("conductor", operator_settings=("GRADBUS_KEEP_",)),
+        Role(
+            "trainer",
+            computes=True,
+            operator_settings=(*_DEVICE, "GRADBUS_CHECKPOINT_BYTES", "GRADBUS_COLLECTIVE_SECONDS", "GRADBUS_FOLDER_DELTAS"),
+        ),
         Role("rollout", computes=True, operator_settings=(*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_SGLANG_")),
         Role(
             "gateway",
@@ -115,15 +124,26 @@ ROLES: Final[Mapping[str, Role]] = {
             operator_settings=(
                 *_HUB,
                 "GRADBUS_ALLOWED_HOSTS",
+                "GRADBUS_CONNECTIONS_",
+                "GRADBUS_LIMIT_",
                 "GRADBUS_MAX_",
                 "GRADBUS_MODEL_ROOTS",
+                "GRADBUS_QUOTA_",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SERVED_HOSTS",
             ),
         ),
     )
 }
-SHARED_SETTINGS: Final = ("GRADBUS_CRASH_", "GRADBUS_TRACE_", "GRADBUS_BROADCAST_", "GRADBUS_NATS_CLUSTERED", "OTEL_")
+SHARED_SETTINGS: Final = (
+    "GRADBUS_BROADCAST_",
+    "GRADBUS_CRASH_",
+    "GRADBUS_FROZEN_SECONDS",
+    "GRADBUS_LEFTOVER_MEMORY",
+    "GRADBUS_NATS_CLUSTERED",
+    "GRADBUS_TRACE_",
+    "OTEL_",
+)
 """Names of variables, or how they begin, that an operator may set for every role."""
 
 
@@ -142,19 +162,22 @@ class Placement:
     """`host:port` of /healthz and /readyz: loopback in the embedded stack, every interface where probes come from outside."""
     listen: str = ""
     """`host:port` of its own server; empty when it has none."""
+    tls_dir: str = ""
+    """Folder of its certificate; empty on loopback, where nothing is encrypted."""
 
 
 def container_placement(role: Role) -> Placement:
     """The role's placement in a container of its own, on a network where each role answers under its host name."""
     return Placement(
-        nats_url="nats://nats:4222",
-        buffer_url="redis://buffer:6379/0",
+        nats_url="tls://nats:4222",
+        buffer_url="rediss://buffer:6379/0",
         objects_url="s3://gradbus",
         grpc={server: f"{ROLES[server].hostname}:{ROLES[server].port}" for server in CALLERS},
         secrets_dir="/run/gradbus",
         cache_dir="/var/cache/gradbus",
         health=f"0.0.0.0:{HEALTH_PORT}",
         listen=f"0.0.0.0:{role.port}" if role.serves else "",
+        tls_dir="/run/gradbus",
     )
 
 
@@ -164,7 +187,11 @@ def role_environment(role: Role, placement: Placement) -> dict[str, str]:
         "GRADBUS_SECRETS_DIR": placement.secrets_dir,
         "GRADBUS_HEALTH": placement.health,
         "GRADBUS_CACHE_DIR": placement.cache_dir,
+        # gRPC's core prints lines that are no JSON; what they say is in the errors of its calls too.
+        "GRPC_VERBOSITY": "NONE",
     }
+    if placement.tls_dir:
+        environment["GRADBUS_TLS_DIR"] = placement.tls_dir
     if role.uses_nats:
         environment |= {"GRADBUS_NATS_URL": placement.nats_url, "GRADBUS_NATS_USER": role.name}
     if role.uses_buffer:

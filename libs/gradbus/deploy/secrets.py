@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gradbus.access import buffer_configuration, buffer_users, nats_configuration
+from gradbus.access import buffer_configuration, buffer_users, host_name, nats_configuration
+from gradbus.deploy.authority import Authority
 from gradbus.deploy.credentials import Credentials, write_secret
 from gradbus.deploy.roles import ROLES
 from gradbus.errors import SettingsError
+from gradbus.tls import AUTHORITY
 
 BUCKET: Final = "gradbus"
 OBJECT_USERS: Final = (*(role.name for role in ROLES.values() if role.stores_objects), "supervisor")
 _CREDENTIALS: Final = "gradbus_objects_credentials"
 _BUFFER_BYTES: Final = 2 << 30
+_AUTHORITY: Final = "authority"
+_TLS_DIR: Final = "/run/gradbus"
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _GRAFANA: Final = "secrets/grafana/admin-password"
 
 
-def write_secrets(state: Path) -> None:
+def write_secrets(state: Path, served_hosts: Sequence[str] = ()) -> None:
     """Makes the missing files below `state/secrets` and keeps the others, so that existing volumes still open.
 
+    Renews certificates that expire soon. `served_hosts` are names of the gateway besides its own and localhost.
     Raises SettingsError when the folder cannot be written.
     """
     root = state / "secrets"
@@ -30,24 +37,39 @@ def write_secrets(state: Path) -> None:
         _write_servers(credentials)
         _write_objects(root, credentials)
         _write_grafana(credentials)
+        _write_certificates(credentials, served_hosts)
     except OSError as error:
         raise SettingsError(f"cannot write {error.filename or root} ({error.strerror}); mount a volume there that this user owns") from None
 
 
+def authority(state: Path) -> str:
+    """The certificate (PEM) of the authority that has issued all others. Raises SettingsError when there is none yet."""
+    return _made(state / "secrets" / _AUTHORITY / AUTHORITY, "certificate")
+
+
 def api_key(state: Path) -> str:
     """The API key made at the first start, with all scopes. Raises SettingsError when there is none yet."""
-    try:
-        return (state / "secrets" / "api-key").read_text()
-    except OSError as error:
-        raise SettingsError(f"there is no API key ({error.strerror}); start the stack first, its init job makes one") from None
+    return _made(state / "secrets" / "api-key", "API key")
 
 
 def grafana_password(state: Path) -> str:
     """The password of Grafana's user `admin`. Raises SettingsError when there is none yet."""
+    return _made(state / _GRAFANA, "password")
+
+
+def _made(path: Path, what: str) -> str:
     try:
-        return (state / _GRAFANA).read_text()
+        return path.read_text()
     except OSError as error:
-        raise SettingsError(f"there is no password ({error.strerror}); start the stack first, its init job makes one") from None
+        raise SettingsError(f"there is no {what} ({error.strerror}); start the stack first, its init job makes one") from None
+
+
+def _write_certificates(credentials: Credentials, served_hosts: Sequence[str]) -> None:
+    """A certificate for each role and each server with its host name, by which callers check it and servers know their callers."""
+    issuer = Authority(credentials.folder(_AUTHORITY))
+    for role in (*ROLES, "supervisor", "nats", "buffer"):
+        names = [host_name(role), *((*_LOOPBACK, *served_hosts) if role == "gateway" else ())]
+        issuer.issue(credentials.folder(role), names)
 
 
 def _write_grafana(credentials: Credentials) -> None:
@@ -59,10 +81,11 @@ def _write_grafana(credentials: Credentials) -> None:
 def _write_servers(credentials: Credentials) -> None:
     """Paths in these files hold inside the servers' containers."""
     nats, buffer = credentials.folder("nats"), credentials.folder("buffer")
-    configuration = nats_configuration(credentials.nats_password, "0.0.0.0:4222", "/var/lib/gradbus", "127.0.0.1:8222")
+    configuration = nats_configuration(credentials.nats_password, "0.0.0.0:4222", "/var/lib/gradbus", "127.0.0.1:8222", _TLS_DIR)
     write_secret(nats / "nats.conf", configuration)
     write_secret(buffer / "users.acl", buffer_users(credentials.buffer_password))
-    write_secret(buffer / "buffer.conf", buffer_configuration("0.0.0.0:6379", "/var/lib/gradbus", "/run/gradbus/users.acl", _BUFFER_BYTES))
+    configuration = buffer_configuration("0.0.0.0:6379", "/var/lib/gradbus", "/run/gradbus/users.acl", _BUFFER_BYTES, _TLS_DIR)
+    write_secret(buffer / "buffer.conf", configuration)
     write_secret(buffer / "password", credentials.buffer_password("supervisor"))
 
 

@@ -12,15 +12,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gradbus.embedded", description=__doc__)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--trainers", type=int, required=True)
     parser.add_argument("--rollouts", type=int, required=True)
+    parser.add_argument("--memory", action="append", default=[], help="ROLE=SIZE")
     parser.add_argument("--report", type=int, required=True, help="file descriptor that receives the result of the start")
     arguments = parser.parse_args()
     from gradbus.embedded.config import StackConfig
+    from gradbus.embedded.memory import parse_limits
     from gradbus.embedded.supervisor import run_detached
     from gradbus.telemetry import configure_logging
 
     configure_logging("supervisor")
-    return run_detached(StackConfig(arguments.state, arguments.port, arguments.rollouts), arguments.report)
+    limits = parse_limits(arguments.memory)
+    config = StackConfig(arguments.state, arguments.port, arguments.trainers, arguments.rollouts, memory=limits)
+    return run_detached(config, arguments.report)
 
 
 if __name__ == "__main__":

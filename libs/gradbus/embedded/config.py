@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradbus.embedded.memory import default_limit
 from gradbus.embedded.state import DEFAULT_STATE
 from gradbus.errors import StackError
 
@@ -16,6 +18,8 @@ class StackConfig:
     state: Path = DEFAULT_STATE
     port: int = 8080
     """Port of the gateway; 0 chooses a free one and keeps it for later starts."""
+    trainers: int = 1
+    """Trainer workers: as many runs are trained at a time."""
     rollouts: int = 1
     pin_cores: bool = False
     """Give the trainer a core of its own on machines with two to four cores: steadier steps, fewer of them."""
@@ -23,6 +27,8 @@ class StackConfig:
     """How long the start may take. A busy machine needs a minute; a process that crashes repeatedly ends the start earlier."""
     buffer_bytes: int = 2 << 30
     """Memory limit of the buffer; beyond it writes are refused and nothing is evicted."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Role to the bytes that one of its processes may take; the default is a share of this machine's memory."""
     model_roots: tuple[Path, ...] = ()
     """Folders of this machine whose models a run spec may name; none by default."""
     command_overrides: dict[str, list[str]] = field(default_factory=dict)
@@ -30,8 +36,14 @@ class StackConfig:
     environment_overrides: dict[str, dict[str, str]] = field(default_factory=dict)
     """Process name to variables added to its environment; read at each start of the process."""
 
+    def memory_limit(self, role: str) -> int:
+        """Bytes that one process of a role may take, with its children."""
+        return self.memory.get(role) or default_limit(role, {"trainer": self.trainers, "rollout": self.rollouts}.get(role, 1))
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise StackError(f"port {self.port} is out of range; give --port a number from 0 to 65535")
+        if self.trainers < 1:
+            raise StackError(f"{self.trainers} trainer workers cannot train; give --trainers 1 or more")
         if self.rollouts < 1:
             raise StackError(f"{self.rollouts} rollout workers cannot sample; give --rollouts 1 or more")

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Mapping
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from gradbus.embedded.server_logs import LONGEST_LINE, write_as_json
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -34,6 +36,10 @@ class Program:
     log: Path
     cores: frozenset[int] = field(default_factory=frozenset)
     """Cores it may use; empty: all."""
+    logs_json: bool = True
+    """Whether it writes JSON lines itself; the lines of a server that does not are rewritten."""
+    memory: int = 0
+    """Bytes that it may hold with its children; 0: any."""
 
 
 class SupervisedProcess:
@@ -46,6 +52,11 @@ class SupervisedProcess:
         self.state: ProcessState = "stopped"
         self.started = 0.0
         """Unix time of the newest start, seconds."""
+        self.ended = ""
+        """Why the process before this one ended."""
+        self.memory = 0
+        """Bytes that the process may hold; 0: any."""
+        self._exceeded = 0
         self._program = program
         self._changed = changed
         self._stopping = asyncio.Event()
@@ -64,6 +75,12 @@ class SupervisedProcess:
             os.kill(self.pid, signal.SIGKILL)
             await ended.wait()
 
+    def kill_oversized(self, held: int) -> None:
+        """Kills a process that holds more memory than it may, `held` bytes; a new one is started automatically."""
+        if self.pid is not None:
+            self._exceeded = held
+            _kill_group(self.pid)
+
     async def stop(self, drain_seconds: float) -> None:
         """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns when the process is gone. It is not restarted."""
         self._drain_seconds = drain_seconds
@@ -75,7 +92,7 @@ class SupervisedProcess:
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
-            reason = await self._run_once()
+            self.ended = reason = await self._run_once()
             if self._stopping.is_set():
                 break
             lifetime = time.monotonic() - started
@@ -95,20 +112,24 @@ class SupervisedProcess:
             process = await self._spawn()
         except OSError as error:
             return f"cannot start: {error}"
-        self.pid = process.pid
+        self.pid, self._exceeded = process.pid, 0
         self.started = time.time()
         self._ended = asyncio.Event()
         self._enter("running")
         try:
-            await self._until_ended(process)
+            async with self._logged(process):
+                await self._until_ended(process)
         finally:
-            _kill_group(process.pid)  # children that it left behind
             self.pid = None
             self._ended.set()
+        if self._exceeded:
+            held, limit = (f"{size / 1e9:.2f} GB" for size in (self._exceeded, self.memory))
+            return f"killed: it held {held} of memory and may hold {limit}; raise its limit with `gradbus up --memory`"
         return _reason(process.returncode)
 
     async def _spawn(self) -> Process:
         program = self._program()
+        self.memory = program.memory
         launcher = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), ",".join(map(str, sorted(program.cores)))]
         with program.log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
@@ -116,10 +137,23 @@ class SupervisedProcess:
                 *program.command,
                 env=dict(program.environment),
                 stdin=DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log if program.logs_json else PIPE,
+                stderr=log if program.logs_json else STDOUT,
+                limit=LONGEST_LINE,
                 start_new_session=True,  # Ctrl-C in a terminal must reach only the supervisor
             )
+
+    @asynccontextmanager
+    async def _logged(self, process: Process) -> AsyncIterator[None]:
+        """Rewrites the lines of a server as long as it runs."""
+        lines = process.stdout
+        writing = asyncio.create_task(write_as_json(self.name, lines, self._program().log)) if lines else None
+        try:
+            yield
+        finally:
+            _kill_group(process.pid)  # children that it left behind, which hold the pipe open
+            if writing:
+                await writing
 
     async def _until_ended(self, process: Process) -> None:
         ended = asyncio.create_task(process.wait())

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gradbus.access import CALLERS
@@ -18,13 +18,14 @@ from gradbus.embedded.processes import Program
 from gradbus.embedded.state import StateFolder
 
 REFERENCE: Final = "reference"
-_INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS")
+_INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS", "NUMBA_CACHE_DIR")
 _MOST_CORES_TO_PIN: Final = 4
 
 
-def service_names(rollouts: int) -> list[str]:
+def service_names(trainers: int, rollouts: int) -> list[str]:
     """Names of the processes in the order of their start; the reference service is started when a run needs it."""
-    return ["weight_store", "reward", "conductor", "gateway", "trainer-0", *(f"rollout-{number}" for number in range(rollouts))]
+    workers = [f"{role}-{number}" for role, count in (("trainer", trainers), ("rollout", rollouts)) for number in range(count)]
+    return ["weight_store", "reward", "conductor", "gateway", *workers]
 
 
 def role_of(name: str) -> str:
@@ -63,11 +64,12 @@ class StackPrograms:
     def service(self, name: str) -> Program:
         """The program of a service process; read anew at each start."""
         role = ROLES[role_of(name)]
-        return self._program(name, [sys.executable, "-m", role.module], self._environment(name, role))
+        program = self._program(name, [sys.executable, "-m", role.module], self._environment(name, role))
+        return replace(program, memory=self.config.memory_limit(role.name))
 
     def server(self, name: str, command: list[str]) -> Program:
         """The program of NATS or of the buffer; everything else is in its configuration file."""
-        return self._program(name, command, {})
+        return replace(self._program(name, command, {}), logs_json=False)
 
     def _program(self, name: str, command: list[str], environment: dict[str, str]) -> Program:
         return Program(
@@ -80,6 +82,8 @@ class StackPrograms:
     def _environment(self, name: str, role: Role) -> dict[str, str]:
         environment = _from_operator((), role.operator_settings) | role_environment(role, self._placement(name, role))
         environment |= {"GRADBUS_WORKER_ID": name, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        if environment.get("GRADBUS_DEVICE", "cpu") == "cpu":  # a GPU's driver reserves far more than it takes
+            environment["GRADBUS_MEMORY_LIMIT"] = str(self.config.memory_limit(role.name))
         # On loopback the user is the operator, so scorers on this machine and Python graders are allowed.
         if role.name in {"reward", "gateway"}:
             environment |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}

@@ -13,6 +13,7 @@ from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import BusSettings
 from gradbus.deploy.credentials import Credentials
 from gradbus.embedded.config import StackConfig
+from gradbus.embedded.memory import watch_memory
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.probes import Probe, buffer_ready, nats_ready, service_ready
 from gradbus.embedded.processes import Program, SupervisedProcess, wait_until_gone
@@ -99,7 +100,7 @@ class Stack:
     async def _start(self) -> None:
         deadline = time.monotonic() + self.config.ready_seconds
         await wait_until_gone(self.state.read("stack.json"))
-        services = service_names(self.config.rollouts)
+        services = service_names(self.config.trainers, self.config.rollouts)
         self._ports = Ports(self.state.read("ports.json"))
         self._programs = programs = StackPrograms(self.config, self.state, Credentials(self.state.secrets), self._ports)
         programs.choose_ports([*services, REFERENCE])
@@ -111,6 +112,7 @@ class Stack:
         self.state.write("gateway.json", {"url": self.url})
         self._watch("reference", watch_reference(self._bus_settings(), self._set_reference_needed))
         self._watch("volume", watch_volume(self.state.nats, lambda: self.kill("nats")))
+        self._watch("memory", watch_memory(self._memory_limits, self._kill_oversized))
         await self.until_ready(services, deadline - time.monotonic())
         self._ready = True
         self._write_state()
@@ -140,6 +142,14 @@ class Stack:
         self._probes[name] = service_ready(self._programs.ports[f"{name}.health"])
         self._processes[name] = SupervisedProcess(name, lambda: self._programs.service(name), self._write_state)
         self._processes[name].start()
+
+    def _memory_limits(self) -> dict[int, int]:
+        return {process.pid: process.memory for process in self._processes.values() if process.pid and process.memory}
+
+    def _kill_oversized(self, pid: int, held: int) -> None:
+        for process in self._processes.values():
+            if process.pid == pid:
+                process.kill_oversized(held)
 
     async def _load_functions(self) -> None:
         url, password = self._programs.buffer_url, self._programs.credentials.buffer_password("supervisor")
@@ -184,6 +194,7 @@ class Stack:
                 "state": process.state,
                 "pid": process.pid,
                 "restarts": process.restarts,
+                "ended": process.ended,
                 "started": process.started,
                 "health_port": known.get(f"{name}.health"),
             }

@@ -50,7 +50,8 @@ def start_detached(config: StackConfig) -> None:
     state.logs.mkdir(parents=True, exist_ok=True)
     answers, report = os.pipe()
     command = [sys.executable, "-m", "gradbus.embedded", "--state", str(state.root), "--port", str(config.port)]
-    command += ["--rollouts", str(config.rollouts), "--report", str(report)]
+    command += ["--trainers", str(config.trainers), "--rollouts", str(config.rollouts), "--report", str(report)]
+    command += [f"--memory={role}={size}" for role, size in config.memory.items()]
     with state.log_file("supervisor").open("ab") as log:
         subprocess.Popen(  # it is meant to outlive this process
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), start_new_session=True

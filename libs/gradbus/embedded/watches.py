@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from nats.errors import Error as NatsError
@@ -13,7 +12,7 @@ from nats.js.errors import APIError
 from pydantic import ValidationError
 
 from gradbus.algorithms import needs_reference_service
-from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.bus import Buckets, Bus, BusSettings, View
 from gradbus.control.runs import FINAL_STATES, RunRecord, RunStatus
 from gradbus.errors import GradbusError
 from gradbus.telemetry import get_logger
@@ -21,7 +20,6 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 _RETRY_SECONDS = 2.0
 _LOOK_SECONDS = 0.2  # many submissions within this time are one evaluation
-_CACHED = 16384  # each evaluation reads every run
 _VOLUME_SECONDS = 1.0
 _FULL_BYTES = 32 << 20
 """With less free space than this a write may have failed."""
@@ -29,10 +27,31 @@ _ROOM_BYTES = 3 << 30
 """Free space that NATS needs to start."""
 
 
-def reference_needed(entries: Mapping[str, bytes]) -> bool:
-    """Whether any run in the bucket `runs` is active and uses the reference model."""
-    specs = (key for key in entries if key.endswith(".spec"))
-    return any(_needs_reference(entries[key]) and not _is_final(entries.get(key.removesuffix("spec") + "status")) for key in specs)
+class ReferenceUsers:
+    """The active runs that use the reference model, kept as the bucket `runs` changes. A spec is read once, for it never changes."""
+
+    def __init__(self, runs: View) -> None:
+        self._runs = runs
+        self._users: set[str] = set()
+        """Active or not."""
+        self._active: set[str] = set()
+        runs.listen(self._update)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is such a run."""
+        return bool(self._active)
+
+    def _update(self, key: str) -> None:
+        run_id, _, kind = key.rpartition(".")
+        if kind == "spec":
+            self._users.discard(run_id)
+            if _needs_reference(self._runs.get(key)):
+                self._users.add(run_id)
+        if kind in {"spec", "status"}:
+            self._active.discard(run_id)
+            if run_id in self._users and not _is_final(self._runs.get(f"{run_id}.status")):
+                self._active.add(run_id)
 
 
 async def watch_reference(settings: BusSettings, set_needed: Callable[[bool], Awaitable[None]]) -> None:
@@ -46,9 +65,10 @@ async def watch_reference(settings: BusSettings, set_needed: Callable[[bool], Aw
             try:
                 bucket = await bus.bucket(Buckets.RUNS)
                 async with bucket.view("*.*") as view:
+                    users = ReferenceUsers(view)
                     while True:
                         view.changed.clear()
-                        await set_needed(reference_needed(view.entries))
+                        await set_needed(users.any)
                         await asyncio.sleep(_LOOK_SECONDS)
                         await view.changed.wait()
             finally:
@@ -77,16 +97,14 @@ async def watch_volume(folder: Path, restart_nats: Callable[[], Awaitable[None]]
         await asyncio.sleep(_VOLUME_SECONDS)
 
 
-@lru_cache(_CACHED)
-def _needs_reference(record: bytes) -> bool:
+def _needs_reference(record: bytes | None) -> bool:
     try:
-        return needs_reference_service(RunRecord.model_validate_json(record).spec)
+        return record is not None and needs_reference_service(RunRecord.model_validate_json(record).spec)
     except ValidationError as error:
         _log.warning("run_unreadable", faults=error.error_count())
         return False
 
 
-@lru_cache(_CACHED)
 def _is_final(status: bytes | None) -> bool:
     try:
         return status is not None and RunStatus.model_validate_json(status).state in FINAL_STATES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from gradbus.experience.log import ExperienceLog, StoredEntry
-from gradbus.experience.records import seal, unseal
+from gradbus.experience.records import seal, unseal_message
 from gradbus.experience.stream_ids import START, SegmentName, StreamId, segments_path
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
@@ -27,19 +27,25 @@ class ArchiveReader:
         self._run_id = run_id
 
     async def segments(self) -> list[SegmentName]:
-        """Names of all segments, oldest first."""
-        return sorted(map(SegmentName.parse, await self._objects.list(segments_path(self._run_id))))
+        """Names of all segments, oldest first. Other objects in the folder are no part of the archive."""
+        return sorted(filter(None, map(_segment_name, await self._objects.list(segments_path(self._run_id)))))
 
     async def read(self, segment: SegmentName) -> LogSegment:
         """One segment. Raises CorruptRecordError if it does not match its digest."""
         path = segment.path(self._run_id)
-        return LogSegment.FromString(unseal(await self._objects.get(path), path))
+        return unseal_message(LogSegment, await self._objects.get(path), path)
 
     async def entries(self) -> AsyncIterator[LogEntry]:
         """All archived entries, oldest first. Raises CorruptRecordError if an entry does not match its digest."""
         for segment in await self.segments():
             for entry in (await self.read(segment)).entries:
-                yield LogEntry.FromString(unseal(entry.record, f"{segment.path(self._run_id)}, entry {entry.stream_id}"))
+                yield unseal_message(LogEntry, entry.record, f"{segment.path(self._run_id)}, entry {entry.stream_id}")
+
+
+async def remove_archive(objects: ObjectStore, run_id: str) -> None:
+    """Removes all segments of a run."""
+    for path in await objects.list(segments_path(run_id)):
+        await objects.delete(path)
 
 
 class ArchiveWriter:
@@ -122,6 +128,14 @@ class ArchiveWriter:
         await self._objects.put(name.path(self._run_id), seal(segment.SerializeToString()), durable=True)
         self._last = max(name.last, await self._newest_archived())
         _log.debug("log_archived", run_id=self._run_id, entries=len(entries), last=last)
+
+
+def _segment_name(path: str) -> SegmentName | None:
+    try:
+        return SegmentName.parse(path)
+    except ValueError:
+        _log.warning("segment_name_ignored", path=path)
+        return None
 
 
 def _prefix(entries: list[StoredEntry], below: int, above: frozenset[int]) -> list[StoredEntry]:

@@ -9,12 +9,15 @@ from redis.asyncio import Redis
 
 from gradbus.buffer import keys
 from gradbus.errors import CorruptRecordError
-from gradbus.experience.records import seal, unseal
+from gradbus.experience.records import seal, unseal_message
 from gradbus.telemetry import WireOperation, get_logger
 from gradbus.v1.group_pb2 import Group
 
 _log = get_logger(__name__)
 _EVALUATION_SECONDS = 3600
+_LAST_TERM = 2**53 - 1
+"""Above every term that a lease can have."""
+_FENCED_SECONDS = 86_400
 _PUT = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "put_groups"})
 _GET = WireOperation("redis", {"db.system.name": "redis", "db.operation.name": "get_groups"})
 
@@ -71,6 +74,11 @@ class GroupStore:
             if key != kept:
                 await self._client.unlink(key)
 
+    async def forget_run(self) -> None:
+        """Removes every key of a run that is deleted. Its term fences old conductors for another day."""
+        await self.remove_run()
+        await self._client.set(keys.term(self._run_id), _LAST_TERM, ex=_FENCED_SECONDS, xx=True)
+
     async def _put(self, groups: Mapping[str, Group], seconds: int | None = None) -> None:
         records = {name: seal(group.SerializeToString()) for name, group in groups.items()}
         with _PUT.measured(sum(map(len, records.values())), len(records)):
@@ -91,7 +99,7 @@ class GroupStore:
             if record is None:
                 continue
             try:
-                group = Group.FromString(unseal(record, f"group {index} of {self._run_id}"))
+                group = unseal_message(Group, record, f"group {index} of {self._run_id}")
             except CorruptRecordError as error:
                 _log.warning("corrupt_group_removed", run_id=self._run_id, index=index, error=str(error))
                 await self._client.delete(name)

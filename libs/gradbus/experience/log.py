@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from gradbus.buffer import functions, keys
 from gradbus.errors import CorruptRecordError, FencedError, SettingsError
-from gradbus.experience.records import record_digest, seal, unseal
+from gradbus.experience.records import record_digest, seal, unseal_message
 from gradbus.experience.stream_ids import StreamId
 from gradbus.telemetry import WireOperation
 from gradbus.v1.group_pb2 import LogEntry
@@ -30,7 +30,7 @@ class StoredEntry:
 
     def decode(self) -> LogEntry:
         """The entry. Raises CorruptRecordError if the content does not match the digest or the index."""
-        entry = LogEntry.FromString(unseal(self.record, f"log entry {self.stream_id}"))
+        entry = unseal_message(LogEntry, self.record, f"log entry {self.stream_id}")
         if entry.index != self.index:
             raise CorruptRecordError(f"log entry {self.stream_id} names index {entry.index}, stored as {self.index}; it must be made again")
         return entry
@@ -101,8 +101,8 @@ class ExperienceLog:
         with _READ.measured() as reading:
             found: Any = await self._client.xread({keys.experience(self._run_id): after}, count=limit, block=block)
             rows = found[0][1] if found else []
-            reading.items, reading.payload_bytes = len(rows), sum(len(fields[b"r"]) for _, fields in rows)
-        return [StoredEntry(stream_id.decode(), _index(fields[b"i"]), fields[b"r"]) for stream_id, fields in rows]
+            reading.items, reading.payload_bytes = len(rows), sum(len(fields.get(b"r", b"")) for _, fields in rows)
+        return [StoredEntry(stream_id.decode(), _index(fields.get(b"i", b"")), fields.get(b"r", b"")) for stream_id, fields in rows]
 
     async def trim(self, last: str) -> None:
         """Removes every entry up to and including `last`. Both a checkpoint and the archive must cover them."""

@@ -4,53 +4,64 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from redis.asyncio import Redis
 
 from gradbus.errors import CorruptRecordError
 from gradbus.experience.archive import ArchiveReader
 from gradbus.experience.log import ExperienceLog, StoredEntry
-from gradbus.experience.records import unseal
-from gradbus.experience.stream_ids import START, StreamId
+from gradbus.experience.records import unseal_message
+from gradbus.experience.stream_ids import START, SegmentName, StreamId
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import LogEntry
 
 _log = get_logger(__name__)
 _BATCH = 64
+_UNKNOWN = -1
+"""Index of an archived entry that cannot be read."""
 
 
 async def read_experience(
     buffer: Redis, objects: ObjectStore, run_id: str, after: StreamId = START
-) -> AsyncGenerator[tuple[StoredEntry, LogEntry], None]:
-    """The entries after `after`, as stored and decoded, oldest first.
+) -> AsyncGenerator[tuple[StoredEntry, LogEntry | None], None]:
+    """The entries after `after`, as stored and decoded, oldest first; None for an entry, or a whole segment, that cannot be read.
 
-    Corrupt entries are left out: the conductor has their groups made again. Ends where the log ends at the moment.
+    While a run is active, the conductor has the groups of such entries made again. Ends where the log ends at the moment.
     """
     log = ExperienceLog(buffer, run_id)
     archive = ArchiveReader(objects, run_id)
     while True:
         # The buffer before the archive: an entry that was trimmed before the first read is found by the second.
-        records = [(entry.stream_id, entry.record) for entry in await log.read(str(after), limit=_BATCH)]
+        stored = await log.read(str(after), limit=_BATCH)
         segment = next((name for name in await archive.segments() if name.last > after), None)
         if segment:
-            archived = (await archive.read(segment)).entries
-            records = [(entry.stream_id, entry.record) for entry in archived if StreamId.parse(entry.stream_id) > after]
-        if not records:
+            stored = [entry for entry in await _archived(archive, segment) if StreamId.parse(entry.stream_id) > after]
+        if not stored:
             return
-        for first in range(0, len(records), _BATCH):
-            for found in await asyncio.to_thread(_decode, records[first : first + _BATCH]):
+        for first in range(0, len(stored), _BATCH):
+            for found in await asyncio.to_thread(_decode, stored[first : first + _BATCH]):
                 yield found
-        after = StreamId.parse(records[-1][0])
+        after = StreamId.parse(stored[-1].stream_id)
 
 
-def _decode(records: Sequence[tuple[str, bytes]]) -> list[tuple[StoredEntry, LogEntry]]:
-    decoded = []
-    for stream_id, record in records:
+async def _archived(archive: ArchiveReader, segment: SegmentName) -> list[StoredEntry]:
+    """The entries of a segment; one without a record for a segment that cannot be read."""
+    try:
+        return [StoredEntry(entry.stream_id, _UNKNOWN, entry.record) for entry in (await archive.read(segment)).entries]
+    except CorruptRecordError as error:
+        _log.warning("segment_unreadable", error=str(error))
+        return [StoredEntry(str(segment.last), _UNKNOWN, b"")]
+
+
+def _decode(stored: Sequence[StoredEntry]) -> list[tuple[StoredEntry, LogEntry | None]]:
+    decoded: list[tuple[StoredEntry, LogEntry | None]] = []
+    for item in stored:
         try:
-            entry = LogEntry.FromString(unseal(record, f"log entry {stream_id}"))
+            entry = unseal_message(LogEntry, item.record, f"log entry {item.stream_id}")
+            decoded.append((replace(item, index=entry.index), entry))
         except CorruptRecordError as error:
-            _log.warning("corrupt_entry_left_out", error=str(error))
-            continue
-        decoded.append((StoredEntry(stream_id, entry.index, record), entry))
+            _log.warning("entry_unreadable", error=str(error))
+            decoded.append((item, None))
     return decoded

@@ -1,9 +1,10 @@
-"""The check of a model folder before anything is loaded from it. Reads JSON and file names only."""
+"""The check of a model folder before anything is loaded from it. Reads config.json, the index, and names and sizes of files only."""
 
 from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,38 @@ from typing import Final
 
 from gradbus.errors import ModelError
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
+from gradbus.formats.safetensors import MAX_TENSORS
+from gradbus.strict_json import parse_json
 
-_TOKENIZER_FILES: Final = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+_WHOLE: Final = "model.safetensors"
+_TOKENIZER: Final = "tokenizer.json"
+STORED_NAMES: Final = frozenset(
+    {
+        CONFIG,
+        INDEX,
+        _TOKENIZER,
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "chat_template.jinja",
+        "generation_config.json",
+    }
 )
+"""Files of a folder that are stored beside its weights."""
+_SMALL_FILES: Final = frozenset({CONFIG, "generation_config.json", "chat_template.jinja"})
+_VOCABULARIES: Final = frozenset({_TOKENIZER, "vocab.json", "merges.txt"})
+_SMALL_BYTES, _FILE_BYTES, _VOCABULARY_BYTES = 1 << 20, 16 << 20, 64 << 20
+_MAX_VALUES: Final = 500_000
+"""Values in one JSON file of a folder; some tokenizers' configurations list 65,000 tokens."""
+_SMALL_INDEX: Final = 100
+"""Values of an index beside its tensors."""
+_MAX_WEIGHT_FILES: Final = 1024
+_MAX_SIZE: Final[Mapping[str, int]] = {"vocab_size": 1 << 22, "max_position_embeddings": 1 << 24}
+_LONGER: Final = reprlib.Repr()
+_LONGER.maxstring = 80  # the names of architectures, whole
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -38,7 +61,7 @@ class ModelInfo:
 
 def check_model_folder(path: Path) -> ModelInfo:
     """Reads the folder's ModelInfo. Raises ModelError if it is not a Hugging Face folder that can be trained."""
-    config = read_object(path / "config.json")
+    config = read_object(path / CONFIG)
     return ModelInfo(
         family=_family(config),
         context_length=positive(config, "max_position_embeddings"),
@@ -47,10 +70,50 @@ def check_model_folder(path: Path) -> ModelInfo:
     )
 
 
+def read_family(path: Path) -> ModelFamily:
+    """The family of the model, by its config.json alone. Raises ModelError for a family that cannot be trained."""
+    return _family(read_object(path / CONFIG))
+
+
+def weight_files(path: Path) -> tuple[str, ...]:
+    """Names of the folder's weights, sorted: the one file, or the shards that the index names; other safetensors are ignored.
+
+    Raises ModelError.
+    """
+    if (path / _WHOLE).is_file():
+        return (_WHOLE,)
+    if not (path / INDEX).is_file():
+        raise ModelError(f"the model has neither {_WHOLE} nor {INDEX}; save it with `save_pretrained`")
+    names = sorted({checked_file_name(name) for name in weight_map(path).values()})
+    if len(names) > _MAX_WEIGHT_FILES:
+        raise ModelError(f"{INDEX} names {len(names)} files, at most {_MAX_WEIGHT_FILES} are taken; save the model in larger shards")
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise ModelError(f"{INDEX} names {', '.join(missing[:3])}, which the model does not have; copy the whole model")
+    return tuple(names)
+
+
+def weight_map(path: Path) -> Mapping[str, str]:
+    """Name of each tensor to its file, as the folder's index says. Raises ModelError."""
+    found = read_object(path / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise ModelError(f"{INDEX} has no weight_map of tensors to files; download or save it again")
+    return found
+
+
+def most_bytes(name: str) -> int | None:
+    """The size limit of the file `name` of a model folder; None for weights."""
+    if name.endswith(".safetensors"):
+        return None
+    if name in _VOCABULARIES:
+        return _VOCABULARY_BYTES
+    return _SMALL_BYTES if name in _SMALL_FILES else _FILE_BYTES
+
+
 def checked_file_name(name: str) -> str:
     """`name`, if it is a plain file name. Raises ModelError for a name that could lead out of a folder."""
     if not _SAFE_NAME.fullmatch(name) or ".." in name:
-        raise ModelError(f"{name!r} is not a plain file name; use letters, digits, '.', '_' and '-' only, without folders")
+        raise ModelError(f"{reprlib.repr(name)} is not a plain file name; use letters, digits, '.', '_' and '-' only, without folders")
     return name
 
 
@@ -60,21 +123,26 @@ def sanitized_config(config: bytes) -> bytes:
     return json.dumps(_without_auto_map(value), indent=2, ensure_ascii=False).encode()
 
 
-def positive(config: Mapping[str, object], field: str) -> int:
-    """A required size in config.json. Raises ModelError unless it is a whole number above 0."""
-    value = config.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"config.json has {field} = {value!r}; it must be a whole number above 0")
+def positive(config: Mapping[str, object], field: str, most: int | None = None, default: int | None = None) -> int:
+    """A size in config.json, required unless it has a default. Raises ModelError unless it is a whole number from 1 to `most`."""
+    given, limit = config.get(field), most or _MAX_SIZE[field]
+    value = default if given is None else given
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+        raise ModelError(f"config.json has {field} = {reprlib.repr(value)}; it must be a whole number above 0 and at most {limit}")
     return value
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file of a model folder. Raises ModelError if the file is missing or holds none."""
+    """The JSON object in a file of a model folder. Raises ModelError if the file is missing, too large or holds none."""
+    most = most_bytes(path.name) or _FILE_BYTES
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(most + 1)
     except OSError as error:
-        raise ModelError(f"cannot read {path} ({error.strerror}); give a folder in Hugging Face layout") from error
-    return _parse_object(data, str(path))
+        raise ModelError(f"cannot read the model's {path.name} ({error.strerror}); give a folder in Hugging Face layout") from error
+    if len(data) > most:
+        raise ModelError(f"{path.name} has more than {most} bytes; take the model's own file")
+    return _parse_object(data, path.name)
 
 
 def _without_auto_map(value: object) -> object:
@@ -88,10 +156,10 @@ def _family(config: Mapping[str, object]) -> ModelFamily:
     family = family_of_architecture(named[0]) if isinstance(named, list) and len(named) == 1 else None
     if family is None:
         allowed = ", ".join(family.architecture for family in MODEL_FAMILIES.values())
-        raise ModelError(f"config.json names the architectures {named!r}; choose a model of one of: {allowed}")
+        raise ModelError(f"config.json names the architectures {_LONGER.repr(named)}, which are not supported; use one of {allowed}")
     if config.get("model_type") != family.model_type:
         raise ModelError(
-            f"config.json says model_type {config.get('model_type')!r} with architecture {family.architecture}; "
+            f"config.json says model_type {reprlib.repr(config.get('model_type'))} with architecture {family.architecture}; "
             f"set model_type to {family.model_type!r}, or take the folder that belongs together"
         )
     return family
@@ -99,23 +167,25 @@ def _family(config: Mapping[str, object]) -> ModelFamily:
 
 def _files(path: Path) -> tuple[str, ...]:
     present = {entry.name for entry in path.iterdir() if entry.is_file()}
-    if "tokenizer.json" not in present:
-        raise ModelError(f"{path} has no tokenizer.json; save the tokenizer into the folder with `tokenizer.save_pretrained` (a fast one)")
-    shards = {name for name in present if name.endswith(".safetensors")}
-    if not shards:
+    if _TOKENIZER not in present:
+        raise ModelError("the model has no tokenizer.json; save a fast tokenizer into its folder with `tokenizer.save_pretrained`")
+    if not any(name.endswith(".safetensors") for name in present):
         pickled = sorted(name for name in present if name.endswith((".bin", ".pt", ".pth")))
-        found = f"only pickled weights ({', '.join(pickled)}), which are never loaded" if pickled else "no weights"
-        raise ModelError(f"{path} has {found}; save the model with `save_pretrained` as *.safetensors")
-    for name in shards:
-        checked_file_name(name)
-    wanted = {"config.json", "tokenizer.json", "model.safetensors.index.json", *_TOKENIZER_FILES}
-    return tuple(sorted(shards | (present & wanted)))
+        found = f"only pickled weights ({', '.join(pickled[:3])}), which are never loaded" if pickled else "no weights"
+        raise ModelError(f"the model has {found}; save it with `save_pretrained` as *.safetensors")
+    weights = weight_files(path)
+    wanted = (present & STORED_NAMES) - ({INDEX} if weights == (_WHOLE,) else set())
+    for name in sorted(wanted):
+        most = most_bytes(name)
+        if most is not None and (path / name).stat().st_size > most:
+            raise ModelError(f"{name} has more than {most} bytes; take the model's own file")
+    return tuple(sorted(wanted.union(weights)))
 
 
 def _parse_object(data: bytes, what: str) -> dict[str, object]:
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(data, MAX_TENSORS + _SMALL_INDEX if what == INDEX else _MAX_VALUES)
+    except ValueError as error:
         raise ModelError(f"{what} is not JSON ({error}); download or save it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{what} is not a JSON object; download or save it again")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 from gradbus.errors import DatasetError
+from gradbus.nearest import nearest_name
+from gradbus.strict_json import parse_json
+
+MAX_ROW_BYTES: Final = 1 << 20
+MAX_LINES: Final = 2_000_000
+MAX_COLUMNS: Final = 1000
+_MAX_NAME: Final = 256
+_NAMES_SHOWN: Final = 20
 
 Row = dict[str, object]
 
@@ -22,10 +31,12 @@ class DatasetInfo:
     """Columns that every row has."""
     chat: bool
     """Whether any prompt is a list of messages, which needs a chat template."""
+    longest: int
+    """Bytes of the longest row."""
 
 
 def rows(data: bytes) -> list[Row]:
-    """All rows. Raises DatasetError, naming the line, if the data is not JSON Lines or has no rows."""
+    """All rows. Raises DatasetError, naming the line, if the data is not JSON Lines, is past a limit or has no rows."""
     return list(iterate(data))
 
 
@@ -36,31 +47,53 @@ def iterate(data: bytes) -> Iterator[Row]:
 
 def numbered(data: bytes) -> Iterator[tuple[int, Row]]:
     """(line, row) of every row; lines count from 1, blank lines included. Raises DatasetError as `rows` does."""
+    return ((number, row) for number, row, _ in _measured(data))
+
+
+def _measured(data: bytes) -> Iterator[tuple[int, Row, int]]:
+    """(line, row, bytes of the line) of every row."""
     found = False
     for number, line in enumerate(io.BytesIO(data), start=1):
+        if number > MAX_LINES:
+            raise DatasetError(f"the dataset has more than {MAX_LINES} lines; leave rows or blank lines out")
         if not line.strip():
             continue
         found = True
-        try:
-            row = json.loads(line.rstrip())
-        except (ValueError, RecursionError) as error:
-            # The message without the parser's own line number, which is always 1.
-            where = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-            raise DatasetError(f"line {number} is not JSON ({where}); write one JSON object a line") from None
-        if not isinstance(row, dict):
-            raise DatasetError(f"line {number} is {_kind(row)}; write one JSON object a line, with a column for the prompt")
-        yield number, row
+        yield number, _row(line, number), len(line)
     if not found:
         raise DatasetError("the dataset has no rows; write one JSON object a line")
 
 
+def _row(line: bytes, number: int) -> Row:
+    if len(line) > MAX_ROW_BYTES:
+        raise DatasetError(f"line {number} has {len(line)} bytes, at most {MAX_ROW_BYTES} are taken; shorten or split the row")
+    try:
+        row = parse_json(line.rstrip())
+    except ValueError as error:
+        # The message without the parser's own line number, which is always 1.
+        where = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise DatasetError(f"line {number} is not JSON ({where}); write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise DatasetError(f"line {number} is {_kind(row)}; write one JSON object a line, with a column for the prompt")
+    return row
+
+
 def inspect(data: bytes, prompt: str) -> DatasetInfo:
     """Checks every row and its prompt in the column `prompt`. Raises DatasetError for the first wrong row."""
-    count, columns, chat = 0, frozenset[str](), False
-    for count, (line, row) in enumerate(numbered(data), start=1):
+    count, columns, chat, longest = 0, frozenset[str](), False, 0
+    for count, (line, row, size) in enumerate(_measured(data), start=1):
+        _check_columns(row, line)
         columns = columns.intersection(row) if count > 1 else frozenset(row)
         chat = _checked_prompt(row, prompt, line) or chat
-    return DatasetInfo(count, columns, chat)
+        longest = max(longest, size)
+    return DatasetInfo(count, columns, chat, longest)
+
+
+def _check_columns(row: Row, line: int) -> None:
+    if len(row) > MAX_COLUMNS:
+        raise DatasetError(f"line {line} has {len(row)} columns, at most {MAX_COLUMNS} are taken; leave out those that no grader reads")
+    if any(len(name) > _MAX_NAME for name in row):
+        raise DatasetError(f"line {line} has a column whose name is longer than {_MAX_NAME} characters; give it a shorter one")
 
 
 def prompts_object(data: bytes, prompt: str) -> bytes:
@@ -76,7 +109,7 @@ def prompts_object(data: bytes, prompt: str) -> bytes:
 def _checked_prompt(row: Row, column: str, line: int) -> bool:
     """Whether the row's prompt is a chat. Raises DatasetError if it is not a prompt."""
     if column not in row:
-        raise DatasetError(f"line {line} has no column {column!r}, it has {', '.join(row) or 'none'}; {_advice(column, row)}")
+        raise DatasetError(f"line {line} has no column {column!r}, it has {_listed(row)}; {_advice(column, row)}")
     value = row[column]
     if isinstance(value, str):
         if not value:
@@ -95,8 +128,13 @@ def _is_message(value: object) -> bool:
 
 
 def _advice(column: str, columns: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(column, columns, n=1)
-    return f"did you mean data.prompt = {nearest[0]!r}?" if nearest else "name the prompt's column in data.prompt"
+    nearest = nearest_name(column, columns)
+    return f"did you mean data.prompt = {nearest!r}?" if nearest else "name the prompt's column in data.prompt"
+
+
+def _listed(columns: Collection[str]) -> str:
+    names = ", ".join(islice(columns, _NAMES_SHOWN))
+    return f"{names} and {len(columns) - _NAMES_SHOWN} more" if len(columns) > _NAMES_SHOWN else names or "none"
 
 
 def _kind(value: object) -> str:

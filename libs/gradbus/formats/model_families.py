@@ -1,22 +1,24 @@
 """The model families that can be trained: how they differ, and what is supported for each. No torch.
 
-A family is an entry of `MODEL_FAMILIES`. The check of a model folder, the reading of config.json (`gradbus_kernels.models.config`),
+A family is an entry of `MODEL_FAMILIES`. The check of a model folder, the reading of config.json (`gradbus.formats.model_config`),
 the batch-invariant forward, the embedded engine and LoRA ask the entry; none of them compares a model type.
 
 To add a family whose forward is that of Llama's decoder (RMSNorm, rotary grouped-query attention, SwiGLU, a linear head):
 
-1. Add its `ModelFamily` to `MODEL_FAMILIES`. For a difference that no field describes, add a field here, a value of `ModelConfig` and
-   the code in `gradbus_kernels.models.decoder`. If `gradbus_kernels.models.invariant_decoder` or the embedded engine (`gradbus_rollout.
-   engines.torch`) does not compute it, leave out the capabilities `batch_invariant` or `embedded_engine`.
+1. Add its `ModelFamily` to `MODEL_FAMILIES`. For a difference that no field describes, add a field here, a value of `ModelConfig`, its
+   tensors in `tensor_shapes` and the code in `gradbus_kernels.models.decoder`. If `gradbus_kernels.models.invariant_decoder` or the
+   embedded engine (`gradbus_rollout.engines.torch`) does not compute it, leave out the capabilities `batch_invariant` or
+   `embedded_engine`.
 2. Add its variants to the tiny models in the conftest.py of tests/unit/kernels and tests/unit/rollout: the tests there compare all of
    them with transformers. The contract test of a family is tests/unit/kernels/models/test_model_families.py.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from gradbus.errors import Fault, ModelError
 
@@ -81,16 +83,11 @@ def _architectures_with(capability: Capability) -> str:
     return ", ".join(family.architecture for family in MODEL_FAMILIES.values() if capability in family.capabilities)
 
 
-def is_stated(stated: Stated, config: Mapping[str, Any]) -> bool:
-    """The value of a property for the model with this config.json."""
-    return bool(config.get(stated)) if isinstance(stated, str) else stated
-
-
 def family_of(model_type: object) -> ModelFamily:
     """The family with this `model_type`; ModelError when none has it."""
     family = MODEL_FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise ModelError(f"architecture {model_type!r} is not supported; use one of {', '.join(sorted(MODEL_FAMILIES))}")
+        raise ModelError(f"architecture {reprlib.repr(model_type)} is not supported; use one of {', '.join(sorted(MODEL_FAMILIES))}")
     return family
 
 

@@ -5,18 +5,34 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gradbus.errors import ModelError
+from gradbus.strict_json import parse_json
 
 PYTORCH: Final[Mapping[str, str]] = {"format": "pt"}
 """Metadata that transformers requires."""
-_LENGTH_BYTES: Final = 8
-_MAX_HEADER_BYTES: Final = 100 << 20
+LENGTH_BYTES: Final = 8
+"""A file begins with the length of its header in so many bytes."""
+MAX_HEADER_BYTES: Final = 16 << 20
+"""Of all files of a model together. The format allows 100 MB for each; the largest models need a fraction of this."""
+MAX_TENSORS: Final = 20_000
+"""1024 layers with a dozen tensors each have fewer."""
+_ITEM_BYTES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+_VALUES_PER_TENSOR: Final = 10
+_MAX_DIMENSIONS: Final = 8
+_MAX_NUMBER: Final = 1 << 63
 _NAMES_SHOWN: Final = 3
+_CHARACTERS_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +50,21 @@ class StoredTensor:
 def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
     """Every tensor in `files`, by name. Raises ModelError if a file is not safetensors, or a name occurs twice."""
     found: dict[str, StoredTensor] = {}
+    room = MAX_HEADER_BYTES
     for file in files:
-        tensors = _header(file)
+        data = _header_bytes(file, room)
+        room -= len(data)
+        tensors = _tensors(file, data)
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
+    if len(found) > MAX_TENSORS:
+        raise ModelError(f"the weights have {len(found)} tensors, at most {MAX_TENSORS} are taken; choose another model")
     return found
+
+
+def header_length(start: bytes) -> int:
+    """The length of the header of a file that begins with these LENGTH_BYTES."""
+    return int.from_bytes(start, "little")
 
 
 def mapped(file: Path) -> mmap.mmap:
@@ -46,8 +72,10 @@ def mapped(file: Path) -> mmap.mmap:
     try:
         with file.open("rb") as stream:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
+    except OSError as error:
+        raise _broken(file, error.strerror or "it cannot be mapped") from error
+    except ValueError as error:
+        raise _broken(file, str(error)) from error
 
 
 def header(tensors: Mapping[str, tuple[str, Sequence[int]]], item_bytes: int, metadata: Mapping[str, str] | None = PYTORCH) -> bytes:
@@ -61,14 +89,14 @@ def header(tensors: Mapping[str, tuple[str, Sequence[int]]], item_bytes: int, me
         begin, end = end, end + item_bytes * math.prod(shape)
         described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)  # tensors are aligned
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    text += b" " * (-len(text) % LENGTH_BYTES)  # tensors are aligned
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def refuse_tensors(names: set[str], fault: str) -> None:
     """Raises ModelError unless `names` is empty; `fault` says what is wrong with the tensors."""
     if names:
-        shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
+        shown = ", ".join(name[:_CHARACTERS_SHOWN] for name in sorted(names)[:_NAMES_SHOWN])
         raise ModelError(f"{len(names)} tensors {fault} ({shown}); load weights that belong to this model folder")
 
 
@@ -89,23 +117,51 @@ def check_tensors(found: Mapping[str, Shaped], shapes: Mapping[str, Sequence[int
     refuse_tensors(different, "have another shape than in this model")
 
 
-def _header(file: Path) -> dict[str, StoredTensor]:
+def _header_bytes(file: Path, room: int) -> bytes:
+    """The header, at most `room` bytes. Raises ModelError."""
     try:
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            size = file.stat().st_size
-            if not 0 < length <= min(_MAX_HEADER_BYTES, size):
-                raise ValueError("it has no safetensors header")
-            described: dict[str, Any] = json.loads(stream.read(length))
-        first = _LENGTH_BYTES + length
-        tensors = {name: _tensor(file, first, entry) for name, entry in described.items() if name != "__metadata__"}
-        if any(tensor.end > size for tensor in tensors.values()):
-            raise ValueError("it is cut off")
-        return tensors
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
+            length = header_length(stream.read(LENGTH_BYTES))
+            if length > room:
+                raise _broken(file, f"the headers of the weights have more than {MAX_HEADER_BYTES} bytes")
+            data = stream.read(length)
+    except OSError as error:
+        raise _broken(file, error.strerror or "it cannot be read") from error
+    if not data.startswith(b"{") or len(data) < length:
+        raise _broken(file, "it has no safetensors header")
+    return data
+
+
+def _tensors(file: Path, data: bytes) -> dict[str, StoredTensor]:
+    """The tensors of `file`, whose header is `data`. They fill the rest of the file without gaps, as the format demands."""
+    try:
+        described = parse_json(data, _VALUES_PER_TENSOR * MAX_TENSORS)
+        first = LENGTH_BYTES + len(data)
+        if not all(isinstance(text, str) for text in described.pop("__metadata__", {}).values()):
+            raise ValueError("its metadata is not text")
+        tensors = {name: _tensor(file, first, entry) for name, entry in described.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(file, f"its header is broken: {error}") from error
+    end = first
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != end:
+            raise _broken(file, "its tensors overlap or leave gaps")
+        end = tensor.end
+    if end != file.stat().st_size:
+        raise _broken(file, f"it has {file.stat().st_size} bytes and its tensors end at byte {end}")
+    return tensors
 
 
 def _tensor(file: Path, first: int, entry: Mapping[str, Any]) -> StoredTensor:
-    start, end = entry["data_offsets"]
-    return StoredTensor(file, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), first + int(start), first + int(end))
+    dtype, (start, end), shape = entry["dtype"], entry["data_offsets"], entry["shape"]
+    if dtype not in _ITEM_BYTES:
+        raise ValueError(f"dtype {reprlib.repr(dtype)} is unknown")
+    if len(shape) > _MAX_DIMENSIONS or not all(type(number) is int and 0 <= number < _MAX_NUMBER for number in (start, end, *shape)):
+        raise ValueError(f"a shape or offset is not a whole number, or a shape has more than {_MAX_DIMENSIONS} dimensions")
+    if end - start != _ITEM_BYTES[dtype] * math.prod(shape):
+        raise ValueError("a shape does not fit its bytes")
+    return StoredTensor(file, dtype, tuple(shape), first + start, first + end)
+
+
+def _broken(file: Path, fault: str) -> ModelError:
+    return ModelError(f"cannot read the weights in {file.name} ({fault}); fetch them again")

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
+import signal
+import subprocess
+import sys
 from collections.abc import Collection, Iterator
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final
 
 from gradbus.errors import Fault, GraderError
 from gradbus.graders.formula import Formula
 from gradbus.graders.template import Template
-from gradbus.spec import Grader, MultiGrader, PythonGrader, SimpleGrader
+from gradbus.nearest import nearest_name
+from gradbus.spec import MAX_FAULTS, Grader, MultiGrader, PythonGrader, SimpleGrader
+
+_NAMES_SHOWN: Final = 20
+_GIVEN_SHOWN: Final = 80
+_SOURCE_CHECK: Final = str(Path(__file__).with_name("source_check.py"))
+_SOURCES_KEPT: Final = 64
+_PARSE_SECONDS: Final = 30.0
+_TOO_MUCH: Final = {1, -signal.SIGXCPU}
+"""How the parser ends for want of memory, or of time of the processor."""
 
 
 def check_grader(grader: Grader, item_columns: Collection[str], path: str = "reward.grader") -> list[Fault]:
-    """Every fault of `grader` for rows with `item_columns`: unknown columns and names, invalid formulas and sources."""
+    """The faults of `grader`, at most MAX_FAULTS, for rows with `item_columns`: unknown columns and names, invalid formulas and sources.
+
+    Raises TimeoutError if this machine is too busy to parse a source.
+    """
     if not isinstance(grader, MultiGrader):
-        return list(_simple_faults(grader, item_columns, path))
-    faults = [fault for name, part in grader.graders.items() for fault in _simple_faults(part, item_columns, f"{path}.graders.{name}")]
-    return faults + list(_formula_faults(grader, f"{path}.calculate_output"))
+        return list(islice(_simple_faults(grader, item_columns, path), MAX_FAULTS))
+    parts = (_simple_faults(part, item_columns, f"{path}.graders.{name}") for name, part in grader.graders.items())
+    return list(islice(chain(chain.from_iterable(parts), _formula_faults(grader, f"{path}.calculate_output")), MAX_FAULTS))
 
 
 def _simple_faults(grader: SimpleGrader, item_columns: Collection[str], path: str) -> Iterator[Fault]:
@@ -35,7 +52,7 @@ def _template_faults(text: str, item_columns: Collection[str], path: str) -> Ite
     except GraderError as error:
         yield Fault(path, str(error))
         return
-    for name in template.names:
+    for name in dict.fromkeys(template.names):
         if name[0] == "item" and name[1] not in item_columns:
             yield _unknown(path, "not a column that every row has", name[1], item_columns)
 
@@ -51,28 +68,25 @@ def _formula_faults(grader: MultiGrader, path: str) -> Iterator[Fault]:
 
 
 def _source_faults(source: str, path: str) -> Iterator[Fault]:
+    if fault := _source_fault(source):
+        yield Fault(path, fault, allowed="def grade(sample, item): ...")
+
+
+@lru_cache(_SOURCES_KEPT)
+def _source_fault(source: str) -> str:
+    """Why the source cannot be a grader, or nothing; many submissions have the same source. Raises TimeoutError for a lost process."""
+    command = [sys.executable, "-I", "-S", _SOURCE_CHECK]
     try:
-        module = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        yield Fault(path, f"not Python: {error}")
-        return
-    if not any(_binds_grade(statement) for statement in module.body):
-        yield Fault(path, "no function `grade` at the top level", allowed="def grade(sample, item): ...")
-
-
-def _binds_grade(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.FunctionDef(name="grade"):
-            return True
-        case ast.Assign(targets=targets):
-            return any(isinstance(target, ast.Name) and target.id == "grade" for target in targets)
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return any((alias.asname or alias.name) == "grade" for alias in names)
-        case ast.If(body=body, orelse=orelse):
-            return any(_binds_grade(inner) for inner in [*body, *orelse])
-    return False
+        done = subprocess.run(command, input=source.encode(), capture_output=True, env={}, timeout=_PARSE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TimeoutError("a grader's source cannot be parsed now; submit it again later") from error
+    if done.returncode in _TOO_MUCH:
+        return "too much for Python's parser; shorten the source"
+    if done.returncode:
+        raise TimeoutError(f"the process that parses a grader's source ended with status {done.returncode}; submit it again later")
+    return done.stdout.decode()
 
 
 def _unknown(path: str, message: str, given: str, known: Collection[str]) -> Fault:
-    nearest = difflib.get_close_matches(given, sorted(known), n=1)
-    return Fault(path, message, f"`{given}`", ", ".join(sorted(known)), nearest[0] if nearest else "")
+    names = sorted(known)
+    return Fault(path, message, f"`{given[:_GIVEN_SHOWN]}`", ", ".join(names[:_NAMES_SHOWN]), nearest_name(given, names))

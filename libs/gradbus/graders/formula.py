@@ -34,14 +34,14 @@ class Formula:
             raise GraderError(f"the formula has {len(text)} characters; keep it under {MAX_LENGTH}")
         try:
             self._evaluate = self._compiled(ast.parse(text.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             raise GraderError(f"formula {text!r} cannot be read: {error}; write e.g. 0.5 * first + 0.5 * second") from error
 
     def value(self, values: Mapping[str, float]) -> float:
         """The result, for the `values` of all names. Raises GraderError if it is not finite (division by zero, overflow)."""
         try:
             result = self._evaluate(values)
-        except (ArithmeticError, ValueError, RecursionError) as error:
+        except (ArithmeticError, ValueError, TypeError, RecursionError) as error:  # TypeError: min and max of complex numbers
             raise GraderError(f"formula {self.text!r} has no value here: {error}; guard it with min or max") from error
         # A negative number to a fractional power is complex in Python.
         if not isinstance(result, float) or not math.isfinite(result):

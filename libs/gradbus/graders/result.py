@@ -25,6 +25,8 @@ class ScoreResult:
     components: Mapping[str, float] = field(default_factory=dict)
     status: Status = "ok"
     reason: str = ""
+    permanent: bool = False
+    """With `error`: the same would happen again; the run ends when a sample has failed so several times."""
 
     @classmethod
     def invalid(cls, reason: str) -> ScoreResult:
@@ -32,9 +34,9 @@ class ScoreResult:
         return cls(status="invalid", reason=reason)
 
     @classmethod
-    def error(cls, reason: str) -> ScoreResult:
-        """The scorer failed: the sample is scored again."""
-        return cls(status="error", reason=reason)
+    def error(cls, reason: str, *, permanent: bool = False) -> ScoreResult:
+        """The scorer failed: the sample is scored again. If it fails so several times and the error is `permanent`, the run ends."""
+        return cls(status="error", reason=reason, permanent=permanent)
 
     def message(self, sample_id: str) -> reward_pb2.SampleReward:
         """The result as a protobuf message."""
@@ -44,6 +46,7 @@ class ScoreResult:
             reward=self.reward,
             components={_valid_utf8(name): value for name, value in self.components.items()},
             reason=_valid_utf8(self.reason),
+            permanent=self.permanent,
         )
 
 

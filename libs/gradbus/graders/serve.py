@@ -95,16 +95,16 @@ class _Servicer(reward_service_pb2_grpc.RewardServiceServicer):
         for sample in request.samples:
             if not context.is_active():
                 break  # the caller's deadline has passed
-            results.append(self._scored(request.run_id, sample).message(sample.sample_id))
+            results.append(self._scored(request.run_id, sample))
         return reward_pb2.ScoreResponse(results=results)
 
-    def _scored(self, run_id: str, sample: reward_pb2.ScoreSample) -> ScoreResult:
+    def _scored(self, run_id: str, sample: reward_pb2.ScoreSample) -> reward_pb2.SampleReward:
         try:
             result = self._score(_sample(run_id, sample))
-            return result if isinstance(result, ScoreResult) else ScoreResult(float(result))
+            return (result if isinstance(result, ScoreResult) else ScoreResult(float(result))).message(sample.sample_id)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it becomes the sample's result
             _log.exception("score_function_failed", run_id=run_id, sample_id=sample.sample_id)
-            return ScoreResult.error(f"{type(error).__name__}: {error}")
+            return ScoreResult.error(f"{type(error).__name__}: {error}").message(sample.sample_id)
 
 
 def _sample(run_id: str, sample: reward_pb2.ScoreSample) -> Sample:

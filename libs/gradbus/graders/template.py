@@ -17,6 +17,7 @@ _NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 Path = tuple[str, ...]
 _MAX_SHOWN = 200
+_MAX_DIGITS = 9
 
 
 class Template:
@@ -61,7 +62,13 @@ class Template:
     def _step(self, value: object, key: str, path: Path) -> object:
         if isinstance(value, (dict, Mapping)) and key in value:  # dict first: the check of an abstract class is slow
             return value[key]
-        if isinstance(value, Sequence) and not isinstance(value, str) and key.isdecimal() and int(key) < len(value):
+        if (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and len(key) <= _MAX_DIGITS
+            and key.isdecimal()
+            and int(key) < len(value)
+        ):
             return value[int(key)]
         raise GraderError(f"template {_shown(self.text)}: this row has no {'.'.join(path)!r}; add the column or fix the template")
 

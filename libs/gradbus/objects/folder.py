@@ -16,7 +16,7 @@ from pathlib import Path
 from gradbus.errors import SettingsError
 from gradbus.formats.hf_model import sanitized_config
 from gradbus.ids import digest_of
-from gradbus.objects.cache_dir import written_below
+from gradbus.objects.cache_dir import written_below_cache
 from gradbus.objects.durable import sync_files
 from gradbus.objects.paths import is_safe_part
 from gradbus.objects.store import ObjectStore
@@ -39,18 +39,25 @@ async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path
     target = folder / key
     if await asyncio.to_thread(target.is_dir):
         return target
-    with written_below(folder, "a model"):
-        async with _partial_folder(folder) as partial:
+    with written_below_cache("a model"):
+        async with partial_folder(folder) as partial:
             for name, digest in files.items():
-                data = await store.get_blob(digest)
-                await asyncio.to_thread((partial / name).write_bytes, sanitized_config(data) if name in _CONFIGS else data)
+                await _write(store, digest, partial / name)
             await asyncio.to_thread(sync_files, partial, files)
             await asyncio.to_thread(_move, partial, target)
     return target
 
 
+async def _write(store: ObjectStore, digest: str, target: Path) -> None:
+    if target.name in _CONFIGS:
+        data = await store.get_blob(digest)
+        await asyncio.to_thread(lambda: target.write_bytes(sanitized_config(data)))
+    elif (stored := await store.blob_file(digest, target)) != target:
+        await asyncio.to_thread(shutil.copyfile, stored, target)  # never as a whole in memory: it may be a model's weights
+
+
 @asynccontextmanager
-async def _partial_folder(folder: Path) -> AsyncIterator[Path]:
+async def partial_folder(folder: Path) -> AsyncIterator[Path]:
     """A folder that is removed after the block. A process that is alone here also removes the partial folders of killed ones."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -15,14 +16,18 @@ from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Backend
 
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
-from gradbus.ids import digest_of, digest_of_file
+from gradbus.ids import digest_of, digest_of_file, is_digest
 from gradbus.objects.durable import link_file, remove_partial_files, sync_files
 from gradbus.objects.paths import blob_path, checked_path
 from gradbus.telemetry import WireOperation
 
+if TYPE_CHECKING:
+    from obstore import GetResult
+
 _HASH_IN_THREAD_BYTES = 1 << 22
 _PARALLEL = 16
 _PART_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 20
 _PARALLEL_PARTS = 4
 _MAX_PARTS = 10_000
 """The limit of S3 for one object."""
@@ -116,9 +121,23 @@ class ObjectStore:
             raise CorruptRecordError(f"blob {digest} in {self.url} ends before byte {end}; remove it and store it again")
         return content
 
+    async def open_blob(self, digest: str) -> tuple[int, AsyncGenerator[bytes]]:
+        """The blob's size and its bytes in pieces, which are read as they are asked for and not checked against the digest.
+
+        Raises ObjectMissingError; StorageError also while the pieces are read.
+        """
+        path = blob_path(digest)
+        with self._errors(f"blob {digest}"):
+            answer = await obstore.get_async(self._backend, path)
+        return answer.meta["size"], self._pieces(digest, answer)
+
     async def has_blob(self, digest: str) -> bool:
         """Whether the blob is stored; its bytes are not read."""
-        return await self._size(blob_path(digest)) is not None
+        return await self.blob_size(digest) is not None
+
+    async def blob_size(self, digest: str) -> int | None:
+        """Bytes of the blob, which are not read; None if it is not stored."""
+        return await self._size(blob_path(digest))
 
     async def has_blobs(self, digests: Iterable[str]) -> bool:
         """Whether all these blobs are stored."""
@@ -126,6 +145,13 @@ class ObjectStore:
         if self._root:
             return await asyncio.to_thread(all, map(Path.is_file, [self._root / path for path in paths]))
         return None not in await asyncio.gather(*map(self._size, paths))
+
+    async def blobs_between(self, first: datetime, last: datetime) -> list[str]:
+        """Digests of the blobs that were last written between two moments."""
+        with self._errors("blobs"):
+            found = [item async for batch in obstore.list(self._backend, "blobs") for item in batch]
+        written = (f"sha256:{item['path'].rpartition('/')[2]}" for item in found if first < item["last_modified"] < last)
+        return [digest for digest in written if is_digest(digest)]
 
     async def delete_blob(self, digest: str) -> None:
         """Removes the blob; no error if there is none."""
@@ -175,6 +201,11 @@ class ObjectStore:
         except ObjectMissingError:
             return
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether the store is a folder, whose files a reader can map."""
+        return self._root is not None
+
     def local_path(self, digest: str) -> Path | None:
         """The blob's file if the store is a folder, so that a reader can map it; the file may not exist."""
         return self._root / blob_path(digest) if self._root else None
@@ -185,6 +216,12 @@ class ObjectStore:
             content = bytes(await answer.bytes_async())
             reading.payload_bytes = len(content)
             return content
+
+    async def _pieces(self, digest: str, answer: GetResult) -> AsyncGenerator[bytes]:
+        with self._errors(f"blob {digest}"), _GET.measured() as reading:
+            async for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+                reading.payload_bytes += len(piece)
+                yield bytes(piece)
 
     async def _downloaded(self, digest: str, path: Path) -> Path:
         with _GET.measured() as reading, path.open("wb") as file:

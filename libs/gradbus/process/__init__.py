@@ -2,7 +2,7 @@
 
 from gradbus.process.heartbeat import WorkerHeartbeat
 from gradbus.process.runner import Process, run_process
-from gradbus.process.settings import ProcessSettings
+from gradbus.process.settings import ProcessSettings, named_variables
 from gradbus.process.worker import RunServer, WorkerClients, run_worker
 
-__all__ = ["Process", "ProcessSettings", "RunServer", "WorkerClients", "WorkerHeartbeat", "run_process", "run_worker"]
+__all__ = ["Process", "ProcessSettings", "RunServer", "WorkerClients", "WorkerHeartbeat", "named_variables", "run_process", "run_worker"]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
 
 from gradbus.errors import GradbusError
 from gradbus.process.health import HealthPages
+from gradbus.process.limits import end_if_frozen, limit_memory
 from gradbus.process.settings import ProcessSettings
-from gradbus.telemetry import configure_logging, export_process_metrics, export_telemetry, get_logger
+from gradbus.telemetry import PROCESS, configure_logging, export_process_metrics, export_telemetry, get_logger
+from gradbus.tls import Certificate
 
 _log = get_logger(__name__)
 DRAIN_SECONDS = 20.0
 _THREADS_SECONDS = 5.0
+_EXIT_SECONDS = 10.0
+_EXPIRES_SOON_SECONDS = 30 * 86_400.0
 
 
 class Process:
@@ -26,8 +30,19 @@ class Process:
         self.name = name
         self.stopping = asyncio.Event()
         """Set by SIGTERM and SIGINT: finish the work in flight or hand it back, then return."""
-        self.ready = False
+        self.has_been_ready = asyncio.Event()
+        self._ready = False
+
+    @property
+    def ready(self) -> bool:
         """Shown by /readyz; the service sets it once it can work."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: bool) -> None:
+        self._ready = ready
+        if ready:
+            self.has_been_ready.set()
 
 
 Main = Callable[[Process], Awaitable[None]]
@@ -37,8 +52,11 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 def run_process(name: str, settings: ProcessSettings, main: Main, loop: Loop | None = None) -> int:
     """Runs `main` until it returns. Returns the exit status: 0 after a drain, 1 after an error. `loop` creates a custom event loop."""
     configure_logging(name, settings.log_level)
+    limit_memory(settings.memory_limit)
     with export_telemetry(name, settings.worker_id), _thread_watchdog() as finished, asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(_run(name, settings, main, finished))
+        status = runner.run(_run(name, settings, main, finished))
+    _exit_after(_EXIT_SECONDS).start()  # the interpreter waits for threads too
+    return status
 
 
 @contextmanager
@@ -47,16 +65,21 @@ def _thread_watchdog() -> Iterator[Callable[[], None]]:
 
     A thread that never returns, for example on a stuck device, must not keep the process alive.
     """
-    watchdog = Timer(_THREADS_SECONDS, _exit_now)
-    watchdog.daemon = True
+    watchdog = _exit_after(_THREADS_SECONDS)
     try:
         yield watchdog.start
     finally:
         watchdog.cancel()
 
 
-def _exit_now() -> None:
-    _log.error("threads_did_not_end", seconds=_THREADS_SECONDS)
+def _exit_after(seconds: float) -> Timer:
+    watchdog = Timer(seconds, _exit_now, [seconds])
+    watchdog.daemon = True
+    return watchdog
+
+
+def _exit_now(seconds: float) -> None:
+    _log.error("threads_did_not_end", seconds=seconds)
     os._exit(1)
 
 
@@ -67,7 +90,9 @@ async def _run(name: str, settings: ProcessSettings, main: Main, finished: Calla
         loop.add_signal_handler(number, process.stopping.set)
     export_process_metrics(lambda: process.ready)
     pages = HealthPages(process)
+    guard = asyncio.create_task(end_if_frozen(process.has_been_ready, settings.frozen_seconds), name="frozen")
     try:
+        _export_expiry(settings.certificates)
         await pages.start(settings.health)
         _log.info("started", worker=settings.worker_id)
         work = asyncio.ensure_future(main(process))
@@ -89,7 +114,17 @@ async def _run(name: str, settings: ProcessSettings, main: Main, finished: Calla
         _log.exception("crashed")
         return 1
     finally:
+        guard.cancel()
         await pages.stop()
         finished()
     _log.info("stopped")
     return 0
+
+
+def _export_expiry(certificates: Sequence[Certificate]) -> None:
+    if not certificates:
+        return
+    first = min(certificates, key=lambda certificate: certificate.expires)
+    PROCESS.set("gradbus.process.certificate.remaining", lambda: first.remaining)
+    if first.remaining < _EXPIRES_SOON_SECONDS:
+        _log.warning("certificate_expires_soon", path=str(first.chain), seconds=int(first.remaining))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as NotJsonError
 
@@ -17,7 +20,10 @@ from gradbus.bus import BusSettings
 from gradbus.errors import SettingsError
 from gradbus.objects import ObjectStore
 from gradbus.rpc import RpcSettings
+from gradbus.tls import Certificate, Identity, read_identity
 
+Folder = Annotated[Path | None, BeforeValidator(lambda given: given or None)]
+"""A folder; none if the variable is empty."""
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)]
 
 
@@ -31,18 +37,29 @@ class ServerSettings(BaseSettings):
     buffer_url: str = "redis://127.0.0.1:6379/0"
     buffer_user: str = ""
     buffer_password: SecretStr = SecretStr("")
+    tls_dir: Folder = Field(None, description="Folder of tls.crt, tls.key and ca.crt, for mutual TLS with NATS, the buffer and services.")
     objects_url: str = Field("file:///var/lib/gradbus/objects", description="A folder (file://) or a bucket (s3://, gs://, az://).")
     objects_credentials: dict[str, SecretStr] = Field(default_factory=dict, description="E.g. access_key_id and secret_access_key.")
+
+    @cached_property
+    def identity(self) -> Identity | None:
+        """The process's certificate, if it has one. Raises SettingsError when it cannot be used."""
+        return read_identity(self.tls_dir) if self.tls_dir else None
+
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """The certificates that this process shows."""
+        return (self.identity,) if self.identity else ()
 
     @property
     def bus(self) -> BusSettings:
         """Settings of the bus."""
-        return BusSettings(self.nats_url, self.nats_user, self.nats_password.get_secret_value(), self.nats_clustered)
+        return BusSettings(self.nats_url, self.nats_user, self.nats_password.get_secret_value(), self.nats_clustered, self.identity)
 
     @property
     def buffer(self) -> BufferSettings:
         """Settings of the buffer."""
-        return BufferSettings(self.buffer_url, self.buffer_user, self.buffer_password.get_secret_value())
+        return BufferSettings(self.buffer_url, self.buffer_user, self.buffer_password.get_secret_value(), self.identity)
 
     def open_objects(self) -> ObjectStore:
         """The object storage. Raises SettingsError when the URL names no known storage."""
@@ -62,23 +79,19 @@ class ProcessSettings(ServerSettings):
     rpc_callers: dict[str, str] = Field(
         default_factory=dict, description="For a gRPC server: each caller's role and the SHA-256 of its token."
     )
+    frozen_seconds: float = Field(60.0, ge=1.0, description="A process whose event loop does not run for so long ends, to be restarted.")
+    memory_limit: ByteSize | None = Field(None, description="Allocations beyond it fail, e.g. 8GiB; set no limit where a GPU is used.")
+    leftover_memory: ByteSize = Field(ByteSize(100_000_000), description="A worker that keeps more of an ended run than this is restarted.")
     cache_dir: Path = Field(Path("/var/tmp/gradbus"), description="Models from object storage, and files before their upload.")  # noqa: S108
 
     def __init__(self, **given: Any) -> None:
-        try:
+        with named_variables("GRADBUS_"):
             super().__init__(**given)
-        except ValidationError as error:
-            faults = [f"{_variable(str(fault['loc'][0]))}: {fault['msg']}" for fault in error.errors(include_input=False)]
-            raise SettingsError(f"{'; '.join(faults)}; give it a valid value or leave it out") from None
-        except NotJsonError as error:
-            named = re.search(r'field "(\w+)"', str(error))
-            variable = _variable(named[1]) if named else str(error)
-            raise SettingsError(f'{variable} is not JSON; write a list as ["a", "b"] and an object as {{"a": "b"}}') from None
 
     @property
     def rpc(self) -> RpcSettings:
         """Settings of this process's gRPC server."""
-        return RpcSettings(self.listen, self.rpc_callers)
+        return RpcSettings(self.listen, self.rpc_callers, self.identity)
 
     @classmethod
     def settings_customise_sources(
@@ -95,5 +108,15 @@ class ProcessSettings(ServerSettings):
         return (init_settings, env_settings, *files)
 
 
-def _variable(field: str) -> str:
-    return f"GRADBUS_{field.upper()}"
+@contextmanager
+def named_variables(prefix: str) -> Iterator[None]:
+    """For a block that reads settings from variables with this prefix: its errors become a SettingsError, which names each variable."""
+    try:
+        yield
+    except ValidationError as error:
+        faults = [f"{prefix}{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors(include_input=False)]
+        raise SettingsError(f"{'; '.join(faults)}; give it a valid value or leave it out") from None
+    except NotJsonError as error:
+        named = re.search(r'field "(\w+)"', str(error))
+        variable = prefix + named[1].upper() if named else str(error)
+        raise SettingsError(f'{variable} is not JSON; write a list as ["a", "b"] and an object as {{"a": "b"}}') from None

@@ -16,6 +16,7 @@ from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.errors import StorageError
 from gradbus.objects import ObjectStore
 from gradbus.process.heartbeat import WorkerHeartbeat
+from gradbus.process.limits import IdleMemory
 from gradbus.process.runner import Process, run_process
 from gradbus.process.settings import ProcessSettings
 from gradbus.rpc import describe_rpc_error, open_channel
@@ -43,6 +44,10 @@ class RunServer(Protocol):
         """Serves the run until it is cancelled."""
         ...
 
+    def release(self) -> None:
+        """Frees what libraries and other processes keep of a run that is over. Called in a thread."""
+        ...
+
 
 def run_worker(
     role: Literal["rollout", "trainer"],
@@ -54,7 +59,7 @@ def run_worker(
 
     async def serve(process: Process) -> None:
         bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")
-        channel = open_channel(weight_store, settings.rpc_token.get_secret_value())
+        channel = open_channel(weight_store, settings.rpc_token.get_secret_value(), settings.identity)
         buffer = open_buffer(settings.buffer)
         try:
             presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
@@ -68,7 +73,13 @@ def run_worker(
                 except AioRpcError as error:
                     raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
 
-            await heartbeat.serve(process, serve_run)
+            idle = IdleMemory(settings.leftover_memory)
+
+            def run_over() -> None:
+                server.release()
+                idle.check()
+
+            await heartbeat.serve(process, serve_run, run_over)
         finally:
             await channel.close()
             await buffer.aclose()

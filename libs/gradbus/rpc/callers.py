@@ -26,6 +26,6 @@ class Callers:
         return frozenset([role for role, known in self._hashes.items() if hmac.compare_digest(known, given)])
 
     @staticmethod
-    def may_call(roles: frozenset[str], method: str) -> bool:
-        """Whether one of the roles may call `package.Service/Method`."""
-        return not roles.isdisjoint(callers_of(method))
+    def allowed(roles: frozenset[str], method: str) -> frozenset[str]:
+        """Those of the roles that may call `package.Service/Method`."""
+        return roles.intersection(callers_of(method))

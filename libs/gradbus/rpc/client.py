@@ -12,11 +12,17 @@ from opentelemetry.trace import SpanKind
 from gradbus.rpc.operation import rpc_attributes, rpc_operation
 from gradbus.rpc.options import CHANNEL, TOKEN_HEADER
 from gradbus.telemetry import span, trace_headers
+from gradbus.tls import Identity
 
 
-def open_channel(address: str, token: str = "") -> Channel:
-    """A channel to `host:port`. Open one for each target and share it in the event loop."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL, interceptors=[_Metadata(token)])
+def open_channel(address: str, token: str = "", identity: Identity | None = None) -> Channel:
+    """A channel to `host:port`, over mutual TLS with an `identity`. Open one for each target and share it in the event loop."""
+    interceptors = [_Metadata(token)]
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL, interceptors=interceptors)
+    files = (identity.authority, identity.key, identity.chain)
+    credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in files))
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL, interceptors=interceptors)
 
 
 class _Metadata(UnaryUnaryClientInterceptor):  # type: ignore[type-arg, misc, unused-ignore]

@@ -25,6 +25,19 @@ _TRANSPORT_ERRORS = re.compile(
     re.IGNORECASE,
 )
 """gRPC does not separate its own messages from a server's."""
+_TLS_ERRORS = (
+    (
+        r"CERTIFICATE_VERIFY_FAILED: ([\w -]+)",
+        "shows a certificate that is not valid here ({}); use certificates of one authority and renew them in time",
+    ),
+    (r"is not in peer certificate", "shows a certificate for another name; issue one for the name in this address"),
+    (r"WRONG_VERSION_NUMBER", "does not use TLS, but this process does; set GRADBUS_TLS_DIR for both or for neither"),
+    (
+        r"last error: .*Socket closed",
+        "closes the connection; check that it runs, and that both sides have certificates of one authority, or neither has any",
+    ),
+)
+"""What gRPC reports of a handshake that fails, and what to do. A server that refuses a client only closes the connection."""
 _ADVICE = {
     grpc.StatusCode.UNAVAILABLE: "does not answer; check that it runs, or wait if it is starting",
     grpc.StatusCode.CANCELLED: "broke off the call; check that it runs",
@@ -58,6 +71,9 @@ async def until_answered(
 def describe_rpc_error(service: str, address: str, error: AioRpcError) -> str:
     """A sentence for a person: which service failed, where, and what to do. Quotes the server's own message if there is one."""
     said = error.details() or ""
+    for pattern, advice in _TLS_ERRORS:
+        if found := re.search(pattern, said):
+            return f"{service} at {address} {advice.format(*found.groups())}"
     if _TRANSPORT_ERRORS.search(said):
         said = ""
     advice = _REFUSALS.get(error.code()) or (f"refused: {said}" if said else _ADVICE.get(error.code(), "broke the call; see its log"))

@@ -7,7 +7,12 @@ from typing import Final
 
 TOKEN_HEADER: Final = "authorization"  # noqa: S105 - a header name
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+HANDSHAKE_MS: Final = 10_000
 _PENDING: Final = 16_384
+_STREAMS: Final = 4096
+"""Calls of one connection. A caller with more waits, which costs the server nothing."""
+_CONNECTIONS: Final = 1024
+"""Each process of the other services has one; a rollout worker or a trainer may be one of hundreds."""
 
 Options = list[tuple[str, str | int]]
 
@@ -20,6 +25,12 @@ SERVER: Final[Options] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A caller that is gone without closing is noticed, and one that connects and says nothing is closed.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+    ("grpc.max_concurrent_streams", _STREAMS),
     # By default gRPC cancels calls at random beyond 1,000 unaccepted ones; our clients limit themselves instead.
     ("grpc.server.max_pending_requests", _PENDING),
     ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),

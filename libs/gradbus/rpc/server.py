@@ -10,11 +10,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from opentelemetry.trace import SpanKind
 
+from gradbus.access import host_name
 from gradbus.errors import SettingsError
 from gradbus.rpc.callers import Callers
 from gradbus.rpc.operation import rpc_attributes, rpc_operation
 from gradbus.rpc.options import SERVER, TOKEN_HEADER
 from gradbus.telemetry import span
+from gradbus.tls import Identity
 
 _GRACE_SECONDS = 5.0
 _OPEN_METHODS = "/grpc.health.v1.Health/"
@@ -26,6 +28,8 @@ class RpcSettings:
 
     address: str
     callers: Mapping[str, str]
+    identity: Identity | None = None
+    """With it the server takes calls over mutual TLS alone, and a caller's certificate must carry the host name of its token's role."""
 
 
 class RpcServer:
@@ -36,8 +40,9 @@ class RpcServer:
             raise SettingsError(
                 "a gRPC server needs to know its callers; set GRADBUS_RPC_CALLERS to a JSON object of roles and the SHA-256 of their tokens"
             )
-        self.server = grpc.aio.server(options=SERVER, interceptors=[_Authentication(Callers(settings.callers))])
-        self._address = settings.address
+        authentication = _Authentication(Callers(settings.callers), mutual_tls=settings.identity is not None)
+        self.server = grpc.aio.server(options=SERVER, interceptors=[authentication])
+        self._settings = settings
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self.port = 0
@@ -45,13 +50,19 @@ class RpcServer:
     async def start(self) -> None:
         """Starts to listen. Raises SettingsError when the address is taken."""
         try:
-            self.port = self.server.add_insecure_port(self._address)
+            self.port = self._add_port(self._settings.address, self._settings.identity)
         except RuntimeError:
             self.port = 0
         if self.port == 0:
-            raise SettingsError(f"cannot listen on {self._address}; is another process using the port? choose another address")
+            raise SettingsError(f"cannot listen on {self._settings.address}; is another process using the port? choose another address")
         await self.server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def _add_port(self, address: str, identity: Identity | None) -> int:
+        if identity is None:
+            return self.server.add_insecure_port(address)
+        pair = (identity.key.read_bytes(), identity.chain.read_bytes())
+        return self.server.add_secure_port(address, grpc.ssl_server_credentials([pair], identity.authority.read_bytes(), True))
 
     async def stop(self) -> None:
         """Reports not serving, finishes the calls in flight, and closes."""
@@ -60,10 +71,11 @@ class RpcServer:
 
 
 class _Authentication(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses unknown tokens, and tokens without a right to the method. Continues the caller's trace."""
+    """Refuses unknown tokens, tokens without a right to the method, and certificates of other roles. Continues the caller's trace."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, mutual_tls: bool) -> None:
         self._callers = callers
+        self._mutual_tls = mutual_tls
         self._unknown = _refusal(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong; send `authorization: Bearer <token>`")
         self._forbidden = _refusal(grpc.StatusCode.PERMISSION_DENIED, "this token's role may not call this method; use its owner's token")
 
@@ -79,19 +91,24 @@ class _Authentication(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-
         roles = self._callers.roles_of(_bearer(metadata.get(TOKEN_HEADER, "")))
         if not roles:
             return self._unknown
-        if not self._callers.may_call(roles, method.lstrip("/")):
+        allowed = self._callers.allowed(roles, method.lstrip("/"))
+        if not allowed:
             return self._forbidden
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
-        return _traced(handler, method, str(metadata.get("traceparent", "")))
+        hosts = frozenset(host_name(role) for role in allowed) if self._mutual_tls else None
+        return _traced(handler, method, str(metadata.get("traceparent", "")), hosts)
 
 
-def _traced(handler: Any, method: str, traceparent: str) -> Any:
+def _traced(handler: Any, method: str, traceparent: str, hosts: frozenset[str] | None) -> Any:
+    """The handler in the caller's trace. With `hosts` the caller's certificate must carry one of these names."""
     name = method.lstrip("/")
     operation = rpc_operation("server", name)
 
     async def behaviour(request: Any, context: Any) -> Any:
+        if hosts is not None and hosts.isdisjoint(shown.decode(errors="replace") for shown in context.peer_identities() or ()):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is not that of the token's role; use both of one role")
         with span(name, SpanKind.SERVER, traceparent, rpc_attributes(name)), operation.measured(request.ByteSize()):
             return await handler.unary_unary(request, context)
 

@@ -1,6 +1,6 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
-from gradbus.spec.faults import parse_spec
+from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import (
     AlgorithmSpec,
@@ -24,6 +24,7 @@ from gradbus.spec.sections import (
 )
 
 __all__ = [
+    "MAX_FAULTS",
     "AlgorithmSpec",
     "CheckpointSpec",
     "DataSpec",
@@ -44,4 +45,5 @@ __all__ = [
     "TrainerSpec",
     "WeightsSpec",
     "parse_spec",
+    "refuse_unstorable",
 ]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from itertools import islice
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
+from gradbus.nearest import nearest_name
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
+from gradbus.spec.size_faults import size_faults
+from gradbus.strict_json import dotted, has_more_values, value_faults
 
+MAX_FAULTS: Final = 100
+"""Faults of one kind in a response; their number is the user's to choose, and each takes time."""
 _GIVEN_LIMIT = 80
+_MESSAGE_LIMIT = 500
+_MAX_VALUES: Final = 10_000
+"""Values in a spec. The largest has some thousands: files of a model, stop tokens."""
 _TAGS = {2, 5}
 """Positions in pydantic's location that name a grader's type and are no part of the path: `reward.grader.<type>.graders.<name>.<type>`."""
 
@@ -25,21 +33,36 @@ def parse_spec(body: object) -> RunSpec:
     Raises SpecError with every fault: those of single fields, and those of rules across fields, as far as the sections that a rule
     needs are valid.
     """
+    refuse_unstorable(body)
     if not isinstance(body, Mapping):
         raise SpecError([Fault("(body)", "a run spec is an object", _shown(body), "an object with name, model, data, reward, schedule")])
     faults: list[Fault] = []
     try:
         spec = RunSpec.model_validate(body)
     except ValidationError as error:
-        faults.extend(_fault(item) for item in error.errors(include_url=False))
+        found = error.errors(include_url=False)
+        faults.extend(map(_fault, found[:MAX_FAULTS]))
+        if len(found) > MAX_FAULTS:
+            faults.append(Fault("(body)", f"has {len(found) - MAX_FAULTS} more faults"))
         spec = None
     sections = _valid_sections(body) if spec is None else dict(spec)
+    faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
     faults.extend(_joint_faults(sections, body.get("deterministic")))
     if body.get("numerics") == "batch_invariant":
         faults.extend(_numerics_faults(sections))
     if faults or spec is None:
         raise SpecError(faults)
     return spec
+
+
+def refuse_unstorable(body: object) -> None:
+    """Raises SpecError for more values than a spec has, and for numbers, text and nesting that no service could store or send as JSON."""
+    if has_more_values(body, _MAX_VALUES):
+        raise SpecError([Fault("(body)", f"has more than {_MAX_VALUES} values", allowed="the fields of a run spec")])
+    found = islice(value_faults(body), MAX_FAULTS)
+    faults = [Fault(dotted(path) if path else "(body)", f"has {fault}", allowed="finite numbers, UTF-8 text") for path, fault in found]
+    if faults:
+        raise SpecError(faults)
 
 
 def _valid_sections(body: Mapping[Any, Any]) -> dict[str, Any]:
@@ -142,7 +165,7 @@ def _reward_faults(reward: Any) -> Iterator[Fault]:
     if (reward.grader is None) == (reward.service is None):
         given = "both" if reward.grader is not None else "neither"
         yield Fault("reward", "a reward has exactly one source", given, "exactly one of `grader` and `service`")
-    if reward.service is not None and not reward.service.startswith(("grpc://", "http://", "https://")):
+    if reward.service is not None and not _is_address(reward.service):
         yield Fault("reward.service", "not the address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
     graders = {"reward.grader": reward.grader}
     if reward.grader is not None and reward.grader.type == "multi":
@@ -154,22 +177,26 @@ def _reward_faults(reward: Any) -> Iterator[Fault]:
             )
 
 
+def _is_address(service: str) -> bool:
+    return service.startswith(("grpc://", "http://", "https://")) and service.isprintable() and " " not in service
+
+
 def _fault(item: Any) -> Fault:
     location = item["loc"]
     path = tuple(part for at, part in enumerate(location) if not (location[:2] == ("reward", "grader") and at in _TAGS))
-    dotted = ".".join(str(part) for part in path) or "(body)"
+    where = dotted(path) if path else "(body)"
     known = _fields_at(path[:-1])
     if item["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-        return Fault(dotted, "unknown field", _shown(item["input"]), ", ".join(known), nearest[0] if nearest else "")
+        return Fault(where, "unknown field", _shown(item["input"]), ", ".join(known), nearest_name(str(path[-1]), known))
     if item["type"] == "missing":
-        return Fault(dotted, "required field is missing")
+        return Fault(where, "required field is missing")
     context = item.get("ctx", {})
     if item["type"] == "string_pattern_mismatch":
-        return Fault(dotted, "does not have the required form", _shown(item["input"]), _description(path) or context["pattern"])
+        return Fault(where, "does not have the required form", _shown(item["input"]), _description(path) or context["pattern"])
     allowed = str(context.get("expected", context.get("expected_tags", "")))
-    nearest = difflib.get_close_matches(str(item["input"]), [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")], n=1)
-    return Fault(dotted, item["msg"], _shown(item["input"]), allowed, nearest[0] if nearest else "")
+    words = [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")]
+    given = _shown(item["input"])
+    return Fault(where, item["msg"][:_MESSAGE_LIMIT], given, allowed, nearest_name(given.strip('"'), words))
 
 
 def _fields_at(path: tuple[object, ...]) -> list[str]:
@@ -200,5 +227,10 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= _GIVEN_LIMIT else text[: _GIVEN_LIMIT - 1] + "…"
+    """`value` as JSON, cut off before more than the limit of it is written."""
+    text = ""
+    for piece in json.JSONEncoder(default=str).iterencode(value):
+        text += piece[: _GIVEN_LIMIT + 1]
+        if len(text) > _GIVEN_LIMIT:
+            return text[: _GIVEN_LIMIT - 1] + "…"
+    return text

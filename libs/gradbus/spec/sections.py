@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradbus.spec.engine_traits import ENGINES, EngineName, EngineTraits, engines_with
 
+ClipRange = Annotated[float, Field(ge=0.0, le=1e9)]
+DecayRate = Annotated[float, Field(ge=0.0, le=1.0)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 22)]
+Template = Annotated[str, Field(max_length=65_536)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -20,17 +24,19 @@ class Section(BaseModel):
 class ModelSpec(Section):
     """The base model: a folder in Hugging Face layout, or a hub id with a revision."""
 
-    path: str = Field(min_length=1, description="Folder in Hugging Face layout, or a hub id (`owner/name`).")
-    revision: str | None = Field(None, description="Commit of a hub id; required with one.")
-    files: dict[str, Digest] | None = Field(None, description="File name to digest. Filled in when the model is stored.")
+    path: str = Field(min_length=1, max_length=4096, description="Folder in Hugging Face layout, or a hub id (`owner/name`).")
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = Field(
+        None, description="40 hex digits: the commit of a hub id; required with one."
+    )
+    files: dict[str, Digest] | None = Field(None, max_length=1100, description="File name to digest. Filled in when the model is stored.")
 
 
 class DataSpec(Section):
     """JSON Lines files: one object a line."""
 
-    train: str = Field(min_length=1, description="Path, or the digest of an uploaded file.")
-    eval: str | None = Field(None, description="Held-out rows, never trained on.")
-    prompt: str = Field("prompt", min_length=1, description="Column with the prompt: text, or a list of chat messages.")
+    train: str = Field(min_length=1, max_length=4096, description="Path, or the digest of an uploaded file.")
+    eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
+    prompt: str = Field("prompt", min_length=1, max_length=256, description="Column with the prompt: text, or a list of chat messages.")
 
 
 class RolloutSpec(Section):
@@ -40,11 +46,15 @@ class RolloutSpec(Section):
     slots: int = Field(64, ge=4, le=1024, description="Samples decoded at once; constant during a run, for it affects bits.")
     group_size: int = Field(8, ge=2, le=1024, description="Samples of one prompt.")
     max_new_tokens: int = Field(128, ge=1, le=131072)
-    max_prompt_tokens: int | None = Field(None, ge=1, description="Longer prompts are refused. Default: what fits the context.")
-    temperature: float = Field(1.0, gt=0.0, le=10.0)
-    top_p: float = Field(1.0, description="Only 1.0: a truncated distribution has no log-probabilities the trainer could match.")
-    top_k: int = Field(0, description="Only 0 (off), for the same reason.")
-    stop_token_ids: tuple[int, ...] = Field((), description="Stop tokens beyond the tokenizer's and the generation config's.")
+    max_prompt_tokens: int | None = Field(None, ge=1, le=1 << 24, description="Longer prompts are refused. Default: what fits the context.")
+    temperature: float = Field(1.0, ge=0.01, le=10.0)
+    top_p: float = Field(
+        1.0, ge=0.0, le=1.0, description="Only 1.0: a truncated distribution has no log-probabilities the trainer could match."
+    )
+    top_k: int = Field(0, ge=0, lt=1 << 31, description="Only 0 (off), for the same reason.")
+    stop_token_ids: tuple[TokenId, ...] = Field(
+        (), max_length=1024, description="Stop tokens beyond the tokenizer's and the generation config's."
+    )
     threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine; affects bits.")
     pause: Literal["abort", "retract", "in_place"] = Field(
         "retract",
@@ -62,8 +72,8 @@ class StringCheckGrader(Section):
     """1.0 if the comparison holds, else 0.0."""
 
     type: Literal["string_check"]
-    input: str
-    reference: str
+    input: Template
+    reference: Template
     operation: Literal["eq", "ne", "like", "ilike"] = "eq"
 
 
@@ -71,8 +81,8 @@ class TextSimilarityGrader(Section):
     """Similarity in [0, 1]."""
 
     type: Literal["text_similarity"]
-    input: str
-    reference: str
+    input: Template
+    reference: Template
     evaluation_metric: Literal["fuzzy_match"] = "fuzzy_match"
 
 
@@ -80,8 +90,8 @@ class PythonGrader(Section):
     """`source` defines `grade(sample, item)`, which returns a float, or a dict of named floats with `reward`."""
 
     type: Literal["python"]
-    source: str | None = Field(None, max_length=262_144, description="Python source text.")
-    file: str | None = Field(None, description="Path of the source; the command line replaces it by the text.")
+    source: str | None = Field(None, max_length=131_072, description="Python source text.")
+    file: str | None = Field(None, max_length=4096, description="Path of the source; the command line replaces it by the text.")
 
 
 SimpleGrader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader, Field(discriminator="type")]
@@ -91,8 +101,8 @@ class MultiGrader(Section):
     """Named graders and the formula that joins them, e.g. `0.5 * digits + 0.5 * exact`."""
 
     type: Literal["multi"]
-    graders: dict[str, SimpleGrader] = Field(min_length=1)
-    calculate_output: str = Field(min_length=1)
+    graders: dict[Annotated[str, Field(max_length=64)], SimpleGrader] = Field(min_length=1, max_length=64)
+    calculate_output: str = Field(min_length=1, max_length=2000)
 
 
 Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | MultiGrader, Field(discriminator="type")]
@@ -102,8 +112,8 @@ class RewardSpec(Section):
     """Exactly one of `grader` (runs in Gradbus) and `service` (your own scorer)."""
 
     grader: Grader | None = None
-    service: str | None = Field(None, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
-    timeout_seconds: float = Field(10.0, gt=0.0, le=3600.0, description="Deadline of one scorer call.")
+    service: str | None = Field(None, max_length=2048, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
+    timeout_seconds: float = Field(10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call.")
 
 
 class AlgorithmSpec(Section):
@@ -111,9 +121,9 @@ class AlgorithmSpec(Section):
 
     name: Literal["grpo"] = "grpo"
     importance: Literal["behaviour", "decoupled"] = "behaviour"
-    clip: tuple[float, float] = Field((0.2, 0.2), description="Lower and upper clip range of the ratio.")
-    kl: float = Field(0.0, ge=0.0, description="Weight of the k3 KL to the base model.")
-    entropy: float = Field(0.0, ge=0.0, description="Weight of the entropy bonus.")
+    clip: tuple[ClipRange, ClipRange] = Field((0.2, 0.2), description="Lower and upper clip range of the ratio.")
+    kl: float = Field(0.0, ge=0.0, le=1000.0, description="Weight of the k3 KL to the base model.")
+    entropy: float = Field(0.0, ge=0.0, le=1000.0, description="Weight of the entropy bonus.")
     normalize_std: bool = True
     aggregate: Literal["token", "sequence"] = "token"
     filter: Literal["zero_variance", "none"] = "zero_variance"
@@ -126,9 +136,9 @@ class ScheduleSpec(Section):
     mode: Literal["fixed_lag", "free"] = "fixed_lag"
     max_staleness: int = Field(1, ge=0, le=64)
     groups_per_step: int = Field(32, ge=1, le=65536)
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=10_000_000)
     group_deadline_seconds: float = Field(
-        60.0, gt=0.0, description="`free` only: a group that is older and not judged is dropped if it blocks a step."
+        60.0, gt=0.0, le=86_400.0, description="`free` only: a group that is older and not judged is dropped if it blocks a step."
     )
 
 
@@ -153,10 +163,11 @@ class LoraSpec(Section):
     """Low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685); without this section every weight is trained."""
 
     rank: int = Field(16, ge=1, le=1024, description="Rank of each adapter.")
-    alpha: float = Field(32.0, gt=0.0, description="An adapter's product is multiplied by alpha / rank.")
+    alpha: float = Field(32.0, gt=0.0, le=1e6, description="An adapter's product is multiplied by alpha / rank.")
     target_modules: tuple[LinearLayer, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
+        max_length=len(get_args(LinearLayer)),
         description="Linear layers with an adapter; default: all of attention and feed-forward.",
     )
 
@@ -172,13 +183,13 @@ class TrainerSpec(Section):
     backend: Literal["torch", "deepspeed"] = Field("torch", description="`torch` is one process; `deepspeed` one or more ranks.")
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
     lora: LoraSpec | None = Field(None, description="Trains only low-rank adapters; published versions hold only adapters.")
-    learning_rate: float = Field(1e-6, gt=0.0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0.0)
-    warmup_steps: int = Field(0, ge=0)
+    learning_rate: float = Field(1e-6, gt=0.0, le=10.0)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0.0, le=10.0)
+    warmup_steps: int = Field(0, ge=0, le=10_000_000)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    max_grad_norm: float = Field(1.0, gt=0.0)
-    micro_batch_tokens: int = Field(8192, ge=1)
+    max_grad_norm: float = Field(1.0, gt=0.0, le=1e12)
+    micro_batch_tokens: int = Field(8192, ge=1, le=1 << 20)
     threads: int = Field(1, ge=1, le=256)
 
 
@@ -197,13 +208,13 @@ class WeightsSpec(Section):
 class CheckpointSpec(Section):
     """Durable points to resume from."""
 
-    every: int = Field(50, ge=1, description="Steps between checkpoints.")
-    keep: int = Field(3, ge=1)
+    every: int = Field(50, ge=1, le=10_000_000, description="Steps between checkpoints.")
+    keep: int = Field(3, ge=1, le=100)
 
 
 class EvaluationSpec(Section):
     """Greedy decoding of held-out rows, before the first step, every N and at the end."""
 
-    every: int = Field(50, ge=1)
-    samples: int = Field(256, ge=1, description="Number of rows, from the start of the file.")
-    metric: str = Field("reward", description="Reported as accuracy: `reward`, or the name of one of the grader's parts.")
+    every: int = Field(50, ge=1, le=10_000_000)
+    samples: int = Field(256, ge=1, le=100_000, description="Number of rows, from the start of the file.")
+    metric: str = Field("reward", max_length=256, description="Reported as accuracy: `reward`, or the name of one of the grader's parts.")

@@ -33,7 +33,16 @@ def configure_logging(service: str, level: str = "INFO") -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.captureWarnings(capture=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[_Libraries()])
+
+
+class _Libraries(logging.Handler):
+    """Writes what libraries log by Python's own means as lines like ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record."""
+        get_logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
 class _Lines(structlog.PrintLogger):

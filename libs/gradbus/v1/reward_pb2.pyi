@@ -19,7 +19,7 @@ REWARD_STATUS_INVALID: RewardStatus
 REWARD_STATUS_ERROR: RewardStatus
 
 class SampleReward(_message.Message):
-    __slots__ = ("sample_id", "status", "reward", "components", "reason")
+    __slots__ = ("sample_id", "status", "reward", "components", "reason", "permanent")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,12 +32,14 @@ class SampleReward(_message.Message):
     REWARD_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PERMANENT_FIELD_NUMBER: _ClassVar[int]
     sample_id: str
     status: RewardStatus
     reward: float
     components: _containers.ScalarMap[str, float]
     reason: str
-    def __init__(self, sample_id: _Optional[str] = ..., status: _Optional[_Union[RewardStatus, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
+    permanent: bool
+    def __init__(self, sample_id: _Optional[str] = ..., status: _Optional[_Union[RewardStatus, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., permanent: bool = ...) -> None: ...
 
 class ScoreSample(_message.Message):
     __slots__ = ("sample_id", "group_id", "prompt", "response", "item_json", "finish_reason", "weight_version", "traceparent")

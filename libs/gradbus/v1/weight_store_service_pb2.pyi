@@ -163,3 +163,13 @@ class JoinBroadcastResponse(_message.Message):
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     membership: _broadcast_pb2.BroadcastMembership
     def __init__(self, membership: _Optional[_Union[_broadcast_pb2.BroadcastMembership, _Mapping]] = ...) -> None: ...
+
+class DeleteRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class DeleteRunResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -85,6 +85,11 @@ class WeightStoreServiceStub(object):
                 request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastRequest.SerializeToString,
                 response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastResponse.FromString,
                 _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/gradbus.v1.WeightStoreService/DeleteRun',
+                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
 
 
 class WeightStoreServiceServicer(object):
@@ -159,6 +164,13 @@ class WeightStoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRun(self, request, context):
+        """Removes the heads and manifests of a run that has ended. Blobs that nobody names any more are deleted later. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +223,11 @@ def add_WeightStoreServiceServicer_to_server(servicer, server):
                     servicer.JoinBroadcast,
                     request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastRequest.FromString,
                     response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.DeleteRunRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.DeleteRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -484,6 +501,33 @@ class WeightStoreService(object):
             '/gradbus.v1.WeightStoreService/JoinBroadcast',
             gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastRequest.SerializeToString,
             gradbus_dot_v1_dot_weight__store__service__pb2.JoinBroadcastResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradbus.v1.WeightStoreService/DeleteRun',
+            gradbus_dot_v1_dot_weight__store__service__pb2.DeleteRunRequest.SerializeToString,
+            gradbus_dot_v1_dot_weight__store__service__pb2.DeleteRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

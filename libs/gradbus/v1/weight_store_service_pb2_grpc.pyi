@@ -52,6 +52,8 @@ class WeightStoreServiceStub:
     """
     JoinBroadcast: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinBroadcastRequest, _weight_store_service_pb2.JoinBroadcastResponse]
     """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over."""
+    DeleteRun: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.DeleteRunRequest, _weight_store_service_pb2.DeleteRunResponse]
+    """Removes the heads and manifests of a run that has ended. Blobs that nobody names any more are deleted later. May be repeated."""
 
 @_typing.type_check_only
 class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
@@ -77,6 +79,8 @@ class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
     """
     JoinBroadcast: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.JoinBroadcastRequest, _weight_store_service_pb2.JoinBroadcastResponse]  # type: ignore[assignment]
     """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over."""
+    DeleteRun: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.DeleteRunRequest, _weight_store_service_pb2.DeleteRunResponse]  # type: ignore[assignment]
+    """Removes the heads and manifests of a run that has ended. Blobs that nobody names any more are deleted later. May be repeated."""
 
 class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns versions, checkpoint heads and attestations. Weights themselves are in object storage."""
@@ -159,5 +163,13 @@ class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_weight_store_service_pb2.JoinBroadcastResponse, _abc.Awaitable[_weight_store_service_pb2.JoinBroadcastResponse]]:
         """Answers when OpenBroadcast does. A membership without this worker says that it was late, or that the broadcast is over."""
+
+    @_abc_1.abstractmethod
+    def DeleteRun(
+        self,
+        request: _weight_store_service_pb2.DeleteRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weight_store_service_pb2.DeleteRunResponse, _abc.Awaitable[_weight_store_service_pb2.DeleteRunResponse]]:
+        """Removes the heads and manifests of a run that has ended. Blobs that nobody names any more are deleted later. May be repeated."""
 
 def add_WeightStoreServiceServicer_to_server(servicer: WeightStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

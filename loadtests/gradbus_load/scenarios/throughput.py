@@ -6,14 +6,13 @@ synced to disk before it answers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradbus_load.admissions import Admissions, watched
 from gradbus_load.calibration import EngineTiming, LearnerTiming
-from gradbus_load.outcome import Finding, Outcome
+from gradbus_load.outcome import Finding, Outcome, percentile
 from gradbus_load.processes import cpu_seconds
 from gradbus_load.rig import Bench, Rig, rounded
 
@@ -85,11 +84,6 @@ def _outcome(settings: Settings, seen: Admissions, spent: dict[str, float], step
         "steps": [rounded(step["seconds"]) for step in steps],
     }
     return Outcome("throughput", findings, ("process", "CPU s", "CPU µs a sample"), rows, data, plot)
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Quantile `share` of sorted values; NaN without values."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def plot(data: Any, axes: Any) -> None:

@@ -50,8 +50,8 @@ class Clients:
     @classmethod
     async def open(cls, settings: Settings) -> Clients:
         """Connects to everything. Raises SettingsError when NATS does not answer."""
-        token = settings.rpc_token.get_secret_value()
-        channels = tuple(open_channel(address, token) for address in (settings.weight_store, settings.reward, settings.reference))
+        token, identity = settings.rpc_token.get_secret_value(), settings.identity
+        channels = tuple(open_channel(address, token, identity) for address in (settings.weight_store, settings.reward, settings.reference))
         return cls(
             bus=await Bus.connect(settings.bus, f"conductor {settings.worker_id}"),
             buffer=open_buffer(settings.buffer),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections import Counter
 from functools import lru_cache
 from typing import Final
 
 from pydantic import ValidationError
 
 from gradbus.bus import Bucket, Conflict, View
+from gradbus.control.failures import MOST_FAILURES
 from gradbus.control.runs import Role, WorkerPresence
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
-_DRIVEN_ROLES: Final[tuple[Role, ...]] = ("trainer", "rollout", "reference")
-"""Roles whose workers take up one run."""
+RUN_ROLES: Final[tuple[Role, ...]] = ("trainer", "rollout")
+"""Roles whose workers serve one run at a time."""
 
 
 class WorkerPool:
@@ -37,14 +38,29 @@ class WorkerPool:
         return [worker for worker in self.present(role) if worker.run_id == run_id and self.run_of(worker.worker) == run_id]
 
     def run_fault(self, run_id: str) -> str:
-        """The trouble that a worker reports as the run's own, so that no other worker could serve the run; else empty."""
-        workers = [worker for role in _DRIVEN_ROLES for worker in self.present(role)]
-        return next((worker.trouble for worker in workers if worker.run_id == run_id and worker.fatal), "")
+        """Why no worker can serve the run, else empty.
+
+        A worker reports a fault of the run itself, or all workers of a role that the run has failed at it again and again: a broken
+        machine ends no run that another one serves.
+        """
+        for role in RUN_ROLES:
+            workers = [worker for worker in self.present(role) if self.run_of(worker.worker) == run_id]
+            if worker := next((worker for worker in workers if worker.run_id == run_id and worker.fatal), None):
+                return worker.trouble
+            if workers and all(worker.run_id == run_id and worker.failures >= MOST_FAILURES for worker in workers):
+                worker = workers[0]
+                failed = f"{worker.worker} failed {worker.failures} times in the same way"
+                return f"{failed}: {worker.failure}; correct what it names, or look into the worker's log, and submit again"
+        return ""
 
     def run_of(self, worker: str) -> str:
         """The run a worker is assigned to, or empty."""
         value = self._assigned.get(worker)
         return str(json.loads(value)) if value else ""
+
+    def assigned_runs(self) -> set[str]:
+        """Runs that have a worker, present or not."""
+        return {self.run_of(worker) for worker in self._assigned.entries}
 
     def assigned_to(self, run_id: str) -> list[str]:
         """Names of all workers assigned to the run, present or not."""
@@ -59,6 +75,21 @@ class WorkerPool:
             if not self.run_of(worker.worker) and await self._assign(worker.worker, run_id):
                 taken.append(worker.worker)
         return taken
+
+    async def share_rollouts(self, run_id: str) -> None:
+        """Takes free rollouts up to the run's share; a run above its share gives one back while another run is short and none is free.
+
+        The share is an equal part among the runs with a trainer; the oldest runs get the remainder.
+        """
+        live = [worker.worker for worker in self.present("rollout")]
+        runs = sorted({run_id} | {self.run_of(trainer.worker) for trainer in self.present("trainer")} - {""})
+        shares = {run: len(live) // len(runs) + (rank < len(live) % len(runs)) for rank, run in enumerate(runs)}
+        own = [worker for worker in live if self.run_of(worker) == run_id]
+        held = Counter(self.run_of(worker) for worker in live)
+        if len(own) < shares[run_id]:
+            await self.claim(run_id, "rollout", most=shares[run_id] - len(own))
+        elif len(own) > shares[run_id] and not held[""] and any(held[run] < share for run, share in shares.items()):
+            await self._free(own[-1], run_id)
 
     async def keep_trainer(self, run_id: str) -> bool:
         """Whether a live trainer is assigned to the run; replaces a trainer that is gone if another is free."""
@@ -76,12 +107,6 @@ class WorkerPool:
         """Frees every worker of the run."""
         for worker in self.assigned_to(run_id):
             await self._free(worker, run_id)
-
-    async def release_finished(self, is_finished: Callable[[str], bool]) -> None:
-        """Frees the workers of finished runs: the conductor that released them may have died before the last one."""
-        for run_id in {self.run_of(worker) for worker in self._assigned.entries}:
-            if is_finished(run_id):
-                await self.release(run_id)
 
     async def _free(self, worker: str, run_id: str) -> None:
         """Frees a worker of this run alone: the view may be behind, and the worker assigned to another run since."""

@@ -7,37 +7,62 @@ import gc
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
 
 import uvicorn
 
 from gradbus.buffer import open_buffer
 from gradbus.bus import Buckets, Bus
+from gradbus.control.condemned import CondemnedBlobs
 from gradbus.errors import SettingsError
 from gradbus.process import Process
 from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
+from gradbus.tokenizer.launcher import ForkServer
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
 from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
+from gradbus_gateway.events.feeds import EventFeeds
+from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
+from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections, set_socket_bounds
+from gradbus_gateway.intake.spec_intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake
+from gradbus_gateway.quotas.runs import RunQuota
+from gradbus_gateway.quotas.uploads import UPLOADS, UploadQuota
 from gradbus_gateway.routes.dependencies import Gateway
 from gradbus_gateway.runs.idempotency import IdempotencyKeys
+from gradbus_gateway.runs.listing import RunList
 from gradbus_gateway.runs.store import RunStore
-from gradbus_gateway.settings import GatewaySettings
+from gradbus_gateway.settings import ConnectionLimits, GatewaySettings, Quotas
 
 _log = get_logger(__name__)
 _DRAIN_SECONDS = 5
+_BACKLOG = 2048
 
 
 async def serve(settings: GatewaySettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when the address is taken or the keys cannot be read."""
     listener = _listen(settings.listen)
+    connections = ConnectionTable(within_open_files(ConnectionLimits()))
     async with open_gateway(settings, process.stopping) as gateway:
+        https, app = settings.https, create_app(gateway, settings)
+        await asyncio.to_thread(app.openapi)  # it takes half a second, for which a request would make all others wait
         config = uvicorn.Config(
-            create_app(gateway, settings), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_DRAIN_SECONDS
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http=bounded_protocol(connections),
+            callback_notify=partial(close_slow_connections, connections),
+            timeout_notify=0,  # with every tick of its clock, once a second
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            ssl_certfile=https.chain if https else None,
+            ssl_keyfile=https.key if https else None,
         )
-        server = _Server(config)
+        server = _Server(config, connections.limits.head_seconds)
         serving = asyncio.create_task(server.serve([listener]), name="rest")
         gc.freeze()  # what exists now stays; collecting it again and again paused every request for a tenth of a second
         process.ready = True
@@ -55,29 +80,59 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
     keyring = Keyring(settings.api_keys_file)
     bus = await Bus.connect(settings.bus, "gateway")
     buffer = open_buffer(settings.buffer)
-    channel = open_channel(settings.weight_store, settings.rpc_token.get_secret_value())
+    channel = open_channel(settings.weight_store, settings.rpc_token.get_secret_value(), settings.identity)
+    tokenizers = ForkServer()
     try:
         bucket, objects = await bus.bucket(Buckets.RUNS), settings.open_objects()
         runs = RunStore(bucket)
-        yield Gateway(
-            keyring=keyring,
-            sessions=Sessions(await bus.bucket(Buckets.SESSIONS)),
-            runs=runs,
-            intake=RunIntake(runs, IdempotencyKeys(bucket), objects, settings),
-            bus=bus,
-            workers=await bus.bucket(Buckets.WORKERS),
-            buffer=buffer,
-            objects=objects,
-            weights=WeightStoreServiceStub(channel),
-            stopping=stopping,
-        )
+        quotas = Quotas()
+        specs = SpecIntake(objects, tokenizers, settings)
+        blobs = await bus.bucket(Buckets.CONDEMNED)
+        async with bucket.view("*.*") as view, blobs.view() as blobs_view, bucket.view(UPLOADS) as uploads:
+            condemned, run_list = CondemnedBlobs(blobs, blobs_view), RunList(view)
+            yield Gateway(
+                keyring=keyring,
+                sessions=Sessions(await bus.bucket(Buckets.SESSIONS)),
+                runs=runs,
+                run_list=run_list,
+                feeds=EventFeeds(bus, runs, run_list, stopping),
+                uploads=UploadQuota(bucket, uploads, objects, quotas),
+                intake=RunIntake(runs, IdempotencyKeys(bucket), RunQuota(view, quotas), specs, condemned),
+                bus=bus,
+                workers=await bus.bucket(Buckets.WORKERS),
+                buffer=buffer,
+                objects=objects,
+                condemned=condemned,
+                weights=WeightStoreServiceStub(channel),
+                stopping=stopping,
+            )
     finally:
+        await tokenizers.close()
         await channel.close()
         await buffer.aclose()
         await bus.close()
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server. A client has `handshake_seconds` for a TLS handshake, for which uvicorn leaves it a minute."""
+
+    def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
+        super().__init__(config)
+        self._handshake_seconds = handshake_seconds or None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on `sockets`."""
+        await self.lifespan.startup()
+        protocol: Any = self.config.http_protocol_class  # uvicorn passes more than a protocol of asyncio takes
+        connect = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
+        limit = self._handshake_seconds if self.config.ssl else None
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(connect, sock=sock, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit)
+            for sock in sockets or []
+        ]
+        self.started = True
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to `gradbus.process`."""
@@ -87,6 +142,9 @@ class _Server(uvicorn.Server):
 def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
-        return socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot listen on {address} ({error}); set GRADBUS_LISTEN to a free address") from None
+    set_socket_bounds(listener)
+    return listener

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradbus.errors import ModelError
+from gradbus.errors import ModelError, OutOfMemoryError, RestartNeededError
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
+from gradbus.telemetry import get_logger
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse, ReferenceSequence, SequenceLogProbs
 from gradbus_reference.model import ModelCache, RunReference
 
+_log = get_logger(__name__)
 _ID_BYTES = np.dtype(ID_DTYPE).itemsize
+_LOOK_SECONDS = 1.0
+_ABANDONED_SECONDS = 30.0
+"""Callers that still want an answer ask again sooner."""
+_TURN_TOKENS = 1 << 17
+"""Of one run; then other runs that wait have theirs."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +45,16 @@ class _WaitingCall:
 
 
 class Batcher:
-    """Runs one computation at a time; each takes every call that has arrived meanwhile."""
+    """Runs one computation at a time. The runs that wait take turns; a turn takes a run's calls, up to a bound."""
 
     def __init__(self, models: ModelCache, torch_thread: Executor) -> None:
         self._models = models
         self._torch_thread = torch_thread
         self._waiting: list[_WaitingCall] = []
         self._task: asyncio.Task[None] | None = None
+        self._computing: Sequence[_WaitingCall] = ()
+        self.abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with RestartNeededError once the torch thread works for a run that nobody waits for any more."""
 
     @property
     def waiting(self) -> int:
@@ -64,30 +76,71 @@ class Batcher:
 
     async def _compute_waiting(self) -> None:
         while self._waiting:
-            # A cancelled call is past its deadline: nobody reads its answer.
-            calls = [call for call in self._waiting if not call.answer.done()]
-            self._waiting = []
-            calls.sort(key=_batch_key)
-            for (run_id, temperature), batch in groupby(calls, key=_batch_key):
-                await self._compute(run_id, temperature, list(batch))
+            waiting, self._waiting = sorted(self._waiting, key=_batch_key), []
+            turns = [(key, *_turn(list(batch))) for key, batch in groupby(waiting, key=_batch_key)]
+            self._waiting.extend(call for _, _, rest in turns for call in rest)
+            for (run_id, temperature), calls, _ in turns:
+                await self._compute(run_id, temperature, calls)
 
     async def _compute(self, run_id: str, temperature: float, calls: Sequence[_WaitingCall]) -> None:
+        # A cancelled call is past its deadline: nobody reads its answer.
+        self._computing = calls = [call for call in calls if not call.answer.done()]
+        if not calls:
+            return
         try:
-            reference = await self._models.of(run_id)
-            known = [call for call in calls if _ids_are_known(call, reference.model.vocabulary)]
-            loop = asyncio.get_running_loop()
-            values = iter(await loop.run_in_executor(self._torch_thread, _logprobs, reference, known, temperature))
-            for call in known:
-                results = [
-                    SequenceLogProbs(sample_id=sequence.sample_id, logprobs=next(values).astype(LOGPROB_DTYPE).tobytes())
-                    for sequence in call.request.sequences
-                ]
-                if not call.answer.done():
-                    call.answer.set_result(LogProbsResponse(results=results))
+            if not await self._fits(self._answer(run_id, temperature, calls)):
+                await self._models.drop_all()  # other runs' models may have the memory
+                await self._answer(run_id, temperature, calls)
         except Exception as error:  # noqa: BLE001 - the message boundary: each caller gets the error, and its server logs or names it
             for call in calls:
                 if not call.answer.done():
                     call.answer.set_exception(error)
+
+    async def _fits(self, work: Awaitable[None]) -> bool:
+        """Whether memory sufficed for `work`."""
+        try:
+            await work
+        except OutOfMemoryError as error:
+            _log.warning("out_of_memory", error=str(error))
+            return False
+        return True
+
+    async def _answer(self, run_id: str, temperature: float, calls: Sequence[_WaitingCall]) -> None:
+        reference = await self._wanted(run_id, self._models.of(run_id))
+        known = [call for call in calls if _ids_are_known(call, reference.model.vocabulary)]
+        computed = asyncio.get_running_loop().run_in_executor(self._torch_thread, _logprobs, reference, known, temperature)
+        values = iter(await self._wanted(run_id, computed))
+        for call in known:
+            results = [
+                SequenceLogProbs(sample_id=sequence.sample_id, logprobs=next(values).astype(LOGPROB_DTYPE).tobytes())
+                for sequence in call.request.sequences
+            ]
+            if not call.answer.done():
+                call.answer.set_result(LogProbsResponse(results=results))
+
+    async def _wanted(self, run_id: str, work: Awaitable[_Result]) -> _Result:
+        """The result of `work`. Raises RestartNeededError if it goes on when no call of the run waits: only the process's end ends it."""
+        task, clock = asyncio.ensure_future(work), asyncio.get_running_loop().time
+        wanted_at = clock()
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+            if any(call.request.run_id == run_id and not call.answer.done() for call in (*self._computing, *self._waiting)):
+                wanted_at = clock()
+            elif clock() - wanted_at > _ABANDONED_SECONDS and not task.done():
+                error = RestartNeededError(
+                    f"the torch thread works for run {run_id}, for which nobody waits any more; the process ends: start it again"
+                )
+                if not self.abandoned.done():
+                    self.abandoned.set_exception(error)
+                raise error
+        return task.result()
+
+
+def _turn(calls: list[_WaitingCall]) -> tuple[list[_WaitingCall], list[_WaitingCall]]:
+    """The calls of one turn, at least one, and the rest."""
+    tokens = accumulate(sum(len(sequence.prompt_ids) + len(sequence.token_ids) for sequence in call.sequences) for call in calls)
+    size = max(1, sum(total <= _TURN_TOKENS for total in tokens))
+    return calls[:size], calls[size:]
 
 
 def _ids_are_known(call: _WaitingCall, vocabulary: int) -> bool:

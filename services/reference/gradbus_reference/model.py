@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -17,16 +18,21 @@ from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore, materialise
+from gradbus.process.limits import return_memory
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.loading import enough_memory, return_device_memory
 from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
 from gradbus_reference.settings import ReferenceSettings
+
+_LOOKS = 4
+"""Looks for idle models in the time after which they are dropped."""
 
 
 class ReferenceModel:
     """Token log-probabilities under frozen weights."""
 
     def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu") -> None:
-        """Loads the model in `folder`; `budget` is the number of tokens of one forward pass. Raises ModelError."""
+        """Loads the model in `folder`; `budget` is the number of tokens of one forward pass. Raises ModelError and OutOfMemoryError."""
         self._model = load_causal_lm(folder, device=device)
         self._model.requires_grad_(False)
         self._budget = budget
@@ -38,11 +44,15 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the response tokens: one float32 `[T]` a sequence, in order. Logits are divided by `temperature`."""
+        """Log-probabilities of the response tokens: one float32 `[T]` a sequence, in order. Logits are divided by `temperature`.
+
+        Raises OutOfMemoryError.
+        """
         results: list[NDArray[np.float32]] = []
-        for part in split_by_tokens(sequences, self._budget):
-            logprobs, _ = packed_logprobs(self._model, part, temperature)
-            results.extend(np.split(logprobs.cpu().numpy(), np.cumsum([len(sequence.token_ids) for sequence in part])[:-1]))
+        with enough_memory():
+            for part in split_by_tokens(sequences, self._budget):
+                logprobs, _ = packed_logprobs(self._model, part, temperature)
+                results.extend(np.split(logprobs.cpu().numpy(), np.cumsum([len(sequence.token_ids) for sequence in part])[:-1]))
         return results
 
 
@@ -64,6 +74,25 @@ class ModelCache:
         self._objects = objects
         self._torch_thread = torch_thread
         self._loaded: OrderedDict[Path, ReferenceModel] = OrderedDict()
+        self._used_at: dict[Path, float] = {}
+
+    async def drop_idle(self) -> None:
+        """Drops models that nobody has used for a while, their runs being over or paused; runs until cancelled."""
+        seconds = self._settings.idle_seconds
+        while True:
+            await asyncio.sleep(seconds / _LOOKS)
+            idle = [folder for folder, used_at in self._used_at.items() if time.monotonic() - used_at > seconds]
+            for folder in idle:
+                del self._used_at[folder]
+                self._loaded.pop(folder, None)
+            if idle:
+                await asyncio.to_thread(_return_memory)
+
+    async def drop_all(self) -> None:
+        """Drops every model; each is loaded again at its next use."""
+        self._loaded.clear()
+        self._used_at.clear()
+        await asyncio.to_thread(_return_memory)
 
     async def of(self, run_id: str) -> RunReference:
         """The run's base model. Raises ModelError if the run or its files are not known, and the errors of `materialise`."""
@@ -86,4 +115,10 @@ class ModelCache:
             )
             self._loaded[folder] = model
         self._loaded.move_to_end(folder)
+        self._used_at[folder] = time.monotonic()
         return self._loaded[folder]
+
+
+def _return_memory() -> None:
+    return_device_memory()
+    return_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,8 +10,10 @@ import grpc
 import torch
 from nats.errors import Error as NatsError
 
+from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, Bus
-from gradbus.errors import GradbusError, StorageError
+from gradbus.control.failures import is_infrastructure
+from gradbus.errors import GradbusError
 from gradbus.ids import checked_name
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
@@ -37,25 +40,31 @@ class ReferenceService(ReferenceServiceServicer):
         try:
             checked_name(request.run_id, "run")
             return await self._batcher.logprobs(request)
-        except (StorageError, NatsError, TimeoutError) as error:
-            return await _abort(context, grpc.StatusCode.UNAVAILABLE, error)
-        except GradbusError as error:
-            return await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
+        except (GradbusError, NatsError, OSError) as error:
+            # The conductor ends a run whose calls fail by a precondition again and again.
+            status = grpc.StatusCode.UNAVAILABLE if is_infrastructure(error) else grpc.StatusCode.FAILED_PRECONDITION
+            return await _abort(context, status, error)
 
 
 async def serve(settings: ReferenceSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes the calls in flight."""
     torch.set_num_threads(settings.threads)
     bus = await Bus.connect(settings.bus, f"reference {settings.worker_id}")
-    with ThreadPoolExecutor(1, "torch") as torch_thread:
-        models = ModelCache(settings, await bus.bucket(Buckets.RUNS), settings.open_objects(), torch_thread)
-        server = RpcServer(settings.rpc)
-        add_ReferenceServiceServicer_to_server(ReferenceService(Batcher(models, torch_thread), settings.waiting_calls), server.server)
-        await server.start()
-        process.ready = True
-        await process.stopping.wait()
-        await server.stop()
+    torch_thread = ThreadPoolExecutor(1, "torch")
+    models = ModelCache(settings, await bus.bucket(Buckets.RUNS), settings.open_objects(), torch_thread)
+    batcher = Batcher(models, torch_thread)
+    server = RpcServer(settings.rpc)
+    add_ReferenceServiceServicer_to_server(ReferenceService(batcher, settings.waiting_calls), server.server)
+    await server.start()
+    process.ready = True
+    ends: set[asyncio.Future[Any]] = {asyncio.create_task(process.stopping.wait(), name="stopping"), batcher.abandoned}
+    async with background(models.drop_idle(), "drop idle models"):
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await server.stop()
+    torch_thread.shutdown(wait=False, cancel_futures=True)
     await bus.close()
+    if batcher.abandoned.done():
+        batcher.abandoned.result()
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: grpc.StatusCode, error: Exception) -> LogProbsResponse:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -12,10 +14,12 @@ from gradbus.errors import ScorerError
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.telemetry import get_logger
-from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
+from gradbus.v1.reward_pb2 import SampleReward, ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.sandbox.process import GraderProcess
+from gradbus_reward.scorers.addresses import HostUnknownError
+from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.cache import DEFAULT_TIMEOUT_SECONDS, ScorerCache
 from gradbus_reward.scorers.results import failed_results
 from gradbus_reward.settings import RewardSettings
@@ -23,6 +27,8 @@ from gradbus_reward.settings import RewardSettings
 _log = get_logger(__name__)
 _RESPONSE_SECONDS = 0.2  # of the caller's deadline, for the way back
 _RETRY_SECONDS = 5.0
+_IDLE_SECONDS = 20.0
+"""After its last call a run's scorer is closed: its processes, connections and memory are freed."""
 
 
 class RewardService(RewardServiceServicer):
@@ -33,16 +39,25 @@ class RewardService(RewardServiceServicer):
 
     async def Score(self, request: ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]) -> ScoreResponse:  # noqa: N802 - named by gRPC
         """See the proto."""
-        async with self._scorers.use(request.reward_json) as entry, entry.slots:
+        async with self._scorers.use(request.run_id, request.reward_json) as entry, entry.slots:
             # Read after the wait for a slot, which takes time from the caller's deadline.
             seconds = min(entry.timeout_seconds, (context.time_remaining() or DEFAULT_TIMEOUT_SECONDS) - _RESPONSE_SECONDS)
             if seconds <= 0:
                 reason = "no time was left when the scorer had a free slot; raise reward.timeout_seconds or add reward services"
                 return ScoreResponse(results=failed_results(request.samples, reason, "timeout"))
             with entry.metrics.timed():
-                results = await entry.scorer.score(request, seconds)
+                results = await _results(entry.scorer, request, seconds)
             entry.metrics.count_results(results)
             return ScoreResponse(results=results)
+
+
+async def _results(scorer: Scorer, request: ScoreRequest, seconds: float) -> Sequence[SampleReward]:
+    try:
+        return await scorer.score(request, seconds)
+    except Exception as error:  # noqa: BLE001 - the boundary of one call: the run that met this fault fails, and does not wait for ever
+        _log.exception("scorer_broke", run_id=request.run_id)
+        reason = f"a fault in the reward service: {type(error).__name__}: {error}; see its log"
+        return failed_results(request.samples, reason, "grader")
 
 
 async def serve(settings: RewardSettings, process: Process) -> None:
@@ -53,20 +68,29 @@ async def serve(settings: RewardSettings, process: Process) -> None:
     server = RpcServer(settings.rpc)
     add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
     await server.start()
-    process.ready = await _resolve_operator_scorer(settings, process.stopping)
-    await process.stopping.wait()
+    process.ready = await _check_operator_scorer(settings, process.stopping)
+    while not process.stopping.is_set():
+        await scorers.close_idle(_IDLE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.stopping.wait(), _IDLE_SECONDS / 4)
     await server.stop()
     await scorers.close()
 
 
-async def _resolve_operator_scorer(settings: RewardSettings, stopping: asyncio.Event) -> bool:
-    """Waits until the operator's scorer has an address, because every run needs it. False if the process is asked to stop before."""
+async def _check_operator_scorer(settings: RewardSettings, stopping: asyncio.Event) -> bool:
+    """True if the operator's scorer may be called, or has no address yet: it may start after this service, and runs wait for it.
+
+    Waits while its address is one that no scorer may have. False if the process is asked to stop meanwhile.
+    """
     while settings.reward_service and not stopping.is_set():
         try:
             await settings.addresses.resolve(settings.reward_service)
             break
+        except HostUnknownError as error:
+            _log.warning("scorer_not_found", error=f"REWARD_SERVICE={settings.reward_service}: {error}; start it on the scorers' network")
+            break
         except ScorerError as error:
-            _log.error("scorer_not_found", error=f"REWARD_SERVICE={settings.reward_service}: {error}; start it, on the network of scorers")
+            _log.error("scorer_refused", error=f"REWARD_SERVICE={settings.reward_service}: {error}; set another address")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), _RETRY_SECONDS)
     return not stopping.is_set()
@@ -82,4 +106,4 @@ async def _log_confinement(pool: PoolSettings) -> None:
     layers = process.layers
     await process.stop()
     report = _log.info if layers.landlock else _log.warning
-    report("graders_confined", seccomp=layers.seccomp, landlock=layers.landlock, namespace=layers.namespace)
+    report("graders_confined", **asdict(layers))

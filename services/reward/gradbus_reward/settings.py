@@ -19,10 +19,11 @@ class RewardSettings(ProcessSettings):
     allow_loopback: bool = Field(False, description="Whether scorer URLs may lead to this machine.")
     allowed_hosts: tuple[str, ...] = Field((), description='Hosts that scorer URLs may lead to, as a JSON list: ["scorer", "*.svc"].')
     reward_service: str = Field("", description="The operator's scorer for every run: allowed, and resolved at the start.")
-    grader_processes: int = Field(2, ge=1, description="Processes of one Python grader.")
+    grader_processes: int = Field(2, ge=1, description="Processes of one run's Python grader.")
+    max_grader_processes: int = Field(32, ge=1, description="Processes of all runs' Python graders; at the limit, starts wait.")
     allow_unisolated_network: bool = Field(False, description="Run Python graders even where their network cannot be taken away.")
-    scorers: int = Field(8, ge=1, description="Scorers kept open; beyond it, idle scorers are closed.")
-    calls_per_scorer: int = Field(32, ge=1, description="Concurrent calls of one scorer; further calls wait.")
+    scorers: int = Field(8, ge=1, description="Scorers kept open; beyond it, those unused for 5 s are closed.")
+    calls_per_scorer: int = Field(32, ge=1, description="Concurrent calls of one run's scorer; further calls wait.")
 
     @property
     def addresses(self) -> AddressPolicy:
@@ -37,4 +38,5 @@ class RewardSettings(ProcessSettings):
             addresses=self.addresses,
             python_graders=self.python_graders,
             pool=PoolSettings(self.grader_processes, self.allow_unisolated_network),
+            max_processes=self.max_grader_processes,
         )

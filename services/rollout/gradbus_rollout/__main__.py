@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,16 @@ def main() -> int:
     settings = Settings()
 
     async def build(clients: WorkerClients) -> RunServer:
+        from gradbus.tokenizer.launcher import ForkServer
         from gradbus_rollout.engines.registry import EngineFactory
         from gradbus_rollout.service import RolloutService
 
-        return RolloutService(settings, clients, EngineFactory(settings))
+        engines, tokenizers = EngineFactory(settings), ForkServer()
+        starting = asyncio.create_task(tokenizers.start(), name="fork server starts")
+        await asyncio.sleep(0)  # it imports transformers while this process imports torch
+        engines.preload()
+        await starting
+        return RolloutService(settings, clients, engines, tokenizers)
 
     return run_worker("rollout", settings, settings.weight_store, build)
 

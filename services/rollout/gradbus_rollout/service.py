@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from gradbus.bus import Bucket, Buckets
@@ -14,6 +15,9 @@ from gradbus.objects import materialise
 from gradbus.process import WorkerClients
 from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus.telemetry import export_metrics, run_metrics
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.launcher import ForkServer
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
 from gradbus_rollout.engines.base import Engine
@@ -21,55 +25,81 @@ from gradbus_rollout.engines.determinism import check_determinism
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.watchdog import WatchedEngine
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.tasks.prompts import PromptEncoder, PromptTable
+from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 _STATUS_SECONDS = 0.2
+_DEADLINES = Deadlines(load=30, call=10)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What serving a run needs of its model and its data."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    training: PromptTable
+    evaluation: PromptTable | None
+    engine: WatchedEngine
 
 
 class RolloutService:
     """Serves one run at a time. When it is cancelled, its claims go back to the conductor."""
 
-    def __init__(self, settings: Settings, clients: WorkerClients, engines: EngineFactory) -> None:
+    def __init__(self, settings: Settings, clients: WorkerClients, engines: EngineFactory, tokenizers: ForkServer) -> None:
         self._settings = settings
         self._clients = clients
         self._engines = engines
+        self._tokenizers = tokenizers
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled.
 
         Raises DatasetError and ModelError, after marking the failure as fatal for the run: every other worker would fail in the same way.
         """
-        runs = await self._clients.bus.bucket(Buckets.RUNS)
-        try:
-            folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
-            rollout = record.spec.rollout
-            encoder = await asyncio.to_thread(
-                PromptEncoder, folder, rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids
-            )
-            status = await self._status(record, runs)
-            training = await self._table(encoder, status.prompts)
-            evaluation = await self._table(encoder, status.evaluation_prompts) if status.evaluation_prompts else None
-            engine = self._watched(await self._engines.open(folder, record.spec, encoder.stop_token_ids))
-        except (DatasetError, ModelError):
-            self._clients.heartbeat.presence.fatal = True
-            raise
-        try:
+        async with AsyncExitStack() as opened:
+            try:
+                prepared = await self._prepared(record, opened)
+            except (DatasetError, ModelError):
+                self._clients.heartbeat.presence.fatal = True
+                raise
             # A failure from here on may be this machine's alone, so another worker may serve the run.
-            if record.spec.is_deterministic:
-                await self._check_determinism(engine, folder, record, encoder, training)
-            versions = VersionLoader(
-                self._clients.bus, self._clients.objects, self._clients.weight_store, record.run_id, self._settings.cache_dir
-            )
-            self._clients.heartbeat.presence.engine = engine.name
-            groups = GroupStore(self._clients.buffer, record.run_id)
-            async with versions.followed(), self._receiving(record):
-                with export_metrics(run_metrics(record.run_id)) as metrics:
-                    parts = WorkerParts(self._clients.bus, groups, engine, versions, training, evaluation, self._clients.heartbeat, metrics)
-                    await RolloutWorker(record, parts).serve()
-        finally:
-            await engine.close()
+            await self._serve(record, prepared)
+
+    def release(self) -> None:
+        """See `RunServer.release`."""
+        self._engines.release()
+
+    async def _prepared(self, record: RunRecord, opened: AsyncExitStack) -> _Prepared:
+        """Opens the run's tokenizer and engine, which `opened` closes, and checks its prompts."""
+        runs = await self._clients.bus.bucket(Buckets.RUNS)
+        folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
+        rollout = record.spec.rollout
+        limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids)
+        tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES)
+        opened.push_async_callback(tokenizer.close)
+        status = await self._status(record, runs)
+        training = await self._table(tokenizer, status.prompts)
+        evaluation = await self._table(tokenizer, status.evaluation_prompts) if status.evaluation_prompts else None
+        engine = self._watched(await self._engines.open(folder, record.spec, tokenizer.stop_token_ids))
+        opened.push_async_callback(engine.close)
+        return _Prepared(folder, tokenizer, training, evaluation, engine)
+
+    async def _serve(self, record: RunRecord, prepared: _Prepared) -> None:
+        engine = prepared.engine
+        if record.spec.is_deterministic:
+            await self._check_determinism(record, prepared)
+        versions = VersionLoader(
+            self._clients.bus, self._clients.objects, self._clients.weight_store, record.run_id, self._settings.cache_dir
+        )
+        self._clients.heartbeat.presence.engine = engine.name
+        groups = GroupStore(self._clients.buffer, record.run_id)
+        async with versions.followed(), self._receiving(record):
+            with export_metrics(run_metrics(record.run_id)) as metrics:
+                tables = prepared.training, prepared.evaluation
+                parts = WorkerParts(self._clients.bus, groups, engine, versions, *tables, self._clients.heartbeat, metrics)
+                await RolloutWorker(record, parts).serve()
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:
         """Receives the run's weight broadcasts inside the block, if its spec asks for that transport."""
@@ -83,22 +113,22 @@ class RolloutService:
     def _watched(self, engine: Engine) -> WatchedEngine:
         return WatchedEngine(engine, self._settings.engine_progress_seconds)
 
-    async def _check_determinism(
-        self, engine: Engine, folder: Path, record: RunRecord, encoder: PromptEncoder, training: PromptTable
-    ) -> None:
+    async def _check_determinism(self, record: RunRecord, prepared: _Prepared) -> None:
         """Samples the base model and compares the bits with other workers'; for LoRA runs, in a second engine without adapters."""
+        folder, engine = prepared.folder, prepared.engine
+        stop_ids = prepared.tokenizer.stop_token_ids
         lora = record.spec.trainer.lora
-        checked = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, encoder.stop_token_ids))
+        checked = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, stop_ids))
         try:
             await checked.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
-            await check_determinism(checked, training.ids(0), record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
+            (first,) = await prepared.training.ids([0])
+            await check_determinism(checked, first, record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
         finally:
             if checked is not engine:
                 await checked.close()
 
-    async def _table(self, encoder: PromptEncoder, digest: str) -> PromptTable:
-        content = await self._clients.objects.get_blob(digest)
-        return await asyncio.to_thread(PromptTable, encoder, content)
+    async def _table(self, tokenizer: Tokenizer, digest: str) -> PromptTable:
+        return await PromptTable.open(tokenizer, await self._clients.objects.get_blob(digest))
 
     async def _status(self, record: RunRecord, runs: Bucket) -> RunStatus:
         """Waits for the conductor's status with the digest of the prompts. It is written before this worker is assigned."""

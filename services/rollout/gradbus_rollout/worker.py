@@ -9,20 +9,23 @@ The conductor dispatches again whatever is lost on the way.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from gradbus import crash_points
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Bus, Delivery, TaskQueue
 from gradbus.control.runs import RunRecord
-from gradbus.errors import AttestationError, CorruptRecordError, StorageError, VersionGoneError
+from gradbus.errors import AttestationError, CorruptRecordError, DatasetError, ModelError, StorageError, VersionGoneError
 from gradbus.experience import GroupStore
 from gradbus.process import WorkerHeartbeat
 from gradbus.telemetry import PROCESS, Metrics, get_logger, under
 from gradbus.telemetry.busy import BusyShare
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup
 from gradbus_rollout.tasks.generation_traces import first_trace, recorded
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
 from gradbus_rollout.tasks.inbox import TaskInbox
@@ -32,6 +35,8 @@ from gradbus_rollout.weights.version_loader import VersionLoader
 
 _log = get_logger(__name__)
 _CONCURRENT_TASKS = 4
+_TASK_TOKENS = 1 << 22
+"""Of one task: the samples of a task are all in memory until the last one ends. Enough that the tasks in progress fill the slots."""
 _RETRY_SECONDS = 0.5
 _LOAD_ATTEMPTS = 3
 _TRANSIENT = (AttestationError, CorruptRecordError, StorageError)
@@ -61,7 +66,8 @@ class RolloutWorker:
         self._parts = parts
         self._presence = parts.heartbeat.presence
         self._queue = TaskQueue(parts.bus, record.run_id)
-        self._inbox = TaskInbox()
+        rollout = record.spec.rollout
+        self._inbox = TaskInbox(max(1, _TASK_TOKENS // (rollout.group_size * rollout.max_new_tokens)))
         self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence.worker)
         self._loaded_version = -1
         self._free = record.spec.schedule.mode == "free"
@@ -77,7 +83,7 @@ class RolloutWorker:
         changed = self._parts.versions.changed
         try:
             while True:
-                if fetch is None and len(self._inbox.running) < _CONCURRENT_TASKS:
+                if fetch is None and self._has_room():
                     fetch = asyncio.create_task(self._queue.fetch(_CONCURRENT_TASKS), name="fetch")
                 changed.clear()
                 await self._start_tasks()
@@ -100,7 +106,7 @@ class RolloutWorker:
     async def _start_tasks(self) -> None:
         """Starts every task that can run now; loads another version when the lowest task needs it."""
         while True:
-            delivery = self._inbox.lowest(lambda task: task.version <= self._newest)
+            delivery = self._inbox.lowest(self._can_run)
             if delivery is None:
                 if self._free and self._loaded_version < self._newest and not self._is_evaluating():
                     await self._load(self._newest)
@@ -117,6 +123,14 @@ class RolloutWorker:
                 return
             self._inbox.start(delivery)
             self._jobs.add(asyncio.create_task(self._run(delivery), name=f"task {delivery.task.task_id}"))
+
+    def _has_room(self) -> bool:
+        """Whether to fetch more tasks: other workers may take those that this one could only keep."""
+        waiting = self._inbox.ready(self._can_run)
+        return max(len(self._inbox.running), len(waiting)) < _CONCURRENT_TASKS
+
+    def _can_run(self, task: Task) -> bool:
+        return task.version <= self._newest
 
     def _version_for(self, task: Task) -> int:
         """The version in the task; in a `free` schedule, the newest for training."""
@@ -169,7 +183,9 @@ class RolloutWorker:
         task = delivery.task
         table = self._table(task)
         size = self._spec.rollout.group_size
-        prompts = [prompt_group(task, group, table.ids(group.row), self._spec.seed, size) for group in task.groups]
+        with self._fatal():
+            ids = await table.ids([group.row for group in task.groups])
+        prompts = [prompt_group(task, group, of_prompt, self._spec.seed, size) for group, of_prompt in zip(task.groups, ids, strict=True)]
         with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
             with under(first_trace(task)):
                 sampling = asyncio.ensure_future(self._parts.engine.generate(prompts))
@@ -177,24 +193,44 @@ class RolloutWorker:
             crash_points.reached("mid-decode")
             completions = await sampling
             times.mark_sampled(completions)
-            groups = [
-                group_message(self._header(task, group, table), prompt, completion, table.decode)
-                for group, prompt, completion in zip(task.groups, prompts, completions, strict=True)
-            ]
+            with self._fatal():
+                groups = await self._messages(task, table, prompts, completions)
             await self._publisher.publish(task, groups)
+        if task.kind == TaskKind.TASK_KIND_TRAIN:
+            self._parts.heartbeat.progressed(max(group.index for group in groups))
         self._inbox.finish(delivery)
 
-    def _header(self, task: Task, group: GroupTask, table: PromptTable) -> Group:
+    async def _messages(
+        self, task: Task, table: PromptTable, prompts: Sequence[PromptGroup], completions: Sequence[GroupCompletion]
+    ) -> list[Group]:
+        """The sampled groups with their texts, which are decoded in one call."""
+        prompt_texts = await table.texts([group.row for group in task.groups])
+        texts = iter(await table.decode([sample.token_ids for completion in completions for sample in completion.completions]))
+        return [
+            group_message(self._header(task, group, prompt_text), prompt, completion, list(islice(texts, len(completion.completions))))
+            for group, prompt_text, prompt, completion in zip(task.groups, prompt_texts, prompts, completions, strict=True)
+        ]
+
+    def _header(self, task: Task, group: GroupTask, prompt_text: str) -> Group:
         return Group(
             run_id=self._run_id,
             index=group.index,
             row=group.row,
             version=task.version,
-            prompt_text=table.text(group.row),
+            prompt_text=prompt_text,
             worker=self._presence.worker,
             engine=self._parts.engine.name,
             traceparent=group.traceparent,
         )
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """Marks an error of the run's prompts or tokenizer as fatal for the run: every other worker would fail in the same way."""
+        try:
+            yield
+        except (DatasetError, ModelError):
+            self._presence.fatal = True
+            raise
 
     def _table(self, task: Task) -> PromptTable:
         if task.kind == TaskKind.TASK_KIND_EVALUATION and self._parts.evaluation is not None:

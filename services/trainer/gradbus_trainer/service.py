@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from gradbus.aio.threads import in_run_thread
 from gradbus.algorithms import Algorithm, algorithm_of
 from gradbus.bus import EventLog
 from gradbus.control.runs import RunRecord
@@ -14,6 +15,7 @@ from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
 from gradbus.telemetry import export_metrics, get_logger, run_metrics
+from gradbus_kernels.models.loading import enough_memory
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher
 from gradbus_trainer.checkpoints.state import TrainerState, restore
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
@@ -31,7 +33,7 @@ from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
-from gradbus_trainer.versions.writer import VersionWriter
+from gradbus_trainer.versions.writer import VersionWriter, transport_for
 
 _log = get_logger(__name__)
 
@@ -49,7 +51,8 @@ class TrainerService:
         """Serves the run until it is cancelled."""
         control = await RunControl.acquire(self._clients.bus, record.run_id, self._clients.heartbeat)
         try:
-            await self._train(record, control)
+            with enough_memory():
+                await self._train(record, control)
         except (ModelError, SettingsError, TrainingError):
             self._clients.heartbeat.presence.fatal = True
             raise
@@ -58,18 +61,23 @@ class TrainerService:
         # The run stays assigned to this trainer until the conductor has ended it.
         await asyncio.Event().wait()
 
+    def release(self) -> None:
+        """See `RunServer.release`."""
+        self._learners.release()
+
     async def _train(self, record: RunRecord, control: RunControl) -> None:
         spec, run_id, objects = record.spec, record.run_id, self._clients.objects
         store = StoreClient(self._clients.weight_store, run_id)
         await store.open_term(control.term)
         folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
-        learner = await asyncio.to_thread(self._learners.open, folder, spec)
+        learner = await in_run_thread(lambda: self._learners.open(folder, spec), "open learner")
         state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
         events = EventLog(self._clients.bus, run_id)
         _report_learner(run_id, learner, state, events)
         algorithm = algorithm_of(spec.algorithm)
         source = self._live_log(record, algorithm, state)
-        writer = VersionWriter(objects, run_id, control.term, spec.weights)
+        weights = transport_for(spec.weights, objects, self._settings.folder_deltas)
+        writer = VersionWriter(objects, run_id, control.term, weights)
         async with source.reading(), self._broadcasts(record, events, control.term) as broadcast, _exported(run_id) as recorder:
             parts = TrainLoopParts(
                 source=source,

@@ -26,6 +26,10 @@ class Settings(ProcessSettings):
     trace_step_seconds: float = Field(
         1.0, ge=0.0, description="Least time between two traced steps; a step that trains a traced group is traced in any case."
     )
+    folder_deltas: bool = Field(
+        False,
+        description="Whether `weights.transport = delta` sends deltas if object storage is a folder: a network drive may be slow enough.",
+    )
     checkpoint_bytes: int = Field(256 << 20, description="Log bytes that force an early checkpoint, so that the buffer can be trimmed.")
 
 

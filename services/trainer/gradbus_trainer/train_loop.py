@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gradbus.aio.threads import finished_or_restart
 from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
 from gradbus.telemetry import observe
@@ -76,9 +77,8 @@ class TrainLoop:
                         break
             await self._settle()
         finally:
-            parts.publisher.cancel()
-            parts.checkpoints.cancel()
             self._thread.shutdown(wait=False, cancel_futures=True)
+            await asyncio.gather(parts.publisher.close(), parts.checkpoints.close())
 
     async def _step(self, trace: StepTrace) -> bool:
         """One step, or False if the source has ended."""
@@ -153,4 +153,4 @@ class TrainLoop:
         return await until_stored(attempt, f"{what} of {self._run_id}")
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await finished_or_restart(asyncio.get_running_loop().run_in_executor(self._thread, work), "learner")

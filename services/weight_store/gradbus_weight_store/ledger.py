@@ -17,6 +17,9 @@ from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions, needed_blobs
 
 _ATTEMPTS = 5
+_LAST_TERM = 2**53 - 1
+"""Above every term that a lease can have."""
+_FENCED_SECONDS = 86_400.0
 _PARALLEL = 16
 Result = TypeVar("Result")
 
@@ -27,6 +30,7 @@ class Ledger:
     def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, delete_lock: StoreDeleteLock) -> None:
         self.run_id = run_id
         self._bus = bus
+        self._heads = heads
         self._manifests = manifests
         self._delete_lock = delete_lock
         self._lock = asyncio.Lock()
@@ -128,6 +132,17 @@ class Ledger:
             moved = [await key.refresh() for key in (self._term, self._version, self._checkpoint)]
             if any(moved) or not self._loaded:
                 await self._read_versions()
+
+    async def delete(self) -> None:
+        """Removes the run's heads and manifests. May be repeated. For a day, late writes of an old trainer are still refused."""
+        async with self._lock:
+            self._loaded = False
+            for key in (self._version.key, self._checkpoint.key):
+                await self._heads.purge(key)
+            await self._heads.put_for(self._term.key, json.dumps(_LAST_TERM).encode(), _FENCED_SECONDS)
+            for path in await self._manifests.paths(self.run_id):
+                await self._manifests.delete(path)
+            self._versions = {}
 
     def forget(self, manifests: Iterable[WeightManifest]) -> None:
         """Stops serving these manifests, before they are deleted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,12 +19,10 @@ from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.ledger import Ledger
 from gradbus_weight_store.manifests import Manifests, named_versions
+from gradbus_weight_store.named_blobs import NamedBlobs, delete_blobs
 
 _log = get_logger(__name__)
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_PARALLEL = 16
 _EVALUATED_VERSIONS = 2
-_SPECS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,11 @@ class RetentionPolicy:
 class Retention:
     """Sweeps in the background, so that no commit waits for it. The next sweep completes one that a crash cut short."""
 
-    def __init__(self, manifests: Manifests, runs: Bucket, delete_lock: StoreDeleteLock) -> None:
+    def __init__(self, manifests: Manifests, runs: Bucket, named: NamedBlobs, delete_lock: StoreDeleteLock) -> None:
         self._manifests = manifests
         self._runs = runs
-        self._specs = runs.snapshot("*.spec")
-        self._spec_digests: dict[str, tuple[bytes, frozenset[str]]] = {}
-        self._delete_lock = delete_lock
+        self._named = named
+        self.delete_lock = delete_lock
         self._due: dict[str, Ledger] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -113,10 +109,10 @@ class Retention:
         if not old:
             return
         blobs = {digest for path in old for digest in await self._manifests.blobs(path)}
-        await self._needed_blobs(without=old)  # fills the caches, so that the lock is held for a short time
-        async with self._delete_lock.deleting():
-            blobs -= await self._needed_blobs(without=old)
-            await self._delete(blobs)
+        await self._named.among(blobs, without=old)  # fills the caches, so that the lock is held for a short time
+        async with self.delete_lock.deleting():
+            blobs -= await self._named.among(blobs, without=old)
+            await delete_blobs(self._manifests.objects, blobs)
             for path in old:
                 await self._manifests.delete(path)
         _log.info("versions_deleted", run_id=ledger.run_id, step=head.step, manifests=len(old), blobs=len(blobs))
@@ -130,40 +126,3 @@ class Retention:
         except ValidationError as error:
             _log.warning("spec_not_read", run_id=run_id, error=str(error))
             return RetentionPolicy()
-
-    async def _needed_blobs(self, without: set[str]) -> set[str]:
-        """Every blob that any run's spec or manifests name, without the manifests in `without`. Runs share blobs."""
-        turns = asyncio.Semaphore(_PARALLEL)
-
-        async def named(run_id: str) -> set[str]:
-            # In parallel: object storage is slow for each of many runs, and publishing waits meanwhile.
-            async with turns:
-                paths = set(await self._manifests.paths(run_id)) - without
-                return {digest for path in paths for digest in await self._manifests.blobs(path)}
-
-        found = await asyncio.gather(*map(named, await self._manifests.objects.folders("runs")))
-        return set[str]().union(*found, *(await self._blobs_of_specs()))
-
-    async def _blobs_of_specs(self) -> Iterable[frozenset[str]]:
-        """The digests in each run's spec. There may be thousands of specs, so each is searched once."""
-        # Publishing waits meanwhile: if NATS is slow, the sweep is put off.
-        async with asyncio.timeout(_SPECS_SECONDS):
-            await self._specs.read()
-        specs, known = self._specs.entries, self._spec_digests
-        changed = {key: value for key, value in specs.items() if key not in known or known[key][0] != value}
-        searched = {key: (value, _digests_in(value)) for key, value in changed.items()}
-        self._spec_digests = {key: known[key] for key in specs.keys() - changed.keys()} | searched
-        return (digests for _, digests in self._spec_digests.values())
-
-    async def _delete(self, blobs: set[str]) -> None:
-        turns = asyncio.Semaphore(_PARALLEL)
-
-        async def delete(digest: str) -> None:
-            async with turns:
-                await self._manifests.objects.delete_blob(digest)
-
-        await asyncio.gather(*map(delete, blobs))
-
-
-def _digests_in(spec: bytes) -> frozenset[str]:
-    return frozenset(_DIGEST.findall(spec.decode(errors="replace")))

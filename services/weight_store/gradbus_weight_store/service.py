@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import grpc
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
+from gradbus.aio.tasks import background
 from gradbus.bus import Bucket, Buckets, Bus
 from gradbus.errors import (
     CorruptRecordError,
@@ -33,8 +33,10 @@ from gradbus_weight_store.broadcasts import Broadcasts
 from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.ledger import Ledger
 from gradbus_weight_store.manifests import Manifests, check_checkpoint, check_version
+from gradbus_weight_store.named_blobs import NamedBlobs
 from gradbus_weight_store.retention import Retention
 from gradbus_weight_store.settings import WeightStoreSettings
+from gradbus_weight_store.unnamed_blobs import UnnamedBlobs
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,16 +56,15 @@ class WeightStoreService(WeightStoreServiceServicer):
     """Versions, checkpoint heads and attestations. Each run has its own ledger."""
 
     def __init__(
-        self, bus: Bus, heads: Bucket, runs: Bucket, manifests: Manifests, attestations: Attestations, broadcasts: Broadcasts
+        self, bus: Bus, heads: Bucket, manifests: Manifests, attestations: Attestations, broadcasts: Broadcasts, retention: Retention
     ) -> None:
         self._bus = bus
         self._heads = heads
         self._manifests = manifests
         self._attestations = attestations
         self._broadcasts = broadcasts
-        self._delete_lock = StoreDeleteLock()
+        self._retention = retention
         self._ledgers: dict[str, Ledger] = {}
-        self.retention = Retention(manifests, runs, self._delete_lock)
 
     def head_step(self, run_id: str) -> int:
         """The newest version that this process has seen of the run; -1 if none."""
@@ -76,7 +77,7 @@ class WeightStoreService(WeightStoreServiceServicer):
             ledger = self._ledger(request.run_id)
             await ledger.open_term(request.term)
             # Completes a sweep that a crash cut short.
-            self.retention.schedule(ledger)
+            self._retention.schedule(ledger)
             return pb.OpenTermResponse(heads=await ledger.heads())
 
     async def PublishVersion(self, request: pb.PublishVersionRequest, context: Context) -> pb.PublishVersionResponse:  # noqa: N802
@@ -92,7 +93,7 @@ class WeightStoreService(WeightStoreServiceServicer):
             ledger = self._ledger(request.manifest.run_id)
             check_checkpoint(request.manifest)
             digest = await ledger.commit(request.manifest)
-            self.retention.schedule(ledger)
+            self._retention.schedule(ledger)
             return pb.CommitCheckpointResponse(digest=digest)
 
     async def GetVersion(self, request: pb.GetVersionRequest, context: Context) -> pb.GetVersionResponse:  # noqa: N802
@@ -143,10 +144,17 @@ class WeightStoreService(WeightStoreServiceServicer):
             checked_name(request.worker, "worker")
             return pb.JoinBroadcastResponse(membership=await self._broadcasts.join(request))
 
+    async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.DeleteRunResponse:  # noqa: N802
+        """See the proto."""
+        async with _errors_answered(context):
+            await self._ledger(request.run_id).delete()
+            self._ledgers.pop(request.run_id, None)
+            return pb.DeleteRunResponse()
+
     def _ledger(self, run_id: str) -> Ledger:
         if run_id not in self._ledgers:
             name = checked_name(run_id, "run")
-            self._ledgers[name] = Ledger(name, self._bus, self._heads, self._manifests, self._delete_lock)
+            self._ledgers[name] = Ledger(name, self._bus, self._heads, self._manifests, self._retention.delete_lock)
         return self._ledgers[run_id]
 
 
@@ -164,17 +172,23 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes the calls in flight."""
     manifests = Manifests(settings.open_objects())
     bus = await Bus.connect(settings.bus, f"weight-store {settings.worker_id}")
-    heads, runs, workers = [await bus.bucket(name) for name in (Buckets.HEADS, Buckets.RUNS, Buckets.WORKERS)]
+    names = (Buckets.HEADS, Buckets.RUNS, Buckets.WORKERS, Buckets.CONDEMNED)
+    heads, runs, workers, condemned = [await bus.bucket(name) for name in names]
+    delete_lock, named = StoreDeleteLock(), NamedBlobs(manifests, runs)
+    retention = Retention(manifests, runs, named, delete_lock)
+    unnamed = UnnamedBlobs(manifests.objects, condemned, named, delete_lock, settings.blob_grace_seconds)
     async with workers.view() as presence:
         attestations = Attestations(bus, presence, LagLimit(settings.lagging_versions, settings.lagging_seconds))
-        service = WeightStoreService(bus, heads, runs, manifests, attestations, Broadcasts(bus, presence))
+        service = WeightStoreService(bus, heads, manifests, attestations, Broadcasts(bus, presence), retention)
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()
-        watcher = asyncio.create_task(attestations.watch(service.head_step), name="lagging workers")
-        process.ready = True
-        await process.stopping.wait()
-        await server.stop()
-        watcher.cancel()
-        await service.retention.settle()
+        async with (
+            background(attestations.watch(service.head_step), "lagging workers"),
+            background(unnamed.sweep_forever(), "unnamed blobs"),
+        ):
+            process.ready = True
+            await process.stopping.wait()
+            await server.stop()
+        await retention.settle()
     await bus.close()

@@ -87,7 +87,7 @@ class Collector(TraceServiceServicer):
             time.sleep(0.1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def collector():
     collector = Collector()
     server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -98,7 +98,7 @@ def collector():
     server.stop(None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def traced(stack, lab_on, collector):
     """A lab whose runs are traced whole."""
     environment = {

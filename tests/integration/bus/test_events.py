@@ -34,6 +34,13 @@ async def test_a_key_is_written_once_also_by_another_writer(bus, history, unique
     assert [event.message for event in await history.read()] == ["version 0", "version 1"]
 
 
+async def test_an_event_that_nats_would_refuse_is_stored_without_its_data(history):
+    history.emit("metrics", "step 0", {"x" * 5_000_000: 1.0})
+    history.emit("metrics", "step 1", {"step": 1})
+    await asyncio.wait_for(history.wait_until_stored(), 60)
+    assert [(event.message, dict(event.data)) for event in await history.read()] == [("step 0", {}), ("step 1", {"step": 1})]
+
+
 async def test_the_same_text_twice_is_two_events(history):
     history.emit("waiting", "for the scorer")
     history.emit("waiting", "for the scorer")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradbus.bus import Buckets, Bus, BusSettings, Conflict
+from gradbus.bus import Buckets, Bus, BusSettings, Conflict, kv
 from gradbus.errors import SettingsError
 
 
@@ -62,3 +62,33 @@ async def test_two_processes_make_the_same_streams(own_nats):
     assert {info.config.name for info in await buses[0].jetstream.streams_info()} >= {"PROMPTS", "EVENTS"}
     for bus in buses:
         await bus.close()
+
+
+async def test_a_purged_key_is_gone_even_from_the_stream_after_a_while(own_bus, monkeypatch):
+    monkeypatch.setattr(kv, "MARKER_TTL_SECONDS", 1.0)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    revision = await bucket.put("run-1.spec", b"1")
+    await bucket.put("run-2.spec", b"2")
+    with pytest.raises(Conflict):
+        await bucket.purge("run-1.spec", revision + 1)
+    async with bucket.view() as view:
+        await bucket.purge("run-1.spec", revision)
+        await view.catch_up()
+        assert dict(view.entries) == {"run-2.spec": b"2"}
+    assert await bucket.get("run-1.spec") is None
+    await bucket.purge("run-1.spec")  # there is none
+    async with asyncio.timeout(60):
+        while (await own_bus.jetstream.stream_info("KV_runs")).state.messages > 1:  # noqa: ASYNC110 - the server removes it
+            await asyncio.sleep(0.1)
+    await bucket.create("run-1.spec", b"3")
+    assert (await bucket.get("run-1.spec")).value == b"3"
+
+
+async def test_a_key_written_for_a_time_expires(own_bus):
+    bucket = await own_bus.bucket(Buckets.HEADS)
+    await bucket.put("run-1.term", b"1")
+    await bucket.put_for("run-1.term", b"2", 1.0)
+    assert (await bucket.get("run-1.term")).value == b"2"
+    async with asyncio.timeout(60):
+        while await bucket.get("run-1.term") is not None:  # noqa: ASYNC110 - the server removes it
+            await asyncio.sleep(0.1)

@@ -186,3 +186,43 @@ async def test_the_consumers_of_views_end_with_them(own_bus, eventually):
         return await own_bus.jetstream.consumers_info("KV_runs") == []
 
     await eventually(are_gone)
+
+
+async def test_a_listener_hears_every_key_and_then_what_changes(bucket, unique):
+    await bucket.put(f"{unique}.spec", b"1")
+    heard = []
+    async with bucket.view(f"{unique}.*") as view:
+        view.listen(lambda key: heard.append((key.rpartition(".")[2], view.get(key))))
+        await bucket.put(f"{unique}.status", b"2")
+        await until(view, lambda: len(heard) == 2)
+        await bucket.delete(f"{unique}.spec")
+        await until(view, lambda: len(heard) == 3)
+    assert heard == [("spec", b"1"), ("status", b"2"), ("spec", None)]
+
+
+async def test_a_listener_hears_what_changed_while_the_view_was_away(own_bus, monkeypatch):
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(100)))
+    heard = []
+    async with bucket.view() as view:
+        view.listen(heard.append)
+        heard.clear()
+        await own_bus.jetstream.delete_key_value(Buckets.RUNS)
+        other = await Bus.connect(BusSettings(own_bus.client.connected_url.geturl()), "writer")
+        await (await other.bucket(Buckets.RUNS)).put("run-7.spec", b"2")
+        await until(view, lambda: dict(view.entries) == {"run-7.spec": b"2"})
+        await other.close()
+    assert sorted(set(heard)) == sorted(f"run-{n}.spec" for n in range(100))
+    assert len(heard) == 100, "reading again repeats nothing"
+
+
+async def test_a_view_that_caught_up_shows_what_was_written_before(bucket, unique):
+    other = f"{unique}-other"
+    async with bucket.view(f"{unique}.*") as view:
+        await asyncio.wait_for(view.catch_up(), 60)
+        for number in range(50):
+            await bucket.put(f"{unique}.spec", str(number).encode())
+            await bucket.put(f"{other}.spec", b"of no interest")
+            await asyncio.wait_for(view.catch_up(), 60)
+            assert view.get(f"{unique}.spec") == str(number).encode()

@@ -1,19 +1,26 @@
 """The conductor's clients, with a reward and a reference service in this process that answer as the test says."""
 
+import asyncio
+import dataclasses
+import json
 import secrets
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
 import pytest
 
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.buffer import BufferSettings, open_buffer
-from gradbus.bus import Bus, BusSettings
-from gradbus.control.runs import RunRecord
+from gradbus.bus import Bucket, Buckets, Bus, BusSettings, Lease, View
+from gradbus.control.runs import RunRecord, RunStatus, WorkerPresence
+from gradbus.experience import ExperienceLog
 from gradbus.objects import ObjectStore
+from gradbus.process import Process
 from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
 from gradbus.spec import parse_spec
-from gradbus.v1.group_pb2 import Group
+from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reference_service_pb2 import LogProbsResponse, SequenceLogProbs
 from gradbus.v1.reference_service_pb2_grpc import (
     ReferenceServiceServicer,
@@ -23,8 +30,17 @@ from gradbus.v1.reference_service_pb2_grpc import (
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
+from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, PublishVersionRequest
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
 from gradbus_conductor.clients import Addresses, Clients
+from gradbus_conductor.run.driver import Driver
+from gradbus_conductor.runs.index import RunIndex
+from gradbus_conductor.service import Conductor
+from gradbus_conductor.settings import Settings
+from gradbus_conductor.workers import WorkerPool
+
+STEPS, SIZE = 4, 2
 
 TOKEN = "of-the-test"
 
@@ -38,9 +54,17 @@ class Scorer(RewardServiceServicer):
     most: int = 1 << 20
     """Samples in a call; one that brings more is refused."""
     refused: int = 0
+    hangs: Callable = lambda _ids, _number: False
+    """Whether a call never returns, by its sample ids and its number from 1."""
+    calls: int = 0
+    hanging: int = 0
+    """Calls that hang at present."""
     asked: dict[str, int] = field(default_factory=dict)
 
     async def Score(self, request, context):  # noqa: N802
+        self.calls += 1
+        if self.hangs([sample.sample_id for sample in request.samples], self.calls):
+            await self._hang()
         if self.down:
             self.down -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the scorer's machine is on fire")
@@ -53,17 +77,28 @@ class Scorer(RewardServiceServicer):
             results.append(self.answer(sample, self.asked[sample.sample_id]))
         return ScoreResponse(results=[result for result in reversed(results) if result is not None])
 
+    async def _hang(self):
+        self.hanging += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.hanging -= 1
+
 
 @dataclass
 class Reference(ReferenceServiceServicer):
     """Log-probabilities of one sample at a time are cut short `short` times."""
 
     short: int = 0
+    refusal: str = ""
+    """Why it can never compute."""
     asked: list[str] = field(default_factory=list)
 
     async def LogProbs(self, request, context):  # noqa: N802
         results = [SequenceLogProbs(sample_id=item.sample_id, logprobs=bytes(len(item.token_ids))) for item in request.sequences]
         self.asked += [item.sample_id for item in request.sequences]
+        if self.refusal:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         if self.short:
             self.short -= 1
             results[0].logprobs = results[0].logprobs[:-4]
@@ -129,7 +164,7 @@ def record(run_id):
 
 @pytest.fixture
 def group(run_id):
-    def make(index, tokens=3, finish=FinishReason.FINISH_REASON_STOP, versions=(4, 5)):
+    def make(index, tokens=3, finish=FinishReason.FINISH_REASON_STOP, versions=(4, 5), run_id=run_id):
         spans = [Span(start=at, end=at + 1, version=version, trainable=True) for at, version in enumerate(versions)]
         samples = [
             Sample(sample_id=f"{index}.{n}", n=n, token_ids=bytes(4 * tokens), spans=spans, finish_reason=finish, text=f"answer {n}")
@@ -138,3 +173,116 @@ def group(run_id):
         return Group(run_id=run_id, index=index, row=index, version=versions[0], prompt_text="2+2=", samples=samples)
 
     return make
+
+
+@dataclass
+class Stage:
+    """Conductors of one run, one after the other, and what a trainer and a user would write."""
+
+    clients: Clients
+    record: RunRecord
+    buckets: dict[str, Bucket]
+    view: View
+    runs: RunIndex
+    pool: WorkerPool
+    beating: list[asyncio.Task] = field(default_factory=list)
+
+    @property
+    def run_id(self):
+        return self.record.run_id
+
+    async def drive(self, name="conductor"):
+        lease = await Lease.acquire(self.buckets[Buckets.LEASES], f"conductor.{self.run_id}", name)
+        try:
+            await Driver(self.clients, self.record, self.buckets[Buckets.RUNS], self.runs, self.pool).drive(lease)
+        finally:
+            await lease.release()
+
+    async def status(self, run_id=""):
+        entry = await self.buckets[Buckets.RUNS].get(f"{run_id or self.run_id}.status")
+        return RunStatus.model_validate_json(entry.value) if entry else None
+
+    async def trainer(self, name="trainer", **fields):
+        presence = WorkerPresence(worker=name, role="trainer", incarnation="1", **fields)
+
+        async def beat():
+            while True:
+                await self.buckets[Buckets.WORKERS].put(name, presence.to_bytes())
+                await asyncio.sleep(1.0)
+
+        self.beating.append(asyncio.create_task(beat()))
+        await self.until(lambda: presence in self.pool.present("trainer"))
+
+    async def request(self, desired):
+        await self.buckets[Buckets.RUNS].put(f"{self.run_id}.desired", json.dumps(desired).encode())
+
+    async def assigned(self, name="trainer"):
+        entry = await self.buckets[Buckets.ASSIGNMENTS].get(name)
+        return json.loads(entry.value) if entry else None
+
+    async def trained(self, rewards=(0.0, 1.0), status=RewardStatus.REWARD_STATUS_OK):
+        """All steps: the log, the final version and its checkpoint, as after a whole run."""
+        differ = len(set(rewards)) > 1 and status == RewardStatus.REWARD_STATUS_OK
+        verdict = Verdict.VERDICT_TRAIN if differ else Verdict.VERDICT_FILTERED
+        scored = [SampleReward(status=status, reward=reward, reason="the grader broke") for reward in rewards]
+        log = ExperienceLog(self.clients.buffer, self.run_id)
+        reason = "" if differ else f"all {len(rewards)} valid rewards are equal"
+        await log.append(1, {index: LogEntry(index=index, verdict=verdict, reason=reason, rewards=scored) for index in range(STEPS * SIZE)})
+        digest = await self.clients.objects.put_blob(b"weights")
+        shard = Shard(digest=digest, size_bytes=7, tensors=["w"])
+        version = WeightManifest(run_id=self.run_id, term=1, step=STEPS, digest=digest, shards=[shard])
+        await self.clients.weight_store.PublishVersion(PublishVersionRequest(manifest=version))
+        checkpoint = CheckpointManifest(run_id=self.run_id, term=1, step=STEPS, weights=version, frontier=Frontier(below=STEPS * SIZE))
+        checkpoint.optimizer.extend([shard] if differ else [])
+        await self.clients.weight_store.CommitCheckpoint(CommitCheckpointRequest(manifest=checkpoint))
+
+    @staticmethod
+    async def until(condition):
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - a view has no condition of its own
+                await asyncio.sleep(0.02)
+
+    async def waits(self, words):
+        """The status, once what it waits for holds `words`."""
+        async with asyncio.timeout(60):
+            while words not in (((status := await self.status()) and f"{status.state} {status.waiting_for}") or ""):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return status
+
+    @asynccontextmanager
+    async def conducted(self):
+        """A conductor beside the block."""
+        process = Process("conductor")
+        serving = asyncio.create_task(Conductor(self.clients, Settings(worker_id="conductor")).serve(process))
+        yield
+        process.stopping.set()
+        await serving
+
+
+async def clear(buckets):
+    """Other tests share the server, and a run they left would stand ahead of this one's."""
+    for bucket in buckets:
+        async with bucket.view() as left:
+            for key in list(left.entries):
+                await bucket.delete(key)
+
+
+@pytest.fixture
+async def stage(clients, stub, record):
+    clients = dataclasses.replace(clients, weight_store=stub)
+    digest = await clients.objects.put_blob(b'{"prompt": "1+1="}\n{"prompt": "2+2="}\n')
+    names = (Buckets.RUNS, Buckets.WORKERS, Buckets.ASSIGNMENTS, Buckets.LEASES)
+    buckets = {name: await clients.bus.bucket(name) for name in names}
+    await clear(buckets.values())
+    run = record(data={"train": digest})
+    await buckets[Buckets.RUNS].put(f"{run.run_id}.spec", run.to_bytes())
+    async with (
+        buckets[Buckets.RUNS].view() as view,
+        buckets[Buckets.WORKERS].view() as present,
+        buckets[Buckets.ASSIGNMENTS].view() as assigned,
+    ):
+        stage = Stage(clients, run, buckets, view, RunIndex(view), WorkerPool(buckets[Buckets.ASSIGNMENTS], present, assigned))
+        yield stage
+        for beat in stage.beating:
+            await cancel_and_wait(beat)
+    await clear(buckets.values())

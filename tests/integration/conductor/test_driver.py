@@ -1,139 +1,27 @@
 """A run's way through its states, with a conductor that dies between any two of its writes."""
 
 import asyncio
-import dataclasses
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from grpc.aio import AioRpcError
 from structlog.testing import capture_logs
 
-from gradbus.aio.tasks import cancel_and_wait
-from gradbus.bus import Bucket, Buckets, EventLog, Lease, TaskQueue, View
-from gradbus.control.runs import RunRecord, RunStatus, WorkerPresence
+from gradbus.bus import Buckets, EventLog, TaskQueue
+from gradbus.control.runs import RunStatus
 from gradbus.errors import ObjectMissingError, StorageError
-from gradbus.experience import ExperienceLog, GroupStore
+from gradbus.experience import GroupStore
 from gradbus.experience.archive import ArchiveWriter
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
-from gradbus.v1.group_pb2 import LogEntry, Verdict
-from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, PublishVersionRequest
-from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
+from gradbus.v1.reward_pb2 import RewardStatus
 from gradbus_conductor import service
-from gradbus_conductor.clients import Clients
 from gradbus_conductor.run import driver, trainers
-from gradbus_conductor.run.driver import Driver
+from gradbus_conductor.run.context import Ending
 from gradbus_conductor.service import Conductor
 from gradbus_conductor.settings import Settings
-from gradbus_conductor.workers import WorkerPool
 
 STEPS, SIZE = 4, 2
-
-
-@dataclass
-class Stage:
-    """Conductors of one run, one after the other, and what a trainer and a user would write."""
-
-    clients: Clients
-    record: RunRecord
-    buckets: dict[str, Bucket]
-    view: View
-    pool: WorkerPool
-    beating: list[asyncio.Task] = field(default_factory=list)
-
-    @property
-    def run_id(self):
-        return self.record.run_id
-
-    async def drive(self, name="conductor"):
-        lease = await Lease.acquire(self.buckets[Buckets.LEASES], f"conductor.{self.run_id}", name)
-        try:
-            await Driver(self.clients, self.record, self.buckets[Buckets.RUNS], self.view, self.pool).drive(lease)
-        finally:
-            await lease.release()
-
-    async def status(self, run_id=""):
-        entry = await self.buckets[Buckets.RUNS].get(f"{run_id or self.run_id}.status")
-        return RunStatus.model_validate_json(entry.value) if entry else None
-
-    async def trainer(self, name="trainer", **fields):
-        presence = WorkerPresence(worker=name, role="trainer", incarnation="1", **fields)
-
-        async def beat():
-            while True:
-                await self.buckets[Buckets.WORKERS].put(name, presence.to_bytes())
-                await asyncio.sleep(1.0)
-
-        self.beating.append(asyncio.create_task(beat()))
-        await until(lambda: presence in self.pool.present("trainer"))
-
-    async def request(self, desired):
-        await self.buckets[Buckets.RUNS].put(f"{self.run_id}.desired", json.dumps(desired).encode())
-
-    async def assigned(self, name="trainer"):
-        entry = await self.buckets[Buckets.ASSIGNMENTS].get(name)
-        return json.loads(entry.value) if entry else None
-
-    async def trained(self, rewards=(0.0, 1.0), status=RewardStatus.REWARD_STATUS_OK):
-        """All steps: the log, the final version and its checkpoint, as after a whole run."""
-        differ = len(set(rewards)) > 1 and status == RewardStatus.REWARD_STATUS_OK
-        verdict = Verdict.VERDICT_TRAIN if differ else Verdict.VERDICT_FILTERED
-        scored = [SampleReward(status=status, reward=reward, reason="the grader broke") for reward in rewards]
-        log = ExperienceLog(self.clients.buffer, self.run_id)
-        reason = "" if differ else f"all {len(rewards)} valid rewards are equal"
-        await log.append(1, {index: LogEntry(index=index, verdict=verdict, reason=reason, rewards=scored) for index in range(STEPS * SIZE)})
-        digest = await self.clients.objects.put_blob(b"weights")
-        shard = Shard(digest=digest, size_bytes=7, tensors=["w"])
-        version = WeightManifest(run_id=self.run_id, term=1, step=STEPS, digest=digest, shards=[shard])
-        await self.clients.weight_store.PublishVersion(PublishVersionRequest(manifest=version))
-        checkpoint = CheckpointManifest(run_id=self.run_id, term=1, step=STEPS, weights=version, frontier=Frontier(below=STEPS * SIZE))
-        checkpoint.optimizer.extend([shard] if differ else [])
-        await self.clients.weight_store.CommitCheckpoint(CommitCheckpointRequest(manifest=checkpoint))
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - a view has no condition of its own
-            await asyncio.sleep(0.02)
-
-
-async def clear(buckets):
-    """Other tests share the server, and a run they left would stand ahead of this one's."""
-    for bucket in buckets:
-        async with bucket.view() as left:
-            for key in list(left.entries):
-                await bucket.delete(key)
-
-
-@pytest.fixture
-async def stage(clients, stub, record):
-    clients = dataclasses.replace(clients, weight_store=stub)
-    digest = await clients.objects.put_blob(b'{"prompt": "1+1="}\n{"prompt": "2+2="}\n')
-    names = (Buckets.RUNS, Buckets.WORKERS, Buckets.ASSIGNMENTS, Buckets.LEASES)
-    buckets = {name: await clients.bus.bucket(name) for name in names}
-    await clear(buckets.values())
-    run = record(data={"train": digest})
-    await buckets[Buckets.RUNS].put(f"{run.run_id}.spec", run.to_bytes())
-    async with (
-        buckets[Buckets.RUNS].view() as view,
-        buckets[Buckets.WORKERS].view() as present,
-        buckets[Buckets.ASSIGNMENTS].view() as assigned,
-    ):
-        stage = Stage(clients, run, buckets, view, WorkerPool(buckets[Buckets.ASSIGNMENTS], present, assigned))
-        yield stage
-        for beat in stage.beating:
-            await cancel_and_wait(beat)
-    await clear(buckets.values())
-
-
-async def waits(stage, words):
-    """The status, once what it waits for holds `words`."""
-    async with asyncio.timeout(60):
-        while words not in (((status := await stage.status()) and f"{status.state} {status.waiting_for}") or ""):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    return status
 
 
 async def test_a_failure_is_brought_to_its_end_by_the_next_conductor(stage, weight_store):
@@ -172,7 +60,7 @@ async def test_a_cancelled_run_leaves_no_queue_and_no_keys(stage):
     queue = TaskQueue(stage.clients.bus, stage.run_id)
     await queue.open()
     await stage.request("cancelled")
-    await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"cancelled"')
+    await stage.until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"cancelled"')
     await GroupStore(stage.clients.buffer, stage.run_id).put([])
     await stage.drive()
     assert (await stage.status()).state == "cancelled"
@@ -243,10 +131,10 @@ async def test_a_queued_run_names_the_paused_one_that_has_the_trainer(stage):
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"run-000-paused"')
     await runs.put("run-000-paused.status", RunStatus(state="paused").to_bytes())
     driving = asyncio.create_task(stage.drive())
-    status = await waits(stage, "trainer has run run-000-paused, which is paused: resume or cancel it")
+    status = await stage.waits("trainer has run run-000-paused, which is paused: resume or cancel it")
     assert status.state == "queued"
     await runs.put("run-000-paused.status", RunStatus(state="running").to_bytes())
-    await waits(stage, "trainer has run run-000-paused, running")
+    await stage.waits("trainer has run run-000-paused, running")
     await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
@@ -255,12 +143,12 @@ async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_re
     monkeypatch.setattr(trainers, "_YIELD_SECONDS", 0.0)
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
-    await waits(stage, "starting ")
+    await stage.waits("starting ")
     async with asyncio.timeout(60):
         while await stage.assigned() != stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
             await asyncio.sleep(0.02)
     await stage.request("paused")
-    await waits(stage, "paused ")
+    await stage.waits("paused ")
     assert await stage.assigned() == stage.run_id, "nobody else waits"
     await stage.buckets[Buckets.RUNS].put("run-zzz.spec", stage.record.to_bytes())
     async with asyncio.timeout(60):
@@ -268,7 +156,7 @@ async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_re
             await asyncio.sleep(0.02)
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"run-zzz"')
     await stage.request("running")
-    await waits(stage, "queued a free trainer: trainer has run run-zzz")
+    await stage.waits("queued a free trainer: trainer has run run-zzz")
     await stage.buckets[Buckets.ASSIGNMENTS].delete("trainer")
     async with asyncio.timeout(60):
         while await stage.assigned() != stage.run_id:  # noqa: ASYNC110 - a bucket has no condition of its own
@@ -279,10 +167,10 @@ async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_re
 
 async def test_a_queued_run_says_that_there_is_no_trainer_or_who_comes_first(stage):
     driving = asyncio.create_task(stage.drive())
-    await waits(stage, "none is running; start one")
+    await stage.waits("none is running; start one")
     await stage.buckets[Buckets.RUNS].put("run-000.spec", stage.record.to_bytes())
     await stage.trainer()
-    await waits(stage, "run run-000 comes first") if await stage.assigned() is None else None
+    await stage.waits("run run-000 comes first") if await stage.assigned() is None else None
     await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
@@ -308,52 +196,17 @@ async def test_a_run_that_cannot_be_read_is_skipped_and_frees_its_trainer(stage,
     assert f"{broken}.{key} in the bucket `runs` cannot be read" in errors[0]
 
 
-async def test_a_conductor_keeps_leases_for_the_head_of_the_queue_alone(stage, monkeypatch):
-    monkeypatch.setattr(service, "_MAX_QUEUED", 2)
-    monkeypatch.setattr(service, "_POLL_SECONDS", 0.02)
-    runs, leases = stage.buckets[Buckets.RUNS], stage.buckets[Buckets.LEASES]
-    names = [f"run-00{n}" for n in range(4)]
-    for name in names:
-        await runs.put(f"{name}.spec", stage.record.model_copy(update={"run_id": name}).to_bytes())
-    await stage.request("cancelled")  # the youngest
-    process = Process("conductor")
-    serving = asyncio.create_task(Conductor(stage.clients, Settings(worker_id="conductor")).serve(process))
-    await until(lambda: stage.view.get(f"{stage.run_id}.status") and b'"cancelled"' in stage.view.get(f"{stage.run_id}.status"))
-    async with asyncio.timeout(60):
-        while not all([await leases.get(f"conductor.{name}") for name in names[:2]]):  # noqa: ASYNC110 - each is taken on its own
-            await asyncio.sleep(0.02)
-    assert [await leases.get(f"conductor.{name}") for name in names[2:]] == [None, None]
-    await runs.put("run-000.desired", b'"cancelled"')
-    await until(lambda: stage.view.get("run-002.status"))
-    process.stopping.set()
-    await serving
-
-
-async def test_a_run_paused_before_it_began_takes_no_trainer_until_it_is_resumed(stage, monkeypatch):
-    monkeypatch.setattr(driver, "_POLL_SECONDS", 0.02)
-    await stage.request("paused")
-    await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"')
-    await stage.trainer()
-    driving = asyncio.create_task(stage.drive())
-    await waits(stage, "paused")
-    assert await stage.assigned() is None
-    await stage.trained()
-    await stage.request("running")
-    await asyncio.wait_for(driving, 60)
-    assert (await stage.status()).state == "succeeded"
-
-
 async def test_a_run_that_is_paused_when_its_conductor_dies_keeps_no_trainer_from_the_others(stage, monkeypatch):
     monkeypatch.setattr(driver, "_POLL_SECONDS", 0.02)
     await stage.trainer()
     await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", json.dumps(stage.run_id).encode())
     await stage.request("paused")
-    await until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"' and stage.pool.run_of("trainer"))
+    await stage.until(lambda: stage.view.get(f"{stage.run_id}.desired") == b'"paused"' and stage.pool.run_of("trainer"))
     driving = asyncio.create_task(stage.drive("second"))
     async with asyncio.timeout(60):
         while await stage.assigned() is not None:  # noqa: ASYNC110 - a bucket has no condition of its own
             await asyncio.sleep(0.02)
-    await waits(stage, "paused")
+    await stage.waits("paused")
     await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
@@ -370,3 +223,49 @@ async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_d
     types = [event.type for event in await history.read()]
     assert types.count("checkpoint") == 1
     assert types[-1] == "state"
+
+
+async def test_a_run_that_the_conductor_cannot_drive_fails_with_the_cause(stage, monkeypatch):
+    async def overflow(_):
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr(driver.RunLoop, "drive", overflow)
+    monkeypatch.setattr(service, "_POLL_SECONDS", 0.02)
+    await stage.trainer()
+    process = Process("conductor")
+    with capture_logs() as logs:
+        serving = asyncio.create_task(Conductor(stage.clients, Settings(worker_id="conductor")).serve(process))
+        await stage.until(lambda: b'"failed"' in (stage.view.get(f"{stage.run_id}.status") or b""))
+        process.stopping.set()
+        await serving
+    assert "cannot drive the run: OverflowError: int too large" in (await stage.status()).reason
+    assert len([line for line in logs if line["event"] == "run_interrupted"]) == 3
+
+
+async def test_infrastructure_that_is_away_fails_no_run_however_often_the_conductor_meets_it(stage, monkeypatch):
+    interrupted = []
+
+    async def refuse(_):
+        interrupted.append(1)
+        if len(interrupted) < 10:
+            raise StorageError("object storage does not answer; it is tried again")
+        return Ending("succeeded")
+
+    monkeypatch.setattr(driver.RunLoop, "drive", refuse)
+    monkeypatch.setattr(service, "_POLL_SECONDS", 0.02)
+    await stage.trainer()
+    process = Process("conductor")
+    serving = asyncio.create_task(Conductor(stage.clients, Settings(worker_id="conductor")).serve(process))
+    await stage.until(
+        lambda: stage.view.get(f"{stage.run_id}.status") and b'"state":"succeeded"' in stage.view.get(f"{stage.run_id}.status")
+    )
+    process.stopping.set()
+    await serving
+
+
+async def test_a_run_that_cannot_even_be_ended_is_tried_ever_more_rarely(stage):
+    conductor = Conductor(stage.clients, Settings(worker_id="conductor"))
+    pauses = [conductor._failed("run-1", KeyError("a"), 0) for _ in range(20)]
+    assert pauses[:3] == [service._POLL_SECONDS] * 3
+    assert pauses[3:6] == [2 * service._POLL_SECONDS, 4 * service._POLL_SECONDS, 8 * service._POLL_SECONDS]
+    assert pauses[-1] == service._MOST_BACKOFF_SECONDS

@@ -15,10 +15,12 @@ from gradbus.v1.task_pb2 import GroupsSampled, TaskKind
 from gradbus.v1.weights_pb2 import Frontier, TrainerProgress, WeightManifest
 from gradbus_conductor.groups import dispatch
 from gradbus_conductor.groups.dataset import DataOrder, Dataset, RunData
+from gradbus_conductor.run import loop as loop_module
 from gradbus_conductor.run.context import RunContext
 from gradbus_conductor.run.learning_signal import LearningSignal
 from gradbus_conductor.run.loop import RunLoop
 from gradbus_conductor.run.status import RunStatusWriter
+from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
 
 DATA = RunData(Dataset(("{}",) * 8, ""), None, DataOrder("d", 8, 0))
@@ -35,7 +37,7 @@ async def loop(clients, record, run_id):
     await workers.put(run_id, presence.to_bytes())
     await assignments.put(run_id, json.dumps(run_id).encode())
     async with runs.view(f"{run_id}.*") as view, workers.view(run_id) as present, assignments.view(run_id) as assigned:
-        context = RunContext(clients, record(), runs, view, WorkerPool(assignments, present, assigned), lease, status)
+        context = RunContext(clients, record(), runs, RunIndex(view), WorkerPool(assignments, present, assigned), lease, status)
         yield RunLoop(context, DATA)
     await lease.release()
     await workers.delete(run_id)
@@ -147,3 +149,17 @@ async def test_entries_that_the_log_lost_and_the_bitmap_kept_are_asked_for_again
     await loop._recover()
     assert loop._schedule.outstanding().keys() == {3}
     assert await log.append(term, {3: LogEntry(index=3)}) == [3], "else it would be sampled for ever and never enter"
+
+
+async def test_a_run_whose_service_has_not_answered_yet_is_starting(loop, clients, monkeypatch):
+    monkeypatch.setattr(loop_module, "_FIRST_CALL_SECONDS", -1.0)
+    await TaskQueue(clients.bus, loop._context.run_id).open()
+    loop._heads.version = 0
+    with loop._first_answers.call("the scorer at grpc://a:1"):
+        await loop._pass()
+        status = loop._context.status.status
+        assert (status.state, status.waiting_for.partition(",")[0]) == ("starting", "the scorer at grpc://a:1")
+    await loop._pass()
+    assert loop._context.status.status.state == "running"
+    await loop._pipeline.close()
+    await TaskQueue(clients.bus, loop._context.run_id).remove()

@@ -2,20 +2,21 @@
 
 import asyncio
 import dataclasses
-import socket
 
 import pytest
 
-from gradbus.rpc import open_channel
+from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
 from gradbus.v1.group_pb2 import Verdict
-from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
+from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub, add_ReferenceServiceServicer_to_server
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.sample_pb2 import FinishReason
+from gradbus_conductor.groups import judging
 from gradbus_conductor.groups import scoring as scoring_module
 from gradbus_conductor.groups.scoring import Scoring
 from gradbus_conductor.groups.traces import GroupTraces
 
+TOKEN = "of-the-test"
 OK, INVALID, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID, RewardStatus.REWARD_STATUS_ERROR
 
 
@@ -173,22 +174,61 @@ async def test_what_a_service_says_itself_is_quoted(clients, run_id, record, sco
     await scoring.close()
 
 
+@pytest.fixture
+def away(clients, free_port):
+    """The clients with one service at an address where nobody listens: (clients, address), and the channel's end."""
+    channels = []
+
+    def replaced(service):
+        address = f"127.0.0.1:{free_port()}"
+        channels.append(open_channel(address, TOKEN))
+        stub = {"reward": RewardServiceStub, "reference": ReferenceServiceStub}[service](channels[-1])
+        addresses = dataclasses.replace(clients.addresses, **{service: address})
+        return dataclasses.replace(clients, addresses=addresses, **{service: stub}), address
+
+    return replaced
+
+
 @pytest.mark.parametrize("service", ["reward", "reference"])
-async def test_a_service_that_is_away_is_named_with_its_address_and_without_the_words_of_grpc(clients, run_id, record, group, service):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"  # bound, and nobody listens
-        async with open_channel(address, "token") as channel:
-            stub = {"reward": RewardServiceStub, "reference": ReferenceServiceStub}[service](channel)
-            addresses = dataclasses.replace(clients.addresses, **{service: address})
-            clients = dataclasses.replace(clients, addresses=addresses, **{service: stub})
-            scoring = Scoring(clients, run_id, record(algorithm={"kl": 0.1}).spec, GroupTraces(run_id, 0.0), lambda _: None)
-            scoring.submit([(group(0), "{}")])
-            async with asyncio.timeout(60):
-                while not scoring.state.failing:  # noqa: ASYNC110 - the state does not signal
-                    await asyncio.sleep(0.01)
-            await scoring.close()
-    assert scoring.state.failing[0] == f"the {service} service at {address} does not answer; check that it runs, or wait if it is starting"
+async def test_a_service_that_stays_away_is_named_with_its_address_and_without_the_words_of_grpc(
+    away, run_id, record, group, service, monkeypatch
+):
+    monkeypatch.setattr(judging, "_REFERENCE_SECONDS", 5.0)
+    monkeypatch.setattr(judging, "_EXTRA_SECONDS", 0.0)
+    clients, address = away(service)
+    spec = record(algorithm={"kl": 0.1}, reward={"service": "grpc://127.0.0.1:1", "timeout_seconds": 5.0}).spec
+    scoring = Scoring(clients, run_id, spec, GroupTraces(run_id, 0.0), lambda _: None)
+    scoring.submit([(group(0), "{}")])
+    words = f"the {service} service at {address} does not answer; check that it runs, or wait if it is starting"
+    async with asyncio.timeout(60):
+        while scoring.state.failing.get(0) != words:  # noqa: ASYNC110 - the state does not signal
+            await asyncio.sleep(0.01)
+    await scoring.close()
+
+
+@pytest.mark.parametrize("service", ["reward", "reference"])
+async def test_a_service_that_starts_late_is_waited_for_without_a_failure(
+    away, run_id, record, group, service, scorer, reference, monkeypatch
+):
+    clients, address = away(service)
+    found = asyncio.get_running_loop().create_future()
+    spec = record(algorithm={"kl": 0.1}).spec
+    scoring = Scoring(clients, run_id, spec, GroupTraces(run_id, 0.0), found.set_result)
+    failures = []
+    monkeypatch.setattr(judging.ScoringState, "fail", lambda state, groups, reason: failures.append(reason) or [])
+    scoring.submit([(group(0), "{}")])
+    async with asyncio.timeout(60):
+        while not scoring.state.first_answers.waiting_for(0.5):  # noqa: ASYNC110 - it tells when it is asked
+            await asyncio.sleep(0.01)
+    server = RpcServer(RpcSettings(address, {"conductor": token_hash(TOKEN)}))
+    add_RewardServiceServicer_to_server(scorer, server.server)
+    add_ReferenceServiceServicer_to_server(reference, server.server)
+    await server.start()
+    entry = await asyncio.wait_for(found, 60)
+    assert (entry.index, failures, scoring.state.first_answers.waiting_for(-1.0)) == (0, [], "")
+    assert (scorer.asked, len(reference.asked)) == ({"0.0": 1, "0.1": 1}, 2)
+    await scoring.close()
+    await server.stop()
 
 
 @pytest.mark.parametrize("way", ["forget", "close"])
@@ -210,6 +250,16 @@ async def test_a_service_that_takes_small_calls_alone_gets_small_ones(judged, sc
     scorer.most = 16
     await judged(*(group(index) for index in range(300)))
     assert scorer.refused < 40, "as many as are asked at once, halved until they fit, and one more now and then to see"
+
+
+async def test_a_call_holds_few_groups_whose_rows_are_long(clients, run_id, record, scorer, group):
+    sizes, found = [], asyncio.Event()
+    scorer.hangs = lambda ids, _number: sizes.append(len(ids))
+    scoring = Scoring(clients, run_id, record().spec, GroupTraces(run_id, 0.0), lambda _: found.set())
+    scoring.submit([(group(index), f'{{"row": "{"x" * 2_000_000}"}}') for index in range(6)])
+    await asyncio.wait_for(found.wait(), 60)
+    await scoring.close()
+    assert max(sizes) == 4, "two groups of two samples have 8,000,000 characters"
 
 
 def test_a_call_is_halved_by_failure_and_grows_by_success_alone():

@@ -9,8 +9,8 @@ from gradbus.control.runs import RunStatus
 from gradbus.errors import FencedError
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.run.runs_bucket import desired_state
 from gradbus_conductor.run.status import RunSnapshot, RunStatusWriter
+from gradbus_conductor.runs.index import RunIndex
 
 START = RunSnapshot(version=-1, checkpoint=-1)
 
@@ -108,10 +108,11 @@ async def test_an_ending_once_decided_stays(runs, writer, history, run_id):
 
 async def test_a_run_without_a_requested_state_runs(runs, run_id):
     async with runs.view(f"{run_id}.*") as view:
-        assert desired_state(view, run_id) == "running"
+        index = RunIndex(view)
+        assert index.desired(run_id) == "running"
         await runs.put(f"{run_id}.desired", b'"cancelled"')
         async with asyncio.timeout(60):
-            while desired_state(view, run_id) != "cancelled":
+            while index.desired(run_id) != "cancelled":
                 await view.changed.wait()
                 view.changed.clear()
 

@@ -61,27 +61,51 @@ async def test_a_bound_is_kept_and_released_workers_can_be_claimed(two):
     assert len(await other.claim("run-2", "rollout")) == 4
 
 
+async def test_runs_with_a_trainer_share_the_rollouts(two, buckets):
+    one, other, views = two
+    await one.claim("run-1", "trainer", most=1)
+    await until(views, lambda: one.run_of("trainer") == "run-1")
+    await one.share_rollouts("run-1")
+    await until(views, lambda: len(one.assigned_to("run-1")) == 5)
+
+    await buckets[0].put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
+    await buckets[1].create("trainer-1", b'"run-2"')
+    await until(views, lambda: one.run_of("trainer-1") == other.run_of("trainer-1") == "run-2" and len(one.present("trainer")) == 2)
+    for _ in range(2):
+        before = len(one.assigned_to("run-1"))
+        await one.share_rollouts("run-1")
+        await until(views, lambda before=before: len(one.assigned_to("run-1")) == len(other.assigned_to("run-1")) == before - 1)
+        await other.share_rollouts("run-2")
+        await until(views, lambda: not {"rollout-2", "rollout-3"} - one._assigned.entries.keys())
+    await one.share_rollouts("run-1")
+    assert sorted(one.assigned_to("run-1")) == ["rollout-0", "rollout-1", "trainer"]
+    assert sorted(one.assigned_to("run-2")) == ["rollout-2", "rollout-3", "trainer-1"]
+
+
+async def test_of_two_runs_and_one_rollout_the_older_has_it(two, buckets):
+    one, other, views = two
+    for name in ("rollout-1", "rollout-2", "rollout-3"):
+        await buckets[0].delete(name)
+    await buckets[0].put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
+    await buckets[1].create("trainer", b'"run-2"')
+    await buckets[1].create("trainer-1", b'"run-1"')
+    await until(views, lambda: len(one.present("rollout")) == 1 and all(len(view.entries) == 2 for view in views))
+    await other.share_rollouts("run-2")
+    assert await buckets[1].get("rollout-0") is None
+    await one.share_rollouts("run-1")
+    assert (await buckets[1].get("rollout-0")).value == b'"run-1"'
+
+
 async def test_a_view_that_is_behind_takes_no_worker_from_another_run(two, buckets):
     one, other, views = two
     await one.claim("run-1", "rollout", most=1)
-    await until(views, lambda: other.run_of("rollout-0") == "run-1")
+    await until(views, lambda: one.run_of("rollout-0") == other.run_of("rollout-0") == "run-1")
     stale = WorkerPool(buckets[1], one._workers, SimpleNamespace(entries=dict(views[1].entries), get=dict(views[1].entries).get))
     await one.release("run-1")
     await until(views, lambda: not views[0].entries)
     await one.claim("run-2", "rollout", most=1)
     await stale.release("run-1")
     assert (await buckets[1].get("rollout-0")).value == b'"run-2"'
-
-
-async def test_workers_of_finished_runs_are_freed(two):
-    one, _, views = two
-    await one.claim("run-1", "rollout", most=1)
-    await until(views, lambda: len(views[0].entries) == 1)
-    await one.claim("run-2", "rollout", most=1)
-    await until(views, lambda: len(views[0].entries) == 2)
-    await one.release_finished(lambda run_id: run_id == "run-1")
-    await until(views, lambda: one.assigned_to("run-1") == [])
-    assert one.assigned_to("run-2") == ["rollout-1"]
 
 
 async def test_a_trainer_that_is_gone_is_replaced_by_one_that_is_free(two, buckets):
@@ -115,3 +139,26 @@ async def test_an_unreadable_presence_hides_nobody_else(two, buckets):
     await buckets[0].put("broken", b'{"role": 1}')
     await until(views, lambda: "broken" in one._workers.entries)
     assert [worker.worker for worker in one.present("trainer")] == ["trainer"]
+
+
+async def test_a_run_at_which_every_worker_of_a_role_fails_again_and_again_is_at_fault(two, buckets):
+    one, _, views = two
+    workers, _ = buckets
+    await one.claim("run-1", "rollout", most=2)
+    await until(views, lambda: len(one.assigned_to("run-1")) == 2)
+
+    async def show(name, **fields):
+        presence = WorkerPresence(worker=name, role="rollout", incarnation="1", **fields)
+        await workers.put(name, presence.to_bytes())
+        await until(views, lambda: presence in one.present("rollout"))
+        return one.run_fault("run-1")
+
+    failed = {"failures": 3, "failure": "KeyError: 'a'"}
+    assert await show("rollout-0", run_id="run-1", **failed) == "", "the other one may serve it"
+    assert await show("rollout-1", run_id="run-0", **failed) == "", "these are failures of the run before"
+    assert await show("rollout-1", run_id="run-1", failures=2) == ""
+    assert (await show("rollout-1", run_id="run-1", **failed)).startswith(
+        "rollout-0 failed 3 times in the same way: KeyError: 'a'; correct"
+    )
+    assert await show("rollout-1", run_id="run-1", reached=4) == "", "it serves the run"
+    assert await show("rollout-1", run_id="run-1", fatal=True, trouble="the model has no tokenizer") == "the model has no tokenizer"

@@ -18,8 +18,8 @@ def stack_config(tmp_path):
     """Makes a StackConfig whose services are stand-ins."""
 
     def make(**settings) -> StackConfig:
-        rollouts = settings.get("rollouts", 1)
-        stand_ins = {name: [sys.executable, str(STAND_IN), name] for name in [*service_names(rollouts), REFERENCE]}
+        services = service_names(settings.get("trainers", 1), settings.get("rollouts", 1))
+        stand_ins = {name: [sys.executable, str(STAND_IN), name] for name in [*services, REFERENCE]}
         overrides = stand_ins | settings.pop("command_overrides", {})
         return StackConfig(**{"state": tmp_path / "state", "port": 0, "ready_seconds": 30.0} | settings, command_overrides=overrides)
 

@@ -22,9 +22,9 @@ LAST = "nobody.may"
 WORDS = {"publish": "publish", "subscribe": "subscription"}
 # (subject, who may publish to it): every key pattern, stream and hint, and subjects that no role may use.
 PUBLISHERS = {
-    f"$KV.runs.{RUN}.spec": {"gateway"},
-    f"$KV.runs.{RUN}.desired": {"gateway"},
-    "$KV.runs.idempotency.key.k": {"gateway"},
+    f"$KV.runs.{RUN}.spec": {"gateway", "conductor"},
+    f"$KV.runs.{RUN}.desired": {"gateway", "conductor"},
+    "$KV.runs.idempotency.key.k": {"gateway", "conductor"},
     f"$KV.runs.{RUN}.status": {"conductor"},
     f"$KV.runs.{RUN}.evaluations": {"conductor"},
     f"$KV.runs.{RUN}.invented": set(),
@@ -35,7 +35,8 @@ PUBLISHERS = {
     f"$KV.heads.{RUN}.version": {"weight_store"},
     f"$KV.heads.{RUN}.checkpoint": {"weight_store"},
     f"$KV.heads.{RUN}.term": {"weight_store"},
-    f"$KV.probes.{RUN}": {"rollout"},
+    f"$KV.probes.{RUN}": {"rollout", "conductor"},
+    "$KV.condemned.0f": {"weight_store", "gateway", "conductor"},
     f"prompts.{RUN}": {"conductor"},
     f"events.{RUN}": {"conductor", "trainer", "weight_store"},
     f"groups.{RUN}": {"rollout"},
@@ -49,7 +50,7 @@ PUBLISHERS = {
     f"$JS.API.CONSUMER.MSG.NEXT.PROMPTS.rollout-{RUN}": {"rollout"},
     f"$JS.ACK.PROMPTS.rollout-{RUN}.1.1.1.1.1": {"rollout"},
     "$JS.API.STREAM.PURGE.PROMPTS": {"conductor"},
-    "$JS.API.STREAM.PURGE.EVENTS": set(),
+    "$JS.API.STREAM.PURGE.EVENTS": {"conductor"},
     "$JS.API.STREAM.PURGE.KV_heads": set(),
     "$JS.API.STREAM.DELETE.KV_heads": set(),
     "$JS.API.STREAM.UPDATE.KV_heads": set(),

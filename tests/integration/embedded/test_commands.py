@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gradbus.cli.stack import down, status, up
+from gradbus.cli.stack import down, up
+from gradbus.cli.status import status
 from gradbus.embedded import Stack, StateFolder
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")

@@ -132,3 +132,16 @@ async def test_a_signal_stops_the_stack_in_order(stack_config, is_alive, number)
         assert await asyncio.to_thread(supervisor.wait, 60) == 0
     assert not any(is_alive(pid) for pid in running)
     assert state.log_tail("trainer-0").endswith("drained")
+
+
+async def test_a_process_that_holds_more_memory_than_it_may_is_killed_and_started_anew(stack_config, tmp_path):
+    once = "import os, sys; kept = not os.mkdir(sys.argv[1]) and bytearray(b'x' * 300_000_000) if not os.path.exists(sys.argv[1]) else 0"
+    stand_in = f"sys.argv = ['x', 'rollout-0']; exec(open({str(SUPERVISOR.with_name('stand_in.py'))!r}).read())"
+    greedy = [sys.executable, "-c", f"{once}; {stand_in}", str(tmp_path / "taken")]
+    async with Stack(stack_config(command_overrides={"rollout-0": greedy}, memory={"rollout": 200_000_000})) as stack:
+        await until(lambda: stack.processes["rollout-0"].restarts)
+        await stack.until_ready(["rollout-0"], 60.0)
+        ended = stack.state.read("stack.json")["processes"]["rollout-0"]["ended"]
+        assert ended.startswith("killed: it held 0.")
+        assert "may hold 0.20 GB; raise its limit with `gradbus up --memory`" in ended
+        assert {name for name, process in stack.processes.items() if process.restarts} == {"rollout-0"}

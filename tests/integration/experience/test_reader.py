@@ -51,12 +51,20 @@ async def test_an_entry_archived_and_not_yet_trimmed_comes_once(log, objects, ru
     assert [entry.index for _, entry in await read()] == [0, 1, 2, 3]
 
 
-async def test_a_corrupt_entry_is_left_out(client, log, run_id, entries, read):
+async def test_a_corrupt_entry_is_none(client, log, run_id, entries, read):
     await log.append(1, entries(0, 1))
     record = bytearray(seal(LogEntry(index=2).SerializeToString()))
     record[3] ^= 1
     await client.xadd(keys.experience(run_id), {"i": 2, "r": bytes(record)})
-    assert [entry.index for _, entry in await read()] == [0, 1]
+    assert [(stored.index, entry is None) for stored, entry in await read()] == [(0, False), (1, False), (2, True)]
+
+
+async def test_of_a_corrupt_segment_one_entry_is_none(log, objects, run_id, entries, read):
+    await log.append(1, entries(*range(4)))
+    await ArchiveWriter(objects, log, run_id).advance(Frontier(below=2))
+    (segment,) = await objects.list(f"runs/{run_id}/log")
+    await objects.put(segment, seal(b"no segment"))
+    assert [entry and entry.index for _, entry in await read()] == [None, 2, 3]
 
 
 async def test_a_run_without_groups_has_no_entries(read):

@@ -35,6 +35,7 @@ class Stack:
     weight_store: str
     roots: Path
     gateway_pid: int
+    environment: dict[str, str]
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +78,7 @@ def stack(nats_url, buffer_url, tmp_path_factory, free_port):
         weight_store=clients["GRADBUS_WEIGHT_STORE"],
         roots=roots,
         gateway_pid=processes[1].pid,
+        environment=clients,
     )
     for process in processes:
         process.terminate()
@@ -97,6 +99,29 @@ def start(module, port, clients, folder):
         except OSError:
             time.sleep(0.05)
     raise AssertionError(f"{module} does not listen: {log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def start_gateway(stack, tmp_path_factory, free_port):
+    """Starts one more gateway on the same servers, with settings of its own; returns its address and its process."""
+    processes = []
+
+    def begin(**settings):
+        port = free_port()
+        environment = stack.environment | {f"GRADBUS_{name.upper()}": str(value) for name, value in settings.items()}
+        processes.append(start("gradbus_gateway", port, environment, tmp_path_factory.mktemp("limited")))
+        return f"http://127.0.0.1:{port}", processes[-1]
+
+    yield begin
+    for process in processes:
+        process.terminate()
+    assert [process.wait(60) for process in processes] == [0] * len(processes)
+
+
+@pytest.fixture(scope="module")
+def gateway_with(start_gateway):
+    """As `start_gateway`; returns the address alone."""
+    return lambda **settings: start_gateway(**settings)[0]
 
 
 @pytest.fixture
@@ -138,16 +163,8 @@ async def channel(stack):
 
 
 @pytest.fixture
-def model_folder(tmp_path):
-    """What the check of a model reads: configurations and file names. Weights are of no interest to a gateway."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 64, "vocab_size": 16}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "tokenizer_config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return folder
+def model_folder(tmp_path, write_model):
+    return write_model(tmp_path / "model")
 
 
 @pytest.fixture

@@ -1,8 +1,12 @@
 """Nothing under /v1 answers without a key, and a key does what its scopes say."""
 
+import time
+from pathlib import Path
+
 import httpx2
 import pytest
 
+from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
 from gradbus_gateway.app import create_app
 
 ROUTES = [(method.upper(), path) for path, item in create_app().openapi()["paths"].items() for method in item if path.startswith("/v1")]
@@ -49,3 +53,16 @@ def test_the_gateway_stays_small(stack, submitted):
     with open(f"/proc/{stack.gateway_pid}/status") as status:
         resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
     assert resident < 150 * 1024
+
+
+def test_a_new_key_works_at_once_and_a_revoked_one_soon_no_more(stack):
+    path = Path(stack.environment["GRADBUS_API_KEYS_FILE"])
+    before = read_api_keys(path)
+    key, record = new_api_key("for a moment", ["runs:read"])
+    asked = {"headers": {"Authorization": f"Bearer {key}"}}
+    assert httpx2.get(stack.url + "/v1/runs", **asked).status_code == 401
+    write_api_keys(path, [*before, record])
+    assert httpx2.get(stack.url + "/v1/runs", **asked).status_code == 200
+    write_api_keys(path, before)
+    time.sleep(0.6)
+    assert httpx2.get(stack.url + "/v1/runs", **asked).status_code == 401

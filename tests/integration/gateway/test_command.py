@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from gradbus.bus import EventLog
+from gradbus.bus import Buckets, EventLog
+from gradbus.control.runs import WorkerPresence
 
 SPEC = """
 name = "typed"
@@ -143,3 +144,101 @@ def test_a_new_key_opens_the_gateway_at_once_and_a_revoked_one_no_more(gradbus, 
     assert "guest" in gradbus("keys", "list", "--file", keys)[1]
     gradbus("keys", "revoke", token.partition(".")[0], "--file", keys)
     assert ask() == 401
+
+
+def test_a_dry_run_checks_everything_and_creates_nothing(gradbus, client, spec_file):
+    before = client.runs(limit=1)["data"]
+    status, output, _ = gradbus("run", spec_file, "--dry-run", "--set", "name=only-checked")
+    assert (status, "only-checked is valid" in output) == (0, True)
+    checked = json.loads(gradbus("run", spec_file, "--dry-run", "--json")[1])
+    assert (checked["object"], checked["spec"]["data"]["train"][:7]) == ("spec_check", "sha256:")
+    status, _, errors = gradbus("run", spec_file, "--dry-run", "--set", "rollout.sots=4")
+    assert (status, "did you mean `slots`?" in errors) == (2, True)
+    assert client.runs(limit=1)["data"] == before
+
+
+def test_every_verb_about_a_run_prints_json(gradbus, run_id, spec_file):
+    for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        assert json.loads(gradbus(verb, run_id, "--json")[1])["desired"] == state
+    assert json.loads(gradbus("run", spec_file, "--json")[1])["name"] == "typed"
+    assert json.loads(gradbus("open", run_id, "--json")[1])["link"].endswith(f"run={run_id}")
+    status, output, errors = gradbus("resume", run_id, "--json")
+    assert (status, output, json.loads(errors)["problem"]["status"]) == (2, "", 409)
+
+
+async def test_following_prints_the_run_as_json_lines(gradbus, run_id, set_state):
+    await set_state(run_id, "failed", step=4)
+    status, output, _ = gradbus("show", run_id, "--follow", "--json")
+    assert (status, [json.loads(line)["state"] for line in output.splitlines()]) == (1, ["failed"])
+
+
+async def test_events_are_selected_by_type_level_and_tail(gradbus, bus, run_id, set_state):
+    log = EventLog(bus, run_id)
+    for step in range(4):
+        log.emit("metrics", f"step {step}", {"step": step})
+        log.emit("alarm", f"alarm {step}", level="error" if step % 2 else "warning")
+    await log.flush()
+    await set_state(run_id, "succeeded")
+
+    def shown(*options):
+        return [event["message"] for event in map(json.loads, gradbus("events", run_id, "--json", *options)[1].splitlines())]
+
+    assert shown("--tail", "2") == ["step 3", "alarm 3"]
+    assert shown("--tail", "2", "--type", "metrics") == ["step 2", "step 3"]
+    assert shown("--tail", "1", "--follow") == ["alarm 3"]
+    assert shown("--level", "error") == ["alarm 1", "alarm 3"]
+    assert shown("--level", "warning", "--limit", "3") == ["alarm 0", "alarm 1", "alarm 2"]
+    assert shown("--follow", "--type", "alarm", "--type", "metrics", "--level", "warning") == [f"alarm {step}" for step in range(4)]
+    assert "the history has the types alarm, metrics" in gradbus("events", run_id, "--type", "metric")[2]
+    further = gradbus("events", run_id, "--level", "warning", "--limit", "3")[2].partition("`gradbus ")[2].partition("`")[0]
+    assert "alarm 3" in gradbus(*further.split())[1]
+
+
+def test_an_export_refuses_a_folder_that_is_not_empty(gradbus, run_id, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert "no version yet" in gradbus("export", run_id, str(folder))[2]
+    (folder / "mine.txt").touch()
+    status, _, errors = gradbus("export", run_id, str(folder))
+    assert (status, "--overwrite" in errors) == (2, True)
+    assert "no version yet" in gradbus("export", run_id, str(folder), "--overwrite")[2]
+
+
+async def test_the_status_of_a_gateway_elsewhere_lists_its_workers(gradbus, bus):
+    bucket = await bus.bucket(Buckets.WORKERS)
+    await bucket.put("trainer-9", WorkerPresence(worker="trainer-9", role="trainer", incarnation="a", trouble="[no] disk").to_bytes())
+    status, output, _ = gradbus("status")
+    assert (status, "trainer-9" in output, "[no] disk" in output) == (0, True, True)
+    assert "trainer-9" in [worker["worker"] for worker in json.loads(gradbus("status", "--json")[1])["workers"]]
+
+
+def test_keys_are_printed_as_json(gradbus, tmp_path):
+    (tmp_path / "keys.json").write_text("[]")
+    created = json.loads(gradbus("keys", "create", "guest", "--file", "keys.json", "--json")[1])
+    assert created["token"].startswith(created["id"])
+    (listed,) = json.loads(gradbus("keys", "list", "--file", "keys.json", "--json")[1])["data"]
+    assert listed == {"object": "key", "id": created["id"], "name": "guest", "scopes": ["runs:read"]}
+    assert json.loads(gradbus("keys", "revoke", created["id"], "--file", "keys.json", "--json")[1])["revoked"]
+
+
+async def test_finished_runs_are_deleted_by_name_and_by_age(gradbus, run_id, set_state, client):
+    status, _, errors = gradbus("delete", run_id)
+    assert status == 2
+    assert "cancel it" in errors
+    await set_state(run_id, "succeeded")  # in 1970, as other tests' runs
+    status, output, _ = gradbus("delete", "--finished-before", "1d", "--dry-run")
+    assert (status, f"run {run_id} would be deleted" in output.splitlines()) == (0, True)
+    assert client.run(run_id)["id"] == run_id
+    assert gradbus("delete", "--finished-before", "1960-01-01") == (0, "no run has ended before that\n", "")
+    status, output, _ = gradbus("delete", run_id, "--finished-before", "2001-01-01T00:00+01:00")
+    assert (status, output.splitlines().count(f"run {run_id} is deleted")) == (0, 1)
+    assert run_id not in [run["id"] for run in client.all_runs()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [((), "name runs, or give --finished-before"), (("--finished-before", "soon"), "no age and no date")]
+)
+def test_a_deletion_that_names_nothing_says_how_to(gradbus, arguments, said):
+    status, output, errors = gradbus("delete", *arguments)
+    assert (status, output) == (2, "")
+    assert said in errors

@@ -6,7 +6,8 @@ import json
 import httpx2
 import pytest
 
-from gradbus.bus import EventLog
+from gradbus.bus import EventLog, subjects
+from gradbus.v1.event_pb2 import RunEvent
 
 
 @pytest.fixture
@@ -72,3 +73,36 @@ async def test_the_client_follows_to_the_end(client, submitted, history, set_sta
 async def test_a_stream_of_no_run_is_a_problem(http):
     answer = http.get("/v1/runs/run-none/events", headers={"Accept": "text/event-stream"})
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
+GARBAGE = {
+    "no message": b"\xff\xff",
+    "data that is no JSON": RunEvent(type="metrics", data_json="{").SerializeToString(),
+    "data that is no object": RunEvent(type="metrics", data_json="[1]").SerializeToString(),
+    "data with half a character": RunEvent(type="metrics", data_json='{"a": "\\ud800"}').SerializeToString(),
+    "a time that is none": RunEvent(type="metrics", created_unix_ns=2**63 - 1).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("payload", GARBAGE.values(), ids=GARBAGE)
+async def test_an_event_that_cannot_be_read_hides_no_other(client, http, bus, submitted, history, set_state, payload):
+    await bus.jetstream.publish(subjects.events(submitted["id"]), payload)
+    history.emit("metrics", "after it", {"step": 5, "loss": float("nan")})
+    await history.flush()
+    await set_state(submitted["id"], "succeeded")
+    for found in (http.get(f"/v1/runs/{submitted['id']}/events").json()["data"], list(client.follow_events(submitted["id"]))):
+        assert [event["type"] for event in found] == ["metrics"] * 5 + ["unreadable", "metrics"]
+        assert "cannot be read" in found[5]["message"]
+        assert found[6]["data"] == {"step": 5, "loss": None}
+
+
+@pytest.mark.parametrize("parameter", ["events?after", "versions?after", "samples?step", "samples?index", "samples?row", "export?version"])
+def test_a_number_out_of_range_is_a_wrong_parameter(http, submitted, parameter):
+    for given in (2**63, 2**64, 10**30, -2):
+        assert http.get(f"/v1/runs/{submitted['id']}/{parameter}={given}").status_code == 422
+    assert http.get(f"/v1/runs/{submitted['id']}/{parameter}={2**63 - 1}").status_code in {200, 409}
+
+
+@pytest.mark.parametrize("after", ["-1", str(2**63), "x"])
+def test_a_last_event_id_out_of_range_is_a_wrong_parameter(http, submitted, after):
+    assert http.get(f"/v1/runs/{submitted['id']}/events", headers={"Last-Event-ID": after}).status_code == 422

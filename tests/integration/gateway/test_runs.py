@@ -1,10 +1,18 @@
 """Submitting, listing, and saying what is wanted."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
+from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.intake.submission import RunIntake, Submission
+from gradbus_gateway.quotas.runs import RunQuota
+from gradbus_gateway.runs.idempotency import IdempotencyKeys
+from gradbus_gateway.runs.store import RunStore
+from gradbus_gateway.settings import GatewaySettings, Quotas
 
 
 def test_a_submitted_run_has_an_address_and_every_digest(http, stored_spec):
@@ -141,6 +149,7 @@ async def test_a_finished_run_takes_no_actions(http, submitted, set_state, verb)
         ("POST", "/v1/runs/run-unknown/cancel", 404),
         ("GET", "/v1/nothing", 404),
         ("DELETE", "/v1/runs", 405),
+        ("DELETE", "/v1/runs/run-unknown", 404),
         ("GET", "/v1/runs?limit=0", 422),
         ("GET", "/v1/runs/run-unknown/samples?after=x", 422),
         ("GET", "/v1/runs?state=running", 422),
@@ -198,3 +207,95 @@ async def test_content_that_was_checked_before_is_still_missed_when_it_is_gone(h
     assert [(fault["path"], "not stored" in fault["message"]) for fault in refused.json()["errors"]] == [(part, True)]
     await objects.put_blob(content)
     assert http.post("/v1/runs", json=stored_spec).status_code == 201
+
+
+def test_a_run_is_listed_as_soon_as_it_is_submitted(http, stored_spec):
+    """The list comes from a view, which hears of a write a moment after it."""
+    for seed in range(20):
+        run = http.post("/v1/runs", json=stored_spec | {"seed": seed}).json()
+        assert http.get("/v1/runs", params={"limit": 1}).json()["data"][0]["id"] == run["id"]
+        assert http.post(f"/v1/runs/{run['id']}/cancel").json()["desired"] == "cancelled"
+        assert http.get("/v1/runs", params={"limit": 1}).json()["data"][0]["desired"] == "cancelled"
+
+
+def test_pages_of_every_size_hold_the_same_runs(http, client, spec, tmp_path):
+    for _ in range(3):
+        client.submit(spec, tmp_path)
+    whole = [run["id"] for run in http.get("/v1/runs", params={"limit": 1000}).json()["data"]]
+    middle = whole[len(whole) // 2]
+    older = http.get("/v1/runs", params={"limit": 1000, "after": middle}).json()["data"]
+    assert [run["id"] for run in older] == whole[len(whole) // 2 + 1 :]
+    assert http.get("/v1/runs", params={"after": "run-0"}).json()["data"] == []
+    assert http.get("/v1/runs", params={"after": "zzz", "limit": 1}).json()["data"][0]["id"] == whole[0]
+
+
+async def test_a_deleted_run_does_not_exist_for_users(http, client, bus, submitted, set_state):
+    run_id = submitted["id"]
+    refused = http.delete(f"/v1/runs/{run_id}")
+    assert (refused.status_code, refused.json()["title"]) == (409, "State forbids")
+    assert "cancel it" in refused.json()["detail"]
+    await set_state(run_id, "cancelled")
+    assert [http.delete(f"/v1/runs/{run_id}").status_code for _ in range(2)] == [204, 204]
+    assert http.get(f"/v1/runs/{run_id}").status_code == 404
+    assert http.get(f"/v1/runs/{run_id}/events").status_code == 404
+    assert http.post(f"/v1/runs/{run_id}/resume").status_code == 404
+    assert run_id not in [run["id"] for run in http.get("/v1/runs").json()["data"]]
+    bucket = await bus.bucket("runs")
+    assert (await bucket.get(f"{run_id}.desired")).value == b'"deleted"', "the conductor removes the rest"
+    for kind in ("spec", "status", "desired"):
+        await bucket.delete(f"{run_id}.{kind}")
+    assert http.delete(f"/v1/runs/{run_id}").status_code == 404
+
+
+async def test_deleting_needs_the_scope_of_cancelling(stack, http, submitted, set_state):
+    await set_state(submitted["id"], "succeeded")
+    answer = http.delete(f"/v1/runs/{submitted['id']}", headers={"Authorization": f"Bearer {stack.reader_key}"})
+    assert answer.status_code == 403
+    assert http.get(f"/v1/runs/{submitted['id']}").status_code == 200
+
+
+async def test_the_idempotency_key_of_a_run_that_is_being_deleted_brings_it_not_back(http, stored_spec, set_state):
+    headers = {"Idempotency-Key": "of a deleted run"}
+    run_id = http.post("/v1/runs", json=stored_spec, headers=headers).json()["id"]
+    await set_state(run_id, "failed")
+    assert http.delete(f"/v1/runs/{run_id}").status_code == 204
+    again = http.post("/v1/runs", json=stored_spec, headers=headers)
+    assert (again.status_code, again.json()["type"]) == (409, "urn:gradbus:problem:run-deleted")
+    assert "new key" in again.json()["detail"]
+
+
+async def test_after_its_run_is_deleted_an_idempotency_key_creates_another_run(http, bus, stored_spec):
+    headers = {"Idempotency-Key": "again after the deletion"}
+    first = http.post("/v1/runs", json=stored_spec, headers=headers).json()["id"]
+    bucket = await bus.bucket("runs")
+    record = RunRecord.model_validate_json((await bucket.get(f"{first}.spec")).value)
+    assert json.loads((await bucket.get(f"idempotency.key.{record.idempotency_key}")).value)["run_id"] == first
+    for key in (f"idempotency.key.{record.idempotency_key}", f"{first}.spec"):  # as the conductor removes them
+        await bucket.purge(key)
+    second = http.post("/v1/runs", json=stored_spec, headers=headers)
+    assert second.status_code == 201
+    assert second.json()["id"] != first
+
+
+async def test_a_request_whose_first_run_is_deleted_meanwhile_creates_another_one(bus, objects, stored_spec, fork_server):
+    """It read the run id before the deletion, and stored its run after it."""
+    bucket = await bus.bucket("runs")
+    store, keys = RunStore(bucket), IdempotencyKeys(bucket)
+    settings = GatewaySettings(allow_loopback=True)
+    quota, condemned = RunQuota(bucket.snapshot(), Quotas()), CondemnedBlobs(await bus.bucket("condemned"))
+    intake = RunIntake(store, keys, quota, SpecIntake(objects, fork_server, settings), condemned)
+    submission = Submission(stored_spec, "key", "deleted meanwhile")
+    first = await intake.submit(submission)
+    create = store.create
+
+    async def create_after_the_deletion(record):
+        if record.run_id == first.run_id:
+            await bucket.purge(f"idempotency.key.{record.idempotency_key}")
+            await bucket.purge(f"{record.run_id}.spec")
+        return await create(record)
+
+    store.create = create_after_the_deletion
+    second = await intake.submit(submission)
+    assert second.run_id != first.run_id
+    assert await store.find(first.run_id) is None
+    assert (await store.find(second.run_id)).record.spec == first.record.spec

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 
+from gradbus.buffer import keys
 from gradbus.experience import ExperienceLog
 from gradbus.experience.records import seal
 from gradbus.v1.group_pb2 import Group, LogEntry, LogSegment, SegmentEntry, Verdict
@@ -68,6 +69,25 @@ async def test_pages_give_each_sample_once_in_order(client, run_id, limit):
     assert found == [f"{index}.{n}" for index in range(GROUPS) for n in range(2)]
 
 
+async def test_a_page_of_long_samples_is_shorter_than_asked_and_the_next_goes_on(client, http, submitted, buffer):
+    long = [entry(submitted["id"], index) for index in range(3)]
+    for one in long:
+        group = Group.FromString(one.group)
+        for sample in group.samples:
+            sample.token_ids, sample.logprobs = bytes(4 * 60_000), bytes(4 * 60_000)
+        one.group = group.SerializeToString()
+        await ExperienceLog(buffer, submitted["id"]).append(1, {one.index: one})
+    assert len(client.samples(submitted["id"], limit=100)["data"]) == 6, "without tokens they are short"
+    found, after, sizes = [], "", []
+    while after is not None:
+        page = client.samples(submitted["id"], limit=100, after=after, include="tokens")
+        found += [sample["id"] for sample in page["data"]]
+        sizes.append(len(page["data"]))
+        after = page["next_after"]
+    assert found == [f"{index}.{n}" for index in range(3) for n in range(2)]
+    assert max(sizes) < 6
+
+
 async def test_a_sample_has_its_reward_and_verdict(client, run_id):
     first, second = client.samples(run_id, index=3)["data"]
     assert (first["prompt"], first["text"], first["step"], first["verdict"]) == ("prompt 3", "text 3.0", 1, "train")
@@ -98,6 +118,7 @@ async def test_after_may_be_a_time(client, run_id):
     admitted = datetime.fromisoformat(client.samples(run_id, index=0)["data"][0]["admitted_at"]).timestamp() * 1000
     assert len(client.samples(run_id, limit=100, after=f"{round(admitted)}-0.0")["data"]) >= 2 * GROUPS - 1
     assert client.samples(run_id, after=f"{round(admitted) + 3_600_000}-0.0")["data"] == []
+    assert len(client.samples(run_id, limit=100, after="0-0.0")["data"]) == 2 * GROUPS, "since 1970"
 
 
 async def test_an_advantage_is_that_of_the_trainer(client, run_id, buffer):
@@ -118,13 +139,57 @@ async def test_a_step_names_its_groups(client, run_id):
     assert client.samples(run_id, step=2, index=0)["data"] == []
 
 
-async def test_a_corrupt_entry_is_left_out(client, run_id, buffer):
-    key = f"{{{run_id}}}:experience"
-    record = bytearray(seal(entry(run_id, GROUPS).SerializeToString()))
-    record[10] ^= 1
-    await buffer.xadd(key, {"i": GROUPS, "r": bytes(record)})
-    assert len(client.samples(run_id, limit=100)["data"]) == 2 * GROUPS
-
-
 async def test_a_run_without_samples_has_an_empty_page(client, submitted):
     assert client.samples(submitted["id"])["data"] == []
+
+
+def unreadable(page):
+    return [(sample["index"], sample["id"]) for sample in page["data"] if sample["verdict"] == "unreadable"]
+
+
+GARBAGE = {
+    "no record": b"\xff",
+    "a broken digest": seal(b"a")[:-1] + b"x",
+    "no entry": seal(b"\xff\xff"),
+    "no group": seal(LogEntry(index=9, group=b"\xff").SerializeToString()),
+    "an unknown verdict": seal(LogEntry(index=9, verdict=77, group=Group(samples=[Sample()]).SerializeToString()).SerializeToString()),
+}
+
+
+@pytest.mark.parametrize("record", GARBAGE.values(), ids=GARBAGE)
+async def test_an_entry_that_cannot_be_read_hides_no_other(client, run_id, buffer, record):
+    entry_id = (await buffer.xadd(keys.experience(run_id), {"i": 9, "r": record})).decode()
+    await ExperienceLog(buffer, run_id).append(1, {GROUPS: entry(run_id, GROUPS)})
+    page = client.samples(run_id, limit=100)
+    assert unreadable(page) == [(9, entry_id)]
+    assert [sample["index"] for sample in page["data"]] == [index for index in range(GROUPS) for _ in range(2)] + [9, GROUPS, GROUPS]
+    assert "cannot be read" in client.samples(run_id, index=9)["data"][0]["reason"]
+    assert client.samples(run_id, row=1, limit=100)["data"]
+
+
+async def test_a_sample_that_cannot_be_read_hides_none_before_it(client, submitted, buffer):
+    damaged = entry(submitted["id"], 0)
+    group = Group.FromString(damaged.group)
+    group.samples[1].finish_reason = 77
+    damaged.group = group.SerializeToString()
+    await ExperienceLog(buffer, submitted["id"]).append(1, {0: damaged})
+    found, after = [], ""
+    while after is not None:
+        page = client.samples(submitted["id"], limit=1, after=after)
+        found += [sample["verdict"] for sample in page["data"]]
+        after = page["next_after"]
+    assert found == ["train", "unreadable"]
+
+
+async def test_an_entry_without_its_fields_is_one_that_cannot_be_read(client, run_id, buffer):
+    await buffer.xadd(keys.experience(run_id), {"other": 1})
+    assert [index for index, _ in unreadable(client.samples(run_id, limit=100))] == [-1]
+
+
+async def test_a_segment_that_cannot_be_read_hides_no_other(client, run_id, buffer, objects):
+    segments = sorted(await objects.list(f"runs/{run_id}/log"))
+    await objects.put(segments[0], b"garbage")
+    await objects.put(f"runs/{run_id}/log/no-segment", b"garbage")
+    found = client.samples(run_id, limit=100)
+    assert [sample["index"] for sample in found["data"]] == [-1] + [index for index in range(2, GROUPS) for _ in range(2)]
+    assert len(unreadable(found)) == 1

@@ -80,6 +80,11 @@ def test_what_cannot_be_a_code_is_refused(stack, code):
     assert redeem(stack, code).status_code == 422
 
 
+def test_before_anybody_is_known_a_body_is_short(stack):
+    answer = httpx2.post(f"{stack.url}/sign-in", content=b"x" * 2000, headers={"Origin": stack.url})
+    assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
+
+
 async def test_a_link_is_too_old_after_its_time(stack, store, monkeypatch):
     monkeypatch.setattr(sessions, "CODE_SECONDS", -1.0)
     assert redeem(stack, await store.new_code(stack.key.partition(".")[0])).status_code == 410

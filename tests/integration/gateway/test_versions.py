@@ -104,15 +104,17 @@ async def test_an_export_takes_versions_that_are_stored_whole(client, http, subm
 
 async def test_of_adapters_an_export_is_the_base_model_with_these_added(client, http, spec, tmp_path, new_publisher, model_folder):
     weight = "model.layers.0.self_attn.q_proj.weight"
-    base = {weight: torch.ones(3, 2), "model.norm.weight": torch.zeros(2, dtype=torch.bfloat16)}
+    base = load_file(model_folder / "model.safetensors")
+    base |= {weight: torch.ones(4, 4), "model.norm.weight": torch.zeros(4, dtype=torch.bfloat16)}
     save_file(base, model_folder / "model.safetensors")
     run = client.submit(spec | {"trainer": {"lora": {"rank": 1, "alpha": 2.0, "target_modules": ["q_proj"]}}}, tmp_path)
-    adapters = dict(zip(adapter_names(weight), (torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [0.0], [-1.0]])), strict=True))
+    parts = torch.tensor([[1.0, 2.0, 0.0, 0.0]]), torch.tensor([[1.0], [0.0], [-1.0], [0.0]])
+    adapters = dict(zip(adapter_names(weight), parts, strict=True))
     await (await new_publisher(run["id"]))(0, save(adapters))
     written = client.export(run["id"], tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in model_folder.iterdir()}
     merged = load_file(tmp_path / "out" / "model.safetensors")
-    assert merged[weight].tolist() == [[3.0, 5.0], [1.0, 1.0], [-1.0, -3.0]]
+    assert merged[weight].tolist() == [[3.0, 5.0, 1.0, 1.0], [1.0] * 4, [-1.0, -3.0, 1.0, 1.0], [1.0] * 4]
     assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
     assert written["merge"]["scale"] == 2.0
     client.export(run["id"], tmp_path / "peft", adapters=True)

@@ -1,7 +1,13 @@
 """Workers as they announce themselves."""
 
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
 from gradbus.bus import Buckets
 from gradbus.control.runs import WorkerPresence
+from gradbus_gateway.routes import workers
 
 
 async def test_a_live_worker_is_listed_with_its_version(client, bus):
@@ -10,5 +16,17 @@ async def test_a_live_worker_is_listed_with_its_version(client, bus):
     await bucket.put("rollout-7", presence.to_bytes())
     found = {worker["worker"]: worker for worker in client.workers()["data"]}["rollout-7"]
     assert (found["object"], found["version"], found["claims"]) == ("worker", 3, [1, 2])
+    await bucket.put("rollout-8", b"no heartbeat")
+    assert "rollout-8" not in {worker["worker"] for worker in client.workers()["data"]}
     await bucket.delete("rollout-7")
     assert "rollout-7" not in {worker["worker"] for worker in client.workers()["data"]}
+
+
+async def test_a_list_does_not_wait_for_ever_for_the_bus(bus, monkeypatch):
+    monkeypatch.setattr(workers, "_TIMEOUT_SECONDS", 0.5)
+    bucket = await bus.bucket(Buckets.WORKERS)
+    await bus.client.close()
+    listing = asyncio.create_task(workers.list_workers(SimpleNamespace(workers=bucket), "", 10))
+    await asyncio.wait({listing}, timeout=20)
+    with pytest.raises(TimeoutError):
+        listing.result()

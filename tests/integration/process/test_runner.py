@@ -1,6 +1,7 @@
 """The runner of a service, as real processes: signals, exit status, health pages, logs."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -8,11 +9,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from datetime import timedelta
 
 import pytest
 
 SCRIPT = """
-import asyncio, sys, threading
+import asyncio, re, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from gradbus.errors import ModelError
 from gradbus.process import ProcessSettings, run_process
 
@@ -50,6 +53,22 @@ async def crash_in_the_drain(process):
 async def leave_a_thread(process):
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
 
+async def leave_an_executor(process):
+    asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), threading.Event().wait)
+
+async def freeze(process):
+    process.ready = True
+    await asyncio.sleep(1.0)
+    time.sleep(1000)
+
+async def hold_the_interpreter(process):
+    process.ready = True
+    await asyncio.sleep(1.0)
+    re.match("(a+)+$", "a" * 60 + "b")  # never releases the interpreter lock
+
+async def take_memory(process):
+    bytearray(2_000_000_000)
+
 sys.exit(run_process("test", ProcessSettings(health=sys.argv[2]), globals()[sys.argv[1]]))
 """
 
@@ -63,10 +82,11 @@ def port(free_port):
 def start(port):
     started = []
 
-    def run(main):
+    def run(main, **settings):
         command = [sys.executable, "-c", SCRIPT, main, f"127.0.0.1:{port}"]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        started.append(subprocess.Popen(command, text=True, **pipes))
+        environment = os.environ | {f"GRADBUS_{name.upper()}": value for name, value in settings.items()}
+        started.append(subprocess.Popen(command, text=True, env=environment, **pipes))
         return started[-1]
 
     yield run
@@ -139,10 +159,33 @@ def test_a_service_that_returns_ends_well(start):
     assert process.returncode == 0
 
 
-def test_a_thread_that_never_ends_does_not_hold_the_process(start):
-    process = start("leave_a_thread")
+@pytest.mark.parametrize("main", ["leave_a_thread", "leave_an_executor"])
+def test_a_thread_that_never_ends_does_not_hold_the_process(start, main):
+    process = start(main)
     _, log = process.communicate(timeout=60)
     assert (process.returncode, lines(log)[-1]["event"]) == (1, "threads_did_not_end")
+
+
+def test_a_frozen_event_loop_ends_the_process_with_its_stacks(start):
+    process = start("freeze", frozen_seconds="2")
+    _, log = process.communicate(timeout=60)
+    last = lines(log)[-1]
+    assert (process.returncode, last["event"], last["service"]) == (1, "event_loop_frozen", "test")
+    assert any("in freeze" in stack for stack in last["stacks"].values())
+
+
+def test_a_thread_that_holds_the_interpreter_ends_the_process_too(start):
+    process = start("hold_the_interpreter", frozen_seconds="1")
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "in hold_the_interpreter" in log
+
+
+def test_memory_beyond_the_limit_is_an_error_that_the_process_sees(start):
+    process = start("take_memory", memory_limit="1GiB")
+    _, log = process.communicate(timeout=60)
+    assert (process.returncode, lines(log)[-1]["event"]) == (1, "crashed")
+    assert "MemoryError" in log
 
 
 @pytest.mark.parametrize(
@@ -183,3 +226,20 @@ def test_a_crash_is_logged_without_the_values_of_variables(start):
     _, log = process.communicate(timeout=60)
     assert lines(log)[-1]["event"] == "crashed"
     assert "of-the-user" not in log
+
+
+def test_a_process_whose_certificate_has_expired_ends_with_the_reason(start, issue, monkeypatch):
+    monkeypatch.setenv("GRADBUS_TLS_DIR", str(issue("reward", lasts=timedelta(minutes=-1))))
+    process = start("serve")
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "tls.crt is not valid: certificate has expired; replace it" in lines(log)[-1]["error"]
+
+
+@pytest.mark.parametrize(("days", "warned"), [(29, True), (31, False)])
+def test_a_certificate_that_expires_soon_is_warned_of(start, issue, monkeypatch, days, warned):
+    monkeypatch.setenv("GRADBUS_TLS_DIR", str(issue("reward", lasts=timedelta(days=days))))
+    process = start("leave")
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line["seconds"] // 86_400 for line in lines(log) if line["event"] == "certificate_expires_soon"] == [days - 1] * warned

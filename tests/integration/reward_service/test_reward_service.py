@@ -33,6 +33,8 @@ def service(tmp_path_factory, free_port):
         "GRADBUS_ALLOW_LOOPBACK": "true",
         "GRADBUS_ALLOW_UNISOLATED_NETWORK": "true",
         "GRADBUS_SCORERS": "2",
+        "GRADBUS_GRADER_PROCESSES": "1",
+        "GRADBUS_CALLS_PER_SCORER": "1",
     }
     with (tmp_path_factory.mktemp("reward") / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "gradbus_reward"], env=environment, stderr=log)
@@ -54,12 +56,12 @@ async def stub(service):
     await channel.close()
 
 
-def request(reward, *responses):
+def request(reward, *responses, run_id="run-a"):
     samples = [
         ScoreSample(sample_id=f"{n}.0", group_id=str(n), prompt="40+2=", response=text, item_json='{"answer": "42"}', finish_reason="stop")
         for n, text in enumerate(responses)
     ]
-    return ScoreRequest(run_id="run-a", reward_json=json.dumps(reward), samples=samples)
+    return ScoreRequest(run_id=run_id, reward_json=json.dumps(reward), samples=samples)
 
 
 def resident_kib(pid):
@@ -101,6 +103,17 @@ async def test_a_hanging_scorer_does_not_stop_another(stub):
     assert found(quick) == {"0.0": (OK, 1.0)}
     assert not slow.done(), "the quick scorer answered while the slow one still worked"
     assert [one.status for one in (await slow).results] == [ERROR]
+
+
+async def test_a_run_whose_calls_and_processes_all_hang_holds_up_no_run_with_the_same_grader(stub):
+    source = "def grade(sample, item):\n    while sample['output_text'] == 'hang': pass\n    return 0.5\n"
+    reward = {"grader": {"type": "python", "source": source}, "timeout_seconds": 60.0}
+    hanging = [asyncio.ensure_future(stub.Score(request(reward, "hang"), timeout=60)) for _ in range(4)]
+    other = await stub.Score(request(reward, "fine", run_id="run-b"), timeout=60)
+    assert found(other) == {"0.0": (OK, 0.5)}
+    assert not any(call.done() for call in hanging)
+    for call in hanging:
+        call.cancel()
 
 
 async def test_more_scorers_than_the_cache_holds_all_score(stub):

@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -13,16 +14,18 @@ from gradbus.control.runs import RunStatus, WorkerPresence
 from gradbus.errors import EngineHungError
 from gradbus.experience import GroupStore
 from gradbus.process import Process, WorkerClients, WorkerHeartbeat
+from gradbus.tokenizer.tokenizer import Deadlines
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout import service
 from gradbus_rollout.engines import watchdog
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngine
 from gradbus_rollout.engines.torch.scheduler import Scheduler
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
-from gradbus_rollout.tasks.prompts import PromptEncoder
+from gradbus_rollout.tasks import prompts as prompts_module
 
-from .conftest import NEW_TOKENS, until
+from .conftest import until
 
 
 @pytest.fixture
@@ -31,12 +34,12 @@ async def model_files(objects, model_folder):
 
 
 @pytest.fixture
-async def serving(bus, buffer, objects, stub, run_id, tmp_path, request):
+async def serving(bus, buffer, objects, stub, run_id, tmp_path, fork_server, request):
     """A worker that is assigned to the run until the test is over; a parameter is its device."""
     process = Process("rollout")
     heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", device=getattr(request, "param", "cpu"))
-    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), EngineFactory(settings))
+    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), EngineFactory(settings), fork_server)
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(heartbeat.presence.worker, json.dumps(run_id).encode())
     task = asyncio.create_task(heartbeat.serve(process, service.serve_run))
     yield heartbeat.presence
@@ -46,7 +49,7 @@ async def serving(bus, buffer, objects, stub, run_id, tmp_path, request):
 
 
 async def test_a_worker_ends_when_its_engine_hangs(
-    new_record, model_files, prompts, bus, buffer, objects, stub, run_id, tmp_path, monkeypatch
+    new_record, model_files, prompts, bus, buffer, objects, stub, run_id, tmp_path, fork_server, monkeypatch
 ):
     stuck = threading.Event()
     monkeypatch.setattr(Scheduler, "step", lambda _self: stuck.wait())
@@ -55,7 +58,7 @@ async def test_a_worker_ends_when_its_engine_hangs(
     await write_status(bus, run_id, await objects.put_blob(prompts))
     heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{run_id}", role="rollout", incarnation="1"))
     settings = Settings(cache_dir=tmp_path / "cache", engine_progress_seconds=1.0)
-    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), EngineFactory(settings))
+    service = RolloutService(settings, WorkerClients(bus, buffer, objects, stub, heartbeat), EngineFactory(settings), fork_server)
     await (await bus.bucket(Buckets.ASSIGNMENTS)).put(heartbeat.presence.worker, json.dumps(run_id).encode())
     try:
         with pytest.raises(EngineHungError):
@@ -97,6 +100,64 @@ async def test_prompts_that_the_model_cannot_take_are_fatal_trouble(new_record, 
     assert "the prompt of line 1 has" in serving.trouble
 
 
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("chat_template.jinja", "{{ 1 / 0 }}", "the chat template does not render the messages of line 1 (ZeroDivisionError"),
+        (
+            "chat_template.jinja",
+            LOOPS,
+            "chat_template.jinja: the prompt of line 1 cannot be encoded: it took more than 1 s of the processor",
+        ),
+        ("tokenizer.json", "[" * 50_000 + "]" * 50_000, "tokenizer.json: the tokenizer cannot be loaded"),
+        ("generation_config.json", "[1]", "generation_config.json: the file is not a JSON object"),
+        ("generation_config.json", '{"eos_token_id": ["a", {}]}', "generation_config.json: eos_token_id = ['a', {}]"),
+    ],
+)
+async def test_files_that_fail_are_fatal_trouble_and_the_worker_serves_the_next_run(
+    new_record, model_files, objects, prompts, trainer, bus, buffer, run_id, serving, fork_server, monkeypatch, name, content, cause
+):
+    monkeypatch.setattr(service, "_DEADLINES", Deadlines(load=30, call=1))
+    assignments = await bus.bucket(Buckets.ASSIGNMENTS)
+    await new_record(files=model_files | {name: await objects.put_blob(content.encode())})
+    chat = json.dumps({"prompt": [{"role": "user", "content": "abc"}]}).encode()
+    await write_status(bus, run_id, await objects.put_blob(chat))
+    await until(lambda: serving.fatal and serving.trouble)
+    assert cause in serving.trouble
+    await assignments.delete(serving.worker)
+    await until(lambda: serving.run_id == "")
+    assert children(fork_server) == []
+
+    await new_record(files=model_files)
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await trainer.publish(0)
+    await assignments.put(serving.worker, json.dumps(run_id).encode())
+    await until(lambda: serving.engine.startswith("torch"))
+    assert len(children(fork_server)) == 1
+
+
+async def test_a_row_that_fails_when_it_is_reached_is_fatal_trouble(
+    new_record, model_files, objects, trainer, bus, run_id, serving, fork_server, monkeypatch
+):
+    monkeypatch.setattr(prompts_module, "_CHECKED_ROWS", 1)
+    await new_record(files=model_files)
+    queue = TaskQueue(bus, run_id)
+    await queue.open()
+    await write_status(bus, run_id, await objects.put_blob(b'{"prompt": "a"}\n' + json.dumps({"prompt": "a" * 500}).encode()))
+    await trainer.publish(0)
+    await queue.publish([Task(task_id="t", run_id=run_id, kind=TaskKind.TASK_KIND_TRAIN, version=0, groups=[GroupTask(index=3, row=1)])])
+    await until(lambda: serving.fatal and serving.trouble)
+    assert "the prompt of line 2 has 500 tokens" in serving.trouble
+
+
+def children(fork_server):
+    pid = fork_server._server.process.pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 async def test_a_worker_with_other_bits_does_not_join(new_record, model_files, objects, prompts, bus, run_id, serving):
     await (await bus.bucket(Buckets.PROBES)).create(run_id, b"the bits of another machine")
     await new_record(files=model_files)
@@ -126,7 +187,7 @@ async def test_an_engine_that_breaks_at_the_probe_is_the_workers_trouble_alone(
     await new_record(files=model_files)
     await write_status(bus, run_id, await objects.put_blob(prompts))
     await until(lambda: serving.trouble)
-    assert "the engine broke (out of memory)" in serving.trouble
+    assert "the engine broke: this process has too little memory (out of memory); choose a smaller model" in serving.trouble
     assert not serving.fatal, "another machine may serve it"
 
 
@@ -140,12 +201,13 @@ async def test_an_engine_that_comes_when_its_run_is_gone_is_let_go(new_record, m
         return engine
 
     monkeypatch.setattr(TorchEngine, "from_folder", make_slowly)
-    spec, encoder = (await new_record()).spec, PromptEncoder(model_folder, NEW_TOKENS)
-    task = asyncio.create_task(EngineFactory(Settings(cache_dir=tmp_path)).open(model_folder, spec, encoder.stop_token_ids))
+    spec = (await new_record()).spec
+    task = asyncio.create_task(EngineFactory(Settings(cache_dir=tmp_path)).open(model_folder, spec, frozenset({1})))
     await until(lambda: made)
     task.cancel()
-    await asyncio.wait({task})
     go_on.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
 
     def is_let_go():
         gc.collect()

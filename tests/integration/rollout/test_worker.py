@@ -17,8 +17,11 @@ from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.process import WorkerHeartbeat
 from gradbus.telemetry import run_metrics
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
-from gradbus_rollout.tasks.prompts import PromptEncoder, PromptTable
+from gradbus_rollout import worker as worker_module
+from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
@@ -45,8 +48,10 @@ async def queue(bus, run_id):
 
 
 @pytest.fixture
-def table(model_folder, prompts):
-    return PromptTable(PromptEncoder(model_folder, NEW_TOKENS), prompts)
+async def table(fork_server, model_folder, prompts):
+    tokenizer = await Tokenizer.open(fork_server, model_folder, PromptLimits(NEW_TOKENS), Deadlines(load=60, call=60))
+    yield await PromptTable.open(tokenizer, prompts)
+    await tokenizer.close()
 
 
 @pytest.fixture
@@ -95,6 +100,17 @@ async def test_a_task_becomes_groups_in_the_buffer_and_then_a_hint(working, trai
             assert len(sample.token_ids) == len(sample.logprobs) == 4 * sample.spans[0].end
             assert [(span.start, span.version, span.trainable) for span in sample.spans] == [(0, 0, True)]
             assert np.all(np.frombuffer(sample.logprobs, "<f4") <= 0)
+
+
+async def test_a_task_of_too_many_tokens_is_sampled_in_parts(working, trainer, queue, store, hints, monkeypatch):
+    monkeypatch.setattr(worker_module, "_TASK_TOKENS", 1)
+    await trainer.publish(0)
+    async with working() as worker:
+        await queue.publish([task(0, range(7)), task(0, [7])])
+        await until(lambda: len(hints) == 8)
+        assert sorted(await store.get(range(8))) == list(range(8))
+        await until(lambda: worker.presence.claims == [])
+    assert {len(hint.indexes) for hint in hints} == {1}
 
 
 async def test_a_task_sent_twice_leaves_the_first_answer(working, trainer, queue, store, hints):

@@ -79,7 +79,7 @@ def make_spec():
     def make(mode="fixed_lag", steps=6, **sections):
         body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}}
         body |= {"schedule": {"mode": mode, "max_staleness": 1, "groups_per_step": GROUPS, "steps": steps}}
-        body |= {"trainer": {"learning_rate": 1e-2}, "checkpoint": {"every": 2, "keep": 1000}}
+        body |= {"trainer": {"learning_rate": 1e-2}, "checkpoint": {"every": 2, "keep": 100}}
         return RunSpec.model_validate(body | sections)
 
     return make

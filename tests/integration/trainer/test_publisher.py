@@ -192,11 +192,11 @@ async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_
     assert "step 1 changed no published weight" in found[0].message
 
 
-async def test_cancel_gives_up_what_is_under_way(new_publisher, weight_store, export):
+async def test_close_gives_up_what_is_under_way(new_publisher, weight_store, export):
     publisher = await new_publisher(1)
     await weight_store.stop()
     task = await publisher.publish(export(0))
-    publisher.cancel()
+    await publisher.close()
     await asyncio.wait({task}, timeout=60)
     assert task.cancelled()
 

@@ -11,6 +11,7 @@ from gradbus.errors import RankLostError
 from gradbus.process import Process, WorkerClients
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus_trainer.learners.registry import Learners
+from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.service import TrainerService
 from gradbus_trainer.settings import Settings, TorchrunRank
 
@@ -75,7 +76,29 @@ async def test_a_folder_without_a_model_is_fatal_trouble_with_its_reason(new_run
         return shown is not None and shown.fatal and shown.trouble
 
     await until(is_in_trouble)
-    assert "model" in (await presence(bus, run)).trouble
+    assert "config.json has num_attention_heads" in (await presence(bus, run)).trouble
+    process.stopping.set()
+    await asyncio.wait_for(task, 60)
+
+
+async def test_a_step_that_finds_no_memory_is_a_failed_attempt_with_advice(new_run, make_spec, model_files, serve, bus, monkeypatch):
+    def find_no_memory(_learner, _batch):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(TorchLearner, "train", find_no_memory)
+    run = await new_run(make_spec(model={"path": "m", "files": model_files}))
+    await run.write(range(12))
+    process, task = await serve(run)
+
+    async def is_counted():
+        shown = await presence(bus, run)
+        return shown is not None and shown.failures and shown.trouble
+
+    await until(is_counted)
+    shown = await presence(bus, run)
+    assert "this process has too little memory" in shown.trouble
+    assert "lower slots, max_prompt_tokens, max_new_tokens or micro_batch_tokens" in shown.failure
+    assert not shown.fatal, "another process may have had the memory"
     process.stopping.set()
     await asyncio.wait_for(task, 60)
 

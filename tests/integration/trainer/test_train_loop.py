@@ -109,7 +109,7 @@ async def test_a_step_without_weight_is_a_noop_version_with_the_same_digest(new_
 
 @pytest.mark.parametrize("weights", [{}, DELTAS], ids=["store", "delta"])
 async def test_log_bytes_force_a_checkpoint_before_its_step(new_run, make_spec, weights):
-    run = await new_run(make_spec(weights=weights, checkpoint={"every": 100, "keep": 1000}), checkpoint_bytes=1)
+    run = await new_run(make_spec(weights=weights, checkpoint={"every": 100, "keep": 100}), checkpoint_bytes=1)
     await run.write(range(12))
     await run.train()
     assert await committed_steps(run) == [1, 2, 3, 4, 5, 6]

@@ -147,6 +147,9 @@ class Trainer:
     async def commit_manifest(self, manifest):
         return await self.stub.CommitCheckpoint(pb.CommitCheckpointRequest(manifest=manifest))
 
+    async def delete_run(self):
+        return await self.stub.DeleteRun(pb.DeleteRunRequest(run_id=self.run_id), **READY)
+
     async def heads(self):
         return (await self.stub.GetHeads(pb.GetHeadsRequest(run_id=self.run_id), **READY)).heads
 

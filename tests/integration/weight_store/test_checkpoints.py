@@ -10,9 +10,8 @@ from gradbus.bus import Buckets
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.v1.weights_pb2 import CheckpointHead, Shard, WeightManifest
-from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests
-from gradbus_weight_store.retention import Retention
+from gradbus_weight_store.named_blobs import NamedBlobs
 
 from .test_versions import REFUSED, status_of
 
@@ -164,10 +163,9 @@ async def test_the_blobs_that_runs_need_are_read_in_parallel(bus, objects, monke
         return await paths(run_id)
 
     monkeypatch.setattr(manifests, "paths", paths_once_all_are_asked)
-    retention = Retention(manifests, await bus.bucket(Buckets.RUNS), StoreDeleteLock())
+    named = NamedBlobs(manifests, await bus.bucket(Buckets.RUNS))
     async with asyncio.timeout(30):
-        needed = await retention._needed_blobs(without={"runs/run-0/versions/0-1"})
-    assert needed.intersection(digests) == set(digests[1:])
+        assert await named.among(digests, without={"runs/run-0/versions/0-1"}) == set(digests[1:])
 
 
 async def test_what_a_kill_left_undeleted_is_deleted_when_the_run_goes_on(store_process, trainer, trainer_of, write_spec, objects):

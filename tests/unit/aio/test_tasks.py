@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gradbus.aio.tasks import background, cancel_and_wait, run_to_end
+from gradbus.aio.tasks import background, cancel_and_wait, map_bounded, run_to_end
 
 
 async def test_the_work_ends_with_the_block():
@@ -75,3 +75,34 @@ async def test_what_failed_meanwhile_comes_before_the_cancellation():
     task.cancel()
     with pytest.raises(ValueError, match="the work"):
         await task
+
+
+async def test_a_bounded_map_keeps_the_order_and_runs_few_at_a_time():
+    running, most = 0, 0
+
+    async def work(item):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return -item
+
+    assert await map_bounded(work, range(10), 3) == [-item for item in range(10)]
+    assert most == 3
+
+
+async def test_a_bounded_map_leaves_nothing_behind_when_one_fails():
+    ended = []
+
+    async def work(item):
+        try:
+            await asyncio.sleep(60 * item)
+            raise ValueError("the first")
+        finally:
+            ended.append(item)
+
+    with pytest.raises(ValueError, match="the first"):
+        await map_bounded(work, range(10), 3)
+    assert len(asyncio.all_tasks()) == 1
+    assert len(ended) <= 4, "of the others none began"

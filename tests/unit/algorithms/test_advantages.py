@@ -74,8 +74,8 @@ def test_a_failed_sample_leaves_mean_and_deviation(values, status, at):
     assert mixed.valid == tuple(index != at for index in range(len(values) + 1))
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_masks_its_sample(reward):
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e200, -1.0000001e6])
+def test_a_reward_that_is_not_finite_or_out_of_range_masks_its_sample(reward):
     judged = judge([Scored(0.0), Scored(reward), Scored(1.0)])
     assert judged.valid == (True, False, True)
     assert judged.mean == 0.5

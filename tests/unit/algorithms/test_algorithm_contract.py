@@ -46,6 +46,16 @@ def test_only_valid_samples_have_an_advantage_and_a_group_of_too_few_is_filtered
     assert judged.filtered or sum(judged.valid) >= algorithm.needs.valid_samples
 
 
+@given(st.lists(st.builds(Scored, st.floats() | st.floats(-1e6, 1e6)), min_size=2, max_size=12))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_advantages_are_finite_in_float32_whatever_the_rewards(name, normalize_std, rewards):
+    algorithm = algorithm_of(AlgorithmSpec(name=name, normalize_std=normalize_std))
+    judged = algorithm.compute_advantages(rewards, [False] * len(rewards))
+    tokens = algorithm.token_advantages(judged, [1] * len(rewards))
+    assert all(math.isfinite(advantage) for values in tokens for advantage in values)
+
+
 def test_every_token_of_a_sample_has_an_advantage_of_four_bytes(algorithm):
     lengths = [3, 0, 5]
     judged = algorithm.compute_advantages([Scored(0.0), Scored(1.0), Scored(2.0)], [False] * 3)

@@ -1,15 +1,20 @@
 """The command without a stack: help, and errors as text."""
 
+import json
+import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
 from gradbus.cli.options import connect
 from gradbus.errors import StackError
 
-VERBS = ["", "up", "down", "status", "run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "export", "keys"]
+RUN_VERBS = ["run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "delete", "export", "open"]
+VERBS = ["up", "down", "status", *RUN_VERBS, "keys create", "keys list", "keys revoke"]
 HEAVY = {"torch", "transformers", "grpc", "nats", "redis", "fastapi", "httpx2", "obstore", "pydantic", "opentelemetry"}
 
 
@@ -19,10 +24,90 @@ def gradbus(*arguments, **environment):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb):
+def test_every_verb_explains_itself_and_prints_json(verb):
     done = gradbus(*verb.split(), "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
+    assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize("group", ["", "keys"])
+def test_a_group_lists_its_verbs(group):
+    assert "Usage" in gradbus(*group.split(), "--help").stdout
+
+
+def test_the_version_is_the_package_s():
+    assert gradbus("--version").stdout == f"gradbus {version('gradbus')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_the_command(shell):
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # the test's own shell may be any
+    assert "gradbus" in gradbus("--show-completion", shell, **named).stdout
+
+
+BAD_INPUT = [
+    ("runs", "--bogus"),
+    ("bogus",),
+    ("show",),
+    ("runs", "--limit", "0"),
+    ("runs", "--limit", "x"),
+    ("events", "last", "--after", str(2**63)),
+    ("events", "last", "--level", "loud"),
+    ("export", "last"),
+    ("run", "nowhere.toml"),
+    ("run", "nowhere.toml", "--dry-run", "--follow"),
+    ("up", "--port", "99999"),
+    ("keys", "list", "--file", "nowhere.json"),
+    ("show", "last", "--state", "nowhere"),
+    ("delete", "--finished-before", "999999d"),
+    ("delete", "--finished-before", "yesterday"),
+]
+
+
+@pytest.mark.parametrize("arguments", BAD_INPUT, ids=" ".join)
+def test_bad_input_ends_with_two_and_a_sentence(arguments, tmp_path):
+    for text in (gradbus(*arguments), gradbus(*arguments, "--json")):
+        assert (text.returncode, text.stdout) == (2, "")
+        assert "Traceback" not in text.stderr
+    error = json.loads(text.stderr)
+    assert (error["object"], bool(error["message"])) == ("error", True)
+
+
+def test_faults_of_a_spec_are_listed_in_json_too(tmp_path):
+    (tmp_path / "run.toml").write_text("not TOML")
+    error = json.loads(gradbus("run", str(tmp_path / "run.toml"), "--json").stderr)
+    assert [fault["path"] for fault in error["faults"]] == ["(file)"]
+
+
+@pytest.mark.parametrize("key", ["a.b\n", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused(key):
+    done = gradbus("runs", GRADBUS_URL="http://127.0.0.1:9", GRADBUS_KEY=key)
+    assert (done.returncode, "GRADBUS_KEY" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+def test_a_closed_pipe_is_silent():
+    line = f"{sys.executable} -m gradbus.cli --help | true"
+    done = subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_ctrl_c_ends_with_130_in_silence():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {"PATH": "/usr/bin", "GRADBUS_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "GRADBUS_KEY": "a.b"}
+        line = [sys.executable, "-m", "gradbus.cli", "runs"]
+        process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        connection, _ = silent.accept()  # the command waits for an answer now
+        process.send_signal(signal.SIGINT)
+        assert (*process.communicate(timeout=60), process.returncode) == (b"", b"", 130)
+        connection.close()
+
+
+def test_the_status_of_a_gateway_that_is_away_is_three():
+    environment = {"GRADBUS_URL": "http://127.0.0.1:9", "GRADBUS_KEY": "a.b"}
+    assert gradbus("status", **environment).returncode == 3
+    done = gradbus("status", "--json", **environment)
+    assert (done.returncode, json.loads(done.stdout)["ready"]) == (3, False)
 
 
 def test_help_imports_nothing_heavy():

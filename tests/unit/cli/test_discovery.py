@@ -46,7 +46,9 @@ def test_half_an_address_is_no_address(state, monkeypatch, name, value, missing)
     assert find_gateway(state)[1] == "id.secret"
 
 
-@pytest.mark.parametrize("url", ["localhost:8080", "http://", "http://[::1", "ftp://there"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8080", "http://", "http://[::1", "ftp://there", "http://there:80a", "http://there:99999", f"http://{'a' * 64}"]
+)
 def test_what_is_no_address_is_named_so(state, monkeypatch, url):
     monkeypatch.setenv("GRADBUS_URL", url)
     monkeypatch.setenv("GRADBUS_KEY", "k.s")

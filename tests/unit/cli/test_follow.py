@@ -55,6 +55,14 @@ def test_a_problem_of_an_active_run_is_printed_once(capsys):
     assert (shown.count("none of the last"), shown.count("nothing was learned"), shown.count("step 7/9")) == (1, 1, 1)
 
 
+def test_a_reason_does_not_control_the_terminal(capsys):
+    ends = {"state": "failed", "reason": "the template \x1b]0;title\x07 fails\x9b2J\nhere"}
+    follow.follow_run(Runs({"reason": "\x1b[2Jbad"}, ends), "run-1")
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+    assert shown.splitlines()[-1] == "run run-1 failed: the template  ]0;title  fails 2J here"
+
+
 def test_suggested_commands_reach_the_same_stack(capsys):
     assert follow.follow_run(Runs({"state": "succeeded"}), "run-1", " --state there") == 0
     assert "gradbus export run-1 DIR --state there\n" in capsys.readouterr().out

@@ -49,6 +49,20 @@ def test_a_gateway_that_stays_away_is_an_error_in_time(clock):
     assert clock[0] <= 115.0
 
 
+def test_a_gateway_that_names_a_time_is_not_asked_before_it(clock):
+    gateway = Gateway(2, ApiError(429, {"title": "Too many requests", "detail": "send fewer"}, retry_after=3.0))
+    said = []
+    assert RetryPolicy(15.0, said.append).run(gateway) == "here"
+    assert 106.0 <= clock[0] <= 107.5
+    assert said == ["429 Too many requests: send fewer; retrying for 15 s"]
+
+
+def test_a_time_that_is_too_far_away_is_not_waited_for(clock):
+    with pytest.raises(ApiError, match="send fewer"):
+        RetryPolicy(15.0).run(Gateway(1, ApiError(429, {"title": "Too many requests", "detail": "send fewer"}, retry_after=60.0)))
+    assert clock[0] == 100.0
+
+
 def test_a_refusal_is_not_asked_again():
     gateway = Gateway(1, ApiError(404, {"title": "No such run"}))
     with pytest.raises(ApiError):

@@ -1,7 +1,5 @@
 """What lies on the user's machine travels by digest."""
 
-import json
-
 import pytest
 
 from gradbus.client.upload import merged_faults, upload_local_files, with_local_names
@@ -10,14 +8,10 @@ from gradbus.ids import digest_of
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, write_model):
     (tmp_path / "train.jsonl").write_bytes(b"rows")
     (tmp_path / "grade.py").write_text("def grade(sample, item): ...")
-    (tmp_path / "model").mkdir()
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 8, "vocab_size": 8}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"w")
+    write_model(tmp_path / "model")
     (tmp_path / "model" / "notes.md").write_text("stays behind")
     return tmp_path
 
@@ -28,7 +22,7 @@ def test_files_become_digests_and_the_given_spec_stays(folder):
     body, faults = upload_local_files(spec, folder, lambda path, digest: sent.update({path.name: digest}))
     assert faults == []
     assert body["data"] == {"train": digest_of(b"rows"), "eval": "elsewhere.jsonl"}
-    assert set(body["model"]["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert set(body["model"]["files"]) == {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
     assert set(sent) == {"train.jsonl", *body["model"]["files"]}
     assert spec["data"]["train"] == "train.jsonl"
 
@@ -61,6 +55,13 @@ def test_what_is_there_and_cannot_be_read_is_a_fault_of_its_field(folder):
     assert [fault.path for fault in faults] == ["model", "data.train", "data.eval"]
     assert "Hugging Face layout" in faults[0].message
     assert faults[1].message == "cannot be read: Is a directory"
+
+
+def test_a_path_that_no_file_can_have_is_left_to_the_server_or_a_fault(folder):
+    spec = {"model": {"path": "~nobody-of-that-name/x"}, "reward": {"grader": {"type": "python", "file": "a\0b"}}}
+    body, faults = upload_local_files(spec, folder, pytest.fail)
+    assert body["model"] == spec["model"]
+    assert [fault.path for fault in faults] == ["reward.grader.file"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from gradbus.experience.components import MAX_NAMES
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus_conductor.evaluation.results import EvaluationResult, decode_result, encode_result, next_due, summarise
@@ -56,3 +57,10 @@ def test_a_result_survives_its_key_in_the_bucket():
     assert decode_result(encode_result(results[1])) == results[1]
     assert decode_result(json.dumps([result.to_json() for result in results]).encode()) == results[1], "an earlier release kept all"
     assert decode_result(None) is None
+
+
+def test_of_components_named_differently_in_each_row_some_are_shown_and_the_metric_is_among_them():
+    rows = [entry(1.0, **{f"{n}.{part}": 1.0 for part in range(64)}) for n in range(100)]
+    result = summarise(0, [*rows, entry(1.0, exact=0.5)], "exact")
+    assert result.accuracy == result.components["exact"] == 0.5
+    assert len(result.components) == MAX_NAMES + 1

@@ -70,6 +70,28 @@ def test_a_free_run_that_fills_its_log_without_a_step_has_no_signal(learning_sig
     assert not found.no_signal
 
 
+def test_a_run_whose_first_groups_have_no_scored_sample_has_no_signal_in_whatever_order_they_come(learning_signal):
+    found = learning_signal(size=16)
+    groups = [entry(FILTERED, invalid="the grader broke") for _ in range(200)]
+    for index, one in enumerate(groups):
+        one.index = index
+    for one in reversed(groups[1:]):
+        found.add(one)
+    assert not found.no_signal, "group 0 may have a sample that is scored"
+    found.add(groups[0])
+    assert found.no_signal
+    assert "the grader broke" in found.warning
+
+
+def test_one_scored_sample_among_the_first_groups_is_enough(learning_signal):
+    found = learning_signal(size=4)
+    for index in range(1000):
+        one = entry(FILTERED, invalid="" if index == 63 else "the grader broke")
+        one.index = index
+        found.add(one)
+    assert not found.no_signal
+
+
 class Archive:
     """The archived entries of a run that took all its steps."""
 

@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from cryptography import x509
 
 from gradbus.access import BUFFER_USERS, NATS_USERS
 from gradbus.access.api_keys import find_api_key, read_api_keys
-from gradbus.deploy.secrets import api_key, grafana_password, write_secrets
+from gradbus.deploy.secrets import api_key, authority, grafana_password, write_secrets
 from gradbus.errors import SettingsError
+from gradbus.tls import read_identity
 
 SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store", "supervisor")
 
@@ -72,6 +74,43 @@ def test_services_that_store_objects_have_the_key_that_the_server_knows_and_rewa
         assert server["credentials"] == [{"accessKey": pair["access_key_id"], "secretKey": pair["secret_access_key"]}]
         assert (state / "secrets/objects/access-key").read_text() == f"{pair['access_key_id']},{pair['secret_access_key']}"
     assert all(action.endswith(":gradbus") for action in server["actions"])
+
+
+def test_each_role_and_server_has_a_certificate_of_one_authority_with_its_host_name(state):
+    for role in (*SERVICES, "nats", "buffer"):
+        folder = state / "secrets" / role
+        assert read_identity(folder).remaining > 0
+        names = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()).extensions
+        hosts = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+        assert hosts == [role.replace("_", "-"), *(["localhost"] if role == "gateway" else [])]
+        assert (folder / "ca.crt").read_text().strip() == authority(state).strip()
+    assert [path.parent.name for path in (state / "secrets").rglob("ca.key")] == ["authority"]
+
+
+def test_the_gateways_certificate_has_the_names_under_which_it_is_served(state):
+    write_secrets(state, ["gradbus.example"])
+    names = x509.load_pem_x509_certificate((state / "secrets/gateway/tls.crt").read_bytes()).extensions
+    assert "gradbus.example" in names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+
+
+def test_the_servers_take_clients_with_certificates_alone(state):
+    assert "verify: true, handshake_first: true" in (state / "secrets/nats/nats.conf").read_text()
+    buffer = (state / "secrets/buffer/buffer.conf").read_text().splitlines()
+    assert {"port 0", "tls-port 6379", "tls-auth-clients yes"} <= set(buffer)
+
+
+@pytest.mark.parametrize("hosts", ["gradbus.example", '{"a": 1}', '["a", 1]'])
+def test_the_command_refuses_names_that_are_no_list(state, hosts):
+    command = [sys.executable, "-m", "gradbus.deploy", "secrets", "--state", str(state), "--served-hosts", hosts]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith('--served-hosts: write a JSON list of names, like ["gradbus.example"]')
+
+
+def test_the_command_prints_the_authority(state):
+    command = [sys.executable, "-m", "gradbus.deploy", "authority", "--state", str(state)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed.strip() == (state / "secrets/authority/ca.crt").read_text().strip()
 
 
 def test_the_key_is_one_the_gateway_accepts(state):

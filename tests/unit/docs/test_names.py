@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("services/*/README.md"))]
 SOURCES = ("libs", "kernels", "services", "deploy", "tests", "examples", "benchmarks", "loadtests")
 FOLDERS = "|".join(SOURCES)
+GROUPS = ("broadcast", "connections", "limit", "quota", "sglang")
 VARIABLE = re.compile(r"`(GRADBUS_[A-Z_]+[A-Z])[=`]")
 PATH = re.compile(rf"`((?:{FOLDERS}|proto|docs)/[\w./-]+\w)`")
 
@@ -28,9 +29,9 @@ def fields() -> frozenset[str]:
 
 
 def exists(variable: str) -> bool:
-    """Whether a `GRADBUS_*` variable is spelled out in the code or is the name of a setting; two groups of settings have a prefix."""
+    """Whether a `GRADBUS_*` variable is spelled out in the code or is the name of a setting; some groups of settings have a prefix."""
     name = variable.removeprefix("GRADBUS_").lower()
-    return variable in source() or bool({name, name.removeprefix("broadcast_"), name.removeprefix("sglang_")} & fields())
+    return variable in source() or bool({name, *(name.removeprefix(f"{group}_") for group in GROUPS)} & fields())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

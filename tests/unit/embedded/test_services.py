@@ -39,34 +39,38 @@ ADDRESSES = {
     "GRADBUS_REFERENCE": CALLERS["reference"],
 }
 # Addresses, names and secrets are the stack's own; on loopback the user is the operator.
-DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_clustered"} | {"weight_store", "reward", "reference"}
-DECIDED |= {"api_keys_file", "allow_loopback", "python_graders"}
+DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_clustered", "frozen_seconds", "leftover_memory"} | {
+    "weight_store",
+    "reward",
+    "reference",
+}
+DECIDED |= {"api_keys_file", "https_dir", "allow_loopback", "python_graders"}
 
 
 @pytest.fixture
 def programs(tmp_path):
     state = StateFolder(tmp_path)
     state.lock()
-    config = StackConfig(tmp_path, 0, 2, model_roots=(tmp_path / "models",))
+    config = StackConfig(tmp_path, 0, rollouts=2, model_roots=(tmp_path / "models",))
     made = StackPrograms(config, state, Credentials(state.secrets), Ports({}))
     yield made
     state.unlock()
 
 
-def test_rollouts_are_numbered():
-    assert service_names(3)[-3:] == ["rollout-0", "rollout-1", "rollout-2"]
+def test_workers_are_numbered():
+    assert service_names(2, 3)[-5:] == ["trainer-0", "trainer-1", "rollout-0", "rollout-1", "rollout-2"]
 
 
 def test_no_secret_is_in_an_argument_or_a_variable(programs):
     secrets = {path.read_text() for path in programs.state.secrets.rglob("*") if path.is_file()}
-    for name in [*service_names(2), "reference"]:
+    for name in [*service_names(1, 2), "reference"]:
         program = programs.service(name)
         shown = " ".join([*program.command, *program.environment.values()])
         assert not any(secret in shown for secret in secrets), name
 
 
 def test_all_services_get_the_same_address_of_each_server_that_they_use_and_of_no_other(programs):
-    environments = {name: programs.service(name).environment for name in service_names(2)}
+    environments = {name: programs.service(name).environment for name in service_names(1, 2)}
     for variable in ADDRESSES:
         assert len({environment[variable] for environment in environments.values() if variable in environment}) == 1
     assert environments["conductor"].keys() >= ADDRESSES.keys(), "the conductor uses every server"
@@ -77,7 +81,7 @@ def test_all_services_get_the_same_address_of_each_server_that_they_use_and_of_n
 
 
 def test_each_service_has_a_name_a_health_page_and_its_own_secrets(programs):
-    environments = {name: programs.service(name).environment for name in service_names(2)}
+    environments = {name: programs.service(name).environment for name in service_names(1, 2)}
     assert all(environment["GRADBUS_WORKER_ID"] == name for name, environment in environments.items())
     assert len({environment["GRADBUS_HEALTH"] for environment in environments.values()}) == len(environments)
     assert environments["rollout-0"]["GRADBUS_SECRETS_DIR"] == environments["rollout-1"]["GRADBUS_SECRETS_DIR"]
@@ -141,7 +145,7 @@ def test_the_trainer_has_a_core_of_its_own_where_cores_are_few(monkeypatch, core
     assert cores_of("rollout") == cores_of("nats") == others
 
 
-@pytest.mark.parametrize("wrong", [{"port": -1}, {"port": 70_000}, {"rollouts": 0}])
+@pytest.mark.parametrize("wrong", [{"port": -1}, {"port": 70_000}, {"trainers": 0}, {"rollouts": 0}])
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(StackError):
         StackConfig(**wrong)

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from gradbus.bus import View
 from gradbus.control.runs import RunRecord, RunStatus
-from gradbus.embedded.watches import reference_needed
+from gradbus.embedded.watches import ReferenceUsers
 from gradbus.spec import RunSpec
 
 
@@ -20,6 +21,16 @@ def record(kl: float, **trainer: object) -> bytes:
         }
     )
     return RunRecord(run_id="run-1", spec=spec, created_unix_ns=1).to_bytes()
+
+
+def view_of(entries: dict[str, bytes]) -> View:
+    view = View(None, "runs", "*.*")
+    view._entries.update(entries)
+    return view
+
+
+def reference_needed(entries: dict[str, bytes]) -> bool:
+    return ReferenceUsers(view_of(entries)).any
 
 
 @pytest.mark.parametrize(
@@ -52,3 +63,21 @@ def test_a_run_with_adapters_asks_for_none():
 def test_what_cannot_be_read_asks_for_nothing():
     assert not reference_needed({"run-1.spec": b"{", "run-2.spec": b"{}"})
     assert reference_needed({"run-1.spec": record(0.1), "run-1.status": b"{"})
+
+
+def test_what_is_needed_follows_each_change_of_a_run():
+    view = view_of({"run-1.spec": record(0.0)})
+    users = ReferenceUsers(view)
+
+    def change(key: str, value: bytes | None) -> bool:
+        view._entries.pop(key, None) if value is None else view._entries.update({key: value})
+        for listener in view._listeners:
+            listener(key)
+        return users.any
+
+    assert not change("run-1.status", RunStatus(state="running").to_bytes())
+    assert change("run-2.spec", record(0.1))
+    assert change("run-2.desired", b'"paused"')
+    assert change("run-2.status", RunStatus(state="running").to_bytes())
+    assert not change("run-2.status", RunStatus(state="cancelled").to_bytes())
+    assert not change("run-2.spec", None)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.errors import DatasetError
-from gradbus.formats.jsonl import inspect, prompts_object, rows
+from gradbus.formats.jsonl import MAX_COLUMNS, MAX_LINES, MAX_ROW_BYTES, inspect, prompts_object, rows
 
 CHAT = [{"role": "user", "content": "hello"}]
 TEXT = st.text(min_size=1)
@@ -46,6 +46,13 @@ def test_blank_lines_and_windows_line_ends_are_no_rows():
         (b"[1]", "line 1 is a list"),
         (b"\xff", "line 1 is not JSON"),
         (b"[" * 100_000, "line 1 is not JSON"),
+        (b'{"a": 1}\n{"a": ["\\ud83d"]}', r"line 2 is not JSON \(a.0 has half of a surrogate pair"),
+        (b'{"\\udc00": 1}', "a name with half of a surrogate pair"),
+        (b'{"a": "\xed\xa0\x80"}', "line 1 is not JSON .*utf-8"),
+        (b'{"a": 1e999}', "line 1 is not JSON .*64-bit floats"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "line 1 is not JSON .*64-bit floats"),
+        (b'{"a": NaN}', "line 1 is not JSON"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "more than 64 lists and objects"),
     ],
 )
 def test_what_is_no_dataset_is_named_by_its_line(data, words):
@@ -53,9 +60,17 @@ def test_what_is_no_dataset_is_named_by_its_line(data, words):
         rows(data)
 
 
+def test_rows_and_lines_are_bounded():
+    with pytest.raises(DatasetError, match=f"line 2 has {MAX_ROW_BYTES + 9} bytes, at most {MAX_ROW_BYTES}"):
+        rows(b"\n" + b'{"a": "' + b"x" * MAX_ROW_BYTES + b'"}')
+    with pytest.raises(DatasetError, match=f"more than {MAX_LINES} lines"):
+        rows(b"\n" * MAX_LINES + b'{"a": 1}')
+
+
 def test_inspection_finds_rows_common_columns_and_chat():
     info = inspect(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}), "prompt")
     assert (info.rows, info.columns, info.chat) == (2, {"prompt", "answer"}, True)
+    assert info.longest == len(lines({"prompt": CHAT, "answer": 2, "note": "x"}))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +82,28 @@ def test_inspection_finds_rows_common_columns_and_chat():
         ({"prompt": []}, "a list"),
         ({"prompt": [{"role": "user"}]}, "a list"),
         ({"prompt": None}, "null"),
+        ({"prompt": "a", **{f"c{number}": 0 for number in range(MAX_COLUMNS)}}, f"at most {MAX_COLUMNS} are taken"),
+        ({"prompt": "a", "x" * 257: 0}, "a column whose name is longer than 256"),
     ],
 )
 def test_a_wrong_prompt_is_named_by_its_line(row, words):
     with pytest.raises(DatasetError, match=words) as refused:
         inspect(b"\n" + lines({"prompt": "fine"}, row), "prompt")
     assert "line 3" in str(refused.value)
+
+
+def test_a_fault_of_a_wide_row_is_short():
+    with pytest.raises(DatasetError, match="and 880 more") as refused:
+        inspect(lines({f"{'wide' * 50}{number}": 0 for number in range(900)}), "prompt")
+    assert len(str(refused.value)) < 6000
+
+
+@given(st.dictionaries(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)) | st.floats() | st.integers()))
+def test_every_row_is_refused_or_can_be_sent_as_json_and_utf_8(row):
+    data = json.dumps(row | {"prompt": "a"}).encode()
+    try:
+        inspect(data, "prompt")
+    except DatasetError:
+        return
+    [found] = rows(data)
+    assert rows(json.dumps(found, ensure_ascii=False, allow_nan=False).encode()) == [found]

@@ -4,7 +4,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from gradbus.errors import StorageError
+from gradbus.errors import ObjectMissingError, StorageError
 from gradbus_gateway.http import problems
 
 
@@ -21,6 +21,10 @@ async def http():
     async def away():
         raise StorageError("the bucket does not answer")
 
+    @app.get("/gone")
+    async def gone():
+        raise ObjectMissingError("the blob was deleted")
+
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
@@ -32,7 +36,8 @@ async def test_a_crash_is_500_without_its_reason(http):
     assert "secret" not in answer.text
 
 
-async def test_a_service_that_is_unreachable_is_503_with_a_retry(http):
-    answer = await http.get("/away")
+@pytest.mark.parametrize("path", ["/away", "/gone"])
+async def test_what_a_service_behind_does_not_give_is_503_with_a_retry(http, path):
+    answer = await http.get(path)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["type"] == "urn:gradbus:problem:unavailable"

@@ -1,6 +1,6 @@
 import pytest
 
-from gradbus.graders import check_grader
+from gradbus.graders import check, check_grader
 from gradbus.spec import RewardSpec
 
 TEXTS = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
@@ -41,15 +41,59 @@ def test_a_formula_that_is_not_arithmetic_is_one_fault():
 
 
 @pytest.mark.parametrize(
-    "source", ["def grade(sample, item:\n", "def score(sample, item):\n    return 1", "", "class A:\n    def grade(self): ...", "\0"]
+    "source",
+    [
+        "def grade(sample, item:\n",
+        "def score(sample, item):\n    return 1",
+        "",
+        "class A:\n    def grade(self): ...",
+        "\0",
+        "if a: ...\n" + "elif a: ...\n" * 900,
+        "f'" + "{a}" * 43_000 + "'",
+    ],
 )
 def test_source_that_cannot_be_a_grader_is_a_fault(source):
     (fault,) = faults({"type": "python", "source": source})
     assert fault.path == "reward.grader.source"
 
 
+def test_a_source_that_takes_the_parser_too_long_is_refused(monkeypatch, tmp_path):
+    endless = tmp_path / "endless.py"
+    endless.write_text("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass")
+    monkeypatch.setattr(check, "_SOURCE_CHECK", str(endless))
+    (fault,) = faults({"type": "python", "source": "def grade(sample, item): return 0.5"})
+    assert "too much for Python's parser; shorten the source" in str(fault)
+
+
+def test_a_parser_that_is_killed_is_no_fault_of_the_source_and_is_run_again(monkeypatch, tmp_path):
+    killed, source_check = tmp_path / "killed.py", check._SOURCE_CHECK
+    killed.write_text("import os\nos.kill(os.getpid(), 9)")
+    source = {"type": "python", "source": "def grade(sample, item): return 0.75"}
+    monkeypatch.setattr(check, "_SOURCE_CHECK", str(killed))
+    with pytest.raises(TimeoutError, match="submit it again later"):
+        faults(source)
+    monkeypatch.setattr(check, "_SOURCE_CHECK", source_check)
+    assert faults(source) == []
+
+
+def test_a_source_is_parsed_once_without_the_environment(monkeypatch, tmp_path):
+    noting = tmp_path / "noting.py"
+    noting.write_text(f"import os\nopen({str(tmp_path / 'noted')!r}, 'a').write(repr(sorted(os.environ)))")
+    monkeypatch.setattr(check, "_SOURCE_CHECK", str(noting))
+    monkeypatch.setenv("GRADBUS_SECRET", "secret")
+    for _ in range(3):
+        assert faults({"type": "python", "source": "def grade(sample, item): return 0.25"}) == []
+    assert (tmp_path / "noted").read_text() in {"[]", "['LC_CTYPE']"}
+
+
 @pytest.mark.parametrize(
-    "source", ["grade = lambda sample, item: 1.0", "from math import floor as grade", "if True:\n    def grade(s, i): ..."]
+    "source",
+    [
+        "grade = lambda sample, item: 1.0",
+        "from math import floor as grade",
+        "if True:\n    def grade(s, i): ...",
+        "if 1: ...\nelif 2: ...\nelse: grade = 3",
+    ],
 )
 def test_grade_may_be_bound_in_any_way(source):
     assert faults({"type": "python", "source": source}) == []

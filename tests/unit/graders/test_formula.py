@@ -34,7 +34,7 @@ def test_agrees_with_python_on_floats(a, b):
     [
         "__import__('os')", "a.b", "a[0]", "lambda: 1", "a if b else 1", "[a]", "'text'", "True", "a and b", "a < b",
         "f(a)", "min(a)", "abs(a, b)",
-        "min(*a)", "max(a, key=b)", "a //", "", "a; b", "a := 1", "1" * 3000, "(" * 500, "-" * 1900 + "a", "a\x00",
+        "min(*a)", "max(a, key=b)", "a //", "", "a; b", "a := 1", "1" * 3000, "1" * 400, "(" * 500, "-" * 1900 + "a", "a\x00",
     ],
 )  # fmt: skip
 def test_anything_but_arithmetic_is_refused_when_the_formula_is_made(text):
@@ -42,7 +42,7 @@ def test_anything_but_arithmetic_is_refused_when_the_formula_is_made(text):
         Formula(text)
 
 
-@pytest.mark.parametrize("text", ["a / (b - 0.5)", "9 ** 9 ** 9 ** 9", "(0 - 8) ** b", "1e308 * 10"])
+@pytest.mark.parametrize("text", ["a / (b - 0.5)", "9 ** 9 ** 9 ** 9", "(0 - 8) ** b", "1e308 * 10", "min((0 - 8) ** b, 1)"])
 def test_no_finite_value_is_an_error(text):
     with pytest.raises(GraderError, match="guard it"):
         Formula(text).value(VALUES)

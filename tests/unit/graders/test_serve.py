@@ -57,6 +57,12 @@ def test_an_exception_spoils_its_own_sample_only(serve):
     assert second.reward == 0.5
 
 
+def test_a_result_that_cannot_be_sent_spoils_its_own_sample_only(serve):
+    first, second = asked(serve(lambda sample: ScoreResult(1.0, {"n": sample.response if sample.response == "a" else 0.5})), "a", "b")
+    assert (first.status, second.status) == (reward_pb2.REWARD_STATUS_ERROR, reward_pb2.REWARD_STATUS_OK)
+    assert first.reason.startswith("TypeError")
+
+
 def test_a_taken_port_is_said_at_once():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="free port"):
         ScorerServer(lambda _sample: 1.0, f"127.0.0.1:{taken.getsockname()[1]}")

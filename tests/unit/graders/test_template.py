@@ -56,7 +56,9 @@ def test_a_template_made_to_take_hours_is_refused_at_once_and_shown_in_part(text
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("name", ["item.absent", "item.x.absent", "item.x.y.2", "item.answer.0", "item.n.bit_length", "item.none.x"])
+@pytest.mark.parametrize(
+    "name", ["item.absent", "item.x.absent", "item.x.y.2", "item.answer.0", "item.n.bit_length", "item.none.x", "item.x.y." + "9" * 5000]
+)
 def test_a_name_the_row_lacks_is_an_error_that_shows_the_template(name):
     with pytest.raises(GraderError, match=f"no '{name}'"):
         Template(f"{{{{ {name} }}}}").render(SAMPLE, ITEM)

@@ -7,12 +7,11 @@ import pytest
 
 from gradbus_load import probes, report
 from gradbus_load.admissions import Admissions
-from gradbus_load.outcome import Finding, Outcome
+from gradbus_load.outcome import Finding, Outcome, percentile
 from gradbus_load.processes import Usage, cpu_seconds, usage
 from gradbus_load.scenarios.memory import slope
 from gradbus_load.scenarios.overlap import Row, Settings
 from gradbus_load.scenarios.rest import Answers
-from gradbus_load.scenarios.throughput import percentile
 
 
 def session(*outcomes):
@@ -46,8 +45,8 @@ def test_cpu_is_that_of_a_tree_and_a_process_started_anew_counts_from_its_start(
     import os
 
     assert usage({"tests": os.getpid(), "gone": 2**22 + 1}).keys() == {"tests"}
-    before = {"a": Usage(5.0, 1), "b": Usage(9.0, 1)}
-    assert cpu_seconds(before, {"a": Usage(6.0, 1), "b": Usage(2.0, 1), "c": Usage(3.0, 1)}) == {"c": 3.0, "b": 2.0, "a": 1.0}
+    before = {"a": Usage(5.0, 1, 1), "b": Usage(9.0, 1, 1)}
+    assert cpu_seconds(before, {"a": Usage(6.0, 1, 1), "b": Usage(2.0, 1, 1), "c": Usage(3.0, 1, 1)}) == {"c": 3.0, "b": 2.0, "a": 1.0}
 
 
 def test_latency_is_from_written_to_admitted_and_the_rate_leaves_out_the_ends():

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import tracemalloc
 
 import pytest
 
@@ -50,6 +51,17 @@ async def test_a_corrupt_file_is_not_taken(store, tmp_path):
         await materialise(store, {"a": digest}, tmp_path / "cache")
 
 
+async def test_a_large_file_does_not_go_through_memory(store, tmp_path):
+    weights = bytes(64 << 20)
+    files = {"model.safetensors": await store.put_blob(weights)}
+    tracemalloc.start()
+    folder = await materialise(store, files, tmp_path / "cache")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (folder / "model.safetensors").read_bytes() == weights
+    assert peak < 8 << 20
+
+
 async def test_many_at_once_end_in_one_whole_folder(store, tmp_path):
     files = {f"file-{n}": await store.put_blob(f"{n}".encode() * 1000) for n in range(8)}
     folders = await asyncio.gather(*(materialise(store, files, tmp_path / "cache") for _ in range(6)))
@@ -76,20 +88,20 @@ async def test_a_folder_is_whole_after_a_power_cut(store, tmp_path, monkeypatch)
 
 
 async def test_what_a_killed_process_left_is_removed_and_what_another_is_at_stays(store, tmp_path, monkeypatch):
-    cache, take = tmp_path / "cache", store.get_blob
+    cache, take = tmp_path / "cache", store.blob_file
     asked, may_take = asyncio.Event(), asyncio.Event()
     slow, quick = await store.put_blob(b"slow"), await store.put_blob(b"quick")
     left = cache / ".partial-of-a-killed-one"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half of it")
 
-    async def take_slowly(digest):
+    async def take_slowly(digest, spare):
         if digest == slow:
             asked.set()
             await may_take.wait()
-        return await take(digest)
+        return await take(digest, spare)
 
-    monkeypatch.setattr(store, "get_blob", take_slowly)
+    monkeypatch.setattr(store, "blob_file", take_slowly)
     task = asyncio.create_task(materialise(store, {"a": slow}, cache))
     await asked.wait()
     folder = await materialise(store, {"a": quick}, cache)
@@ -108,7 +120,7 @@ async def test_a_full_disk_is_an_error_with_advice_and_nothing_is_left(store, tm
     assert (await materialise(store, files, tmp_path / "cache")).is_dir()
 
 
-async def test_a_folder_that_cannot_be_written_is_named(store, tmp_path):
+async def test_a_cache_folder_that_cannot_be_written_is_reported_without_its_path(store, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match=r"file/below .*set GRADBUS_CACHE_DIR"):
+    with pytest.raises(DiskError, match=r"into the cache folder \(Not a directory\).*set GRADBUS_CACHE_DIR"):
         await materialise(store, {"a": await store.put_blob(b"x")}, tmp_path / "file" / "below")

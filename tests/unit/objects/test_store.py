@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from gradbus.errors import SettingsError, StorageError
+from gradbus.errors import ObjectMissingError, SettingsError, StorageError
+from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 
 
@@ -41,6 +42,18 @@ async def test_a_url_with_escapes_names_the_folder_it_means(tmp_path):
     store = ObjectStore.open(f"file://{tmp_path}/with%20space")
     await store.put("a", b"x")
     assert (tmp_path / "with space" / "a").read_bytes() == b"x"
+
+
+async def test_a_blob_is_read_in_pieces_as_they_are_asked_for(tmp_path):
+    store = ObjectStore.open(f"file://{tmp_path}/objects")
+    content = os.urandom(10 << 20)
+    size, pieces = await store.open_blob(await store.put_blob(content))
+    found = [piece async for piece in pieces]
+    assert size == len(content)
+    assert b"".join(found) == content
+    assert max(map(len, found)) <= 2 << 20
+    with pytest.raises(ObjectMissingError):
+        await store.open_blob(digest_of(b"another"))
 
 
 UPLOAD = """

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from gradbus.v1 import reward_pb2
+from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
@@ -23,9 +24,9 @@ async def grader_scorer():
     """Makes scorers for graders; they are closed at the end."""
     made = []
 
-    def make(grader, **settings):
+    def make(grader, budget=None, **settings):
         allowed = {"python_graders": True, "pool": PoolSettings(processes=1)} | settings
-        made.append(create_scorer(json.dumps({"grader": grader}), ScorerSettings(**allowed)))
+        made.append(create_scorer(json.dumps({"grader": grader}), ScorerSettings(**allowed), budget or ProcessBudget(8)))
         return made[-1]
 
     yield make

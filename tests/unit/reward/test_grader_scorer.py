@@ -1,6 +1,7 @@
 import pytest
 
 from gradbus.v1 import reward_pb2
+from gradbus_reward.sandbox import pool as pool_module
 from gradbus_reward.sandbox.pool import BATCH, GradeCall, PoolSettings
 from gradbus_reward.scorers.grader import ATTEMPTS
 
@@ -45,12 +46,78 @@ async def test_multi_is_invalid_where_a_part_or_the_formula_has_no_value(grader_
 
 
 @pytest.mark.parametrize(
-    "value", ["None", "'1'", "float('nan')", "float('inf')", "{}", "{'reward': None}", "{'reward': 1, 'x': 'y'}", "[1]", "1j"]
+    "value",
+    [
+        "None",
+        "'1'",
+        "float('nan')",
+        "float('inf')",
+        "{}",
+        "{'reward': None}",
+        "{'reward': 1, 'x': 'y'}",
+        "[1]",
+        "1j",
+        "10**5000",
+        "{'reward': 1, 'x': -(10**5000)}",
+        "__import__('decimal').Decimal(1)",
+        "(n for n in [1.0])",
+        "type('F', (float,), {'__float__': lambda self: float('nan')})(1.0)",
+    ],
 )
 async def test_what_is_no_finite_number_is_invalid_for_it_will_not_change(grade, value):
     (result,) = await grade(f"def grade(sample, item):\n    return {value}")
     assert result.status == INVALID
     assert "grade() returned" in result.reason
+
+
+async def test_a_formula_whose_parts_cannot_be_compared_is_invalid(grader_scorer, ask):
+    grader = {"type": "multi", "graders": {"exact": EXACT}, "calculate_output": "min((0 - exact) ** 0.5, 1)"}
+    good, bad = await grader_scorer(grader).score(ask("x", "12"), 20.0)
+    assert (good.status, bad.status) == (OK, INVALID)
+
+
+@pytest.mark.parametrize("value", ["1e200", "-1e39", "10**300", "1000001", "{'reward': 1, 'x': 1e200}"])
+async def test_a_number_out_of_range_is_invalid_for_it_will_not_change(grade, value):
+    (result,) = await grade(f"def grade(sample, item):\n    return {value}")
+    assert result.status == INVALID
+    assert "scale it to at most" in result.reason
+
+
+async def test_a_formula_out_of_range_is_invalid(grader_scorer, ask):
+    grader = {"type": "multi", "graders": {"exact": EXACT}, "calculate_output": "1e200 * exact"}
+    good, bad = await grader_scorer(grader).score(ask("x", "12"), 20.0)
+    assert (good.status, good.reward, bad.status) == (OK, 0.0, INVALID)
+    assert "1e+200" in bad.reason
+
+
+async def test_results_of_a_hundred_megabytes_are_cut_short_or_refused(grade):
+    big = "'x' * 100_000_000"
+    source = f"def grade(sample, item):\n    if item['n']: raise ValueError({big})\n    return {{{big}: 1.0, 'reward': 1.0}}"
+    first, second = await grade(source, "a", "b")
+    assert (first.status, second.status) == (INVALID, INVALID)
+    assert len(first.reason) < 1000
+    assert len(second.reason) <= 500
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"), [("True", 1.0), ("-0.0", 0.0), ("type('F', (float,), {'__float__': lambda self: 0.5})('nan')", 0.5)]
+)
+async def test_what_converts_to_a_finite_number_is_that_number(grade, value, reward):
+    (result,) = await grade(f"def grade(sample, item):\n    return {value}")
+    assert (result.status, result.reward) == (OK, reward)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "class E(BaseException):\n    def __str__(self): raise self\ndef grade(s, i):\n    raise E",
+        "class D(dict):\n    def __len__(self): raise SystemExit\ndef grade(s, i):\n    return D(reward=1.0)",
+        "class N:\n    def __str__(self): raise KeyboardInterrupt\ndef grade(s, i):\n    return {'reward': 1.0, N(): 2.0}",
+    ],
+)
+async def test_objects_that_fail_while_they_are_read_spoil_their_sample_and_not_the_process(grade, body):
+    (result,) = await grade(body)
+    assert (result.status, "died" in result.reason) == (INVALID, False)
 
 
 async def test_an_exception_spoils_its_own_sample(grade):
@@ -86,8 +153,6 @@ async def test_a_sample_that_keeps_stopping_the_process_is_given_up(grader_score
     scorer = grader_scorer({"type": "python", "source": DIES})
     seen = [(await scorer.score(ask("good", "die"), 20.0))[1].status for _ in range(ATTEMPTS)]
     assert seen == [ERROR, ERROR, INVALID]
-    other_run = await scorer.score(ask("good", "die", run_id="run-2"), 20.0)
-    assert [result.status for result in other_run] == [OK, ERROR]
 
 
 async def test_held_out_samples_of_other_versions_have_the_same_ids_and_attempts_of_their_own(grader_scorer, ask):
@@ -113,14 +178,23 @@ async def test_parts_with_more_components_than_fit_keep_their_rewards(grader_sco
     assert (result.components["a"], result.components["b"], result.components["a.c0"]) == (1.0, 1.0, 0.5)
 
 
-async def test_a_grader_that_always_hangs_does_not_hold_the_run_forever(grader_scorer, ask):
+async def test_a_grader_that_hangs_on_whatever_it_gets_fails_for_good(grader_scorer, ask, monkeypatch):
     scorer = grader_scorer({"type": "python", "source": HANGS})
-    request = ask(*["hang"] * 40)
-    seen = []
-    while {INVALID} not in seen:
-        assert len(seen) < 5 * ATTEMPTS, seen
-        seen.append({result.status for result in await scorer.score(request, 1.0)})
-    assert seen[: ATTEMPTS - 1] == [{ERROR}] * (ATTEMPTS - 1)
+    for _ in range(ATTEMPTS + 1):
+        results = await scorer.score(ask(*["hang"] * 40), 1.0)
+        assert {(result.status, result.permanent) for result in results} == {(ERROR, True)}
+    assert "scored no sample yet" in results[0].reason
+    monkeypatch.setattr(pool_module, "_USELESS_SECONDS", 0.0)
+    assert [result.status for result in await scorer.score(ask("good"), 20.0)] == [OK], "a sample that works ends the suspicion"
+    assert [result.permanent for result in await scorer.score(ask("hang"), 1.0)] == [False]
+
+
+async def test_samples_that_hang_at_the_front_do_not_keep_the_others_from_being_tried(grader_scorer, ask, monkeypatch):
+    monkeypatch.setattr(pool_module, "_USELESS_SECONDS", 0.0)
+    scorer = grader_scorer({"type": "python", "source": HANGS})
+    request = ask("hang", "hang", "hang", "good")
+    seen = [[(result.status, result.permanent) for result in await scorer.score(request, 8.0)] for _ in range(2)]
+    assert seen == [[(ERROR, True)] * 4, [(ERROR, False)] * 3 + [(OK, False)]]
 
 
 async def test_a_source_that_does_not_load_is_an_error_for_all(grade):
@@ -146,12 +220,22 @@ async def test_calls_side_by_side_share_the_processes(grader_scorer, ask):
 
 def test_a_call_takes_suspects_alone_and_last():
     call = GradeCall([("", "", "")] * 4, frozenset({1}))
-    assert [call.take(), call.take(), call.take()] == [[0, 2, 3], [1], []]
+    assert [list(call.take()) for _ in range(3)] == [[0, 2, 3], [1], []]
 
 
-def test_a_batch_that_was_lost_is_graded_again_one_by_one():
-    call = GradeCall([("", "", "")] * 3, frozenset())
-    call.stop(call.take(), "died")
-    assert [call.take(), call.take()] == [[0], [1]]
-    call.stop([1], "died")
-    assert (call.stopped, call.take()) == ({1: "died"}, [2])
+def test_a_message_of_long_rows_has_few_of_them():
+    call = GradeCall([("x" * 400_000, "", "")] * 4 + [("x" * 4_000_000, "", "")] * 2, frozenset())
+    assert [list(call.take()) for _ in range(4)] == [[0, 1, 2], [3, 4], [5], []]
+
+
+def test_the_row_that_stopped_a_process_is_found_and_the_others_are_graded_again():
+    call = GradeCall([("", "", "")] * 4, frozenset())
+    taken = call.take()
+    taken.popleft()  # graded
+    call.stop(taken, "died")
+    assert (call.stopped, call.at_once) == ({}, True)
+    taken = call.take()
+    assert list(taken) == [1, 2, 3]
+    taken.popleft()
+    call.stop(taken, "died")
+    assert (call.stopped, list(call.take())) == ({2: "died"}, [3])

@@ -1,4 +1,4 @@
-"""GRADBUS_REWARD_SERVICE at the reward service: allowed beside the patterns, and looked up before the service is ready."""
+"""GRADBUS_REWARD_SERVICE at the reward service: allowed beside the patterns, and checked before the service is ready."""
 
 import asyncio
 
@@ -24,7 +24,6 @@ async def test_its_host_is_allowed_and_no_other():
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("grpc://nowhere.invalid:50051", "the scorer's host 'nowhere.invalid' has no address"),
         ("grpc://127.0.0.1:50051", "leads to loopback"),
         ("my-reward:50051", "lacks a host or port"),
         ("grpc://169.254.169.254:1", "no scorer may use"),
@@ -45,9 +44,25 @@ async def test_while_it_cannot_be_called_the_service_is_not_ready_and_says_why(a
     assert process.ready is False
 
 
-async def test_it_is_ready_once_the_scorer_has_an_address():
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("grpc://192.0.2.7:50051", []),
+        (
+            "grpc://nowhere.invalid:50051",
+            ["REWARD_SERVICE=grpc://nowhere.invalid:50051: the scorer's host 'nowhere.invalid' has no address"],
+        ),
+    ],
+)
+async def test_it_is_ready_before_the_scorer_runs_and_says_so(address, said):
     process = Process("reward")
-    settings = RewardSettings(reward_service="grpc://192.0.2.7:50051", rpc_callers=CALLERS)
+    settings = RewardSettings(reward_service=address, rpc_callers=CALLERS)
+    with capture_logs() as logs:
+        await until_ready(settings, process)
+    assert [line["error"].partition(" (")[0] for line in logs if line["event"] == "scorer_not_found"] == said
+
+
+async def until_ready(settings, process):
     serving = asyncio.create_task(serve(settings, process))
     async with asyncio.timeout(60):
         while not process.ready:  # noqa: ASYNC110 - readiness is a flag

@@ -48,6 +48,9 @@ def test_results_are_matched_by_id_not_by_position():
         ([given_for("0.0"), given_for("0.0")], "returned 2 results"),
         ([given_for("0.0", reward=math.nan)], "nan"),
         ([given_for("0.0", reward=-math.inf)], "inf"),
+        ([given_for("0.0", reward=1e200)], "1e\\+200; return a number within ±1e\\+06"),
+        ([given_for("0.0", reward=-1.0000001e6)], "within"),
+        ([given_for("0.0", components={"part": 1e200})], "scale it to at most 1e\\+30"),
         ([given_for("0.0", components={"part": math.nan})], "'part'"),
         ([given_for("0.0", components={str(n): 1.0 for n in range(MAX_COMPONENTS + 1)})], "components"),
         ([given_for("0.0", status=0)], "unknown status 0"),
@@ -56,8 +59,31 @@ def test_results_are_matched_by_id_not_by_position():
 )
 def test_an_invalid_result_is_an_error_with_its_reason(results, reason):
     (result,) = complete_results(SAMPLES[:1], results)
-    assert result.status == ERROR
+    assert (result.status, result.permanent) == (ERROR, True)
     assert re.search(reason, result.reason)
+
+
+def test_a_reward_at_the_bound_is_kept():
+    assert [result.reward for result in complete_results(SAMPLES[:1], [given_for("0.0", reward=-1e6)])] == [-1e6]
+
+
+def test_an_error_of_the_scorer_is_permanent_if_the_scorer_says_so():
+    for permanent in (True, False):
+        (result,) = complete_results(SAMPLES[:1], [given_for("0.0", status=ERROR, reason="no", permanent=permanent)])
+        assert result.permanent is permanent
+    (result,) = complete_results(SAMPLES[:1], [given_for("0.0", permanent=True)])
+    assert not result.permanent
+
+
+def test_fields_that_the_contract_does_not_have_are_left_out():
+    unknown = bytes([0xFA, 0x3F, 100]) + bytes(100)  # field 1023: a hundred bytes
+    result = reward_pb2.SampleReward.FromString(given_for("0.0").SerializeToString() + unknown)
+    assert complete_results(SAMPLES[:1], [result])[0].SerializeToString() == given_for("0.0").SerializeToString()
+
+
+def test_failures_on_the_way_to_a_scorer_are_not_permanent_and_those_of_a_grader_are():
+    causes = {cause: failed_results(SAMPLES[:1], "x", cause)[0].permanent for cause in ("timeout", "unreachable", "refused", "grader")}
+    assert causes == {"timeout": False, "unreachable": False, "refused": False, "grader": True}
 
 
 def test_invalid_stays_invalid_and_loses_its_reward():

@@ -1,19 +1,23 @@
 """What a user's Python cannot do, tried from inside."""
 
 import asyncio
+import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from gradbus.errors import ScorerError
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox import confinement, process
+from gradbus_reward.sandbox import process, seccomp
+from gradbus_reward.sandbox.confinement import Confinement
 from gradbus_reward.sandbox.process import GraderProcess, GraderSourceError
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 
+SIGNAL_BY_PIPE = "import fcntl, os\ndef grade(s, i):\n    r, w = os.pipe()\n"
 REFUSED = {
     "tcp": "import socket\ndef grade(s, i):\n    socket.create_connection(('127.0.0.1', 4222), 1)",
     "udp": "import socket\ndef grade(s, i):\n    socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
@@ -38,6 +42,17 @@ REFUSED = {
     "slow the service": "import os\ndef grade(s, i):\n    os.sched_setaffinity(os.getppid(), {0})",
     "leave its group": "import os\ndef grade(s, i):\n    os.setpgid(0, 0)",
     "raise a limit": "import resource as r\ndef grade(s, i):\n    r.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY, r.RLIM_INFINITY))",
+    "look for a file": "import os\ndef grade(s, i):\n    os.stat(s['output_text'])",
+    "look for a link": "import os\ndef grade(s, i):\n    os.lstat('/etc/passwd')",
+    "look by handle": "import os\ndef grade(s, i):\n    os.open('/etc/passwd', os.O_PATH)",
+    "follow a link": "import os\ndef grade(s, i):\n    os.readlink('/proc/self/exe')",
+    "ask about the disk": "import os\ndef grade(s, i):\n    os.statvfs('/')",
+    "change the folder": "import os\ndef grade(s, i):\n    os.chdir('/usr')",
+    "change the root": "import os\ndef grade(s, i):\n    os.chroot('/usr')",
+    "signal by a pipe": f"{SIGNAL_BY_PIPE}    fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())",
+    "choose that signal": f"{SIGNAL_BY_PIPE}    fcntl.fcntl(r, 10, 9)",
+    "signal by ioctl": f"{SIGNAL_BY_PIPE}    fcntl.ioctl(r, 0x8901, b'1234')",
+    "take the others' pipes": f"{SIGNAL_BY_PIPE}    fcntl.fcntl(r, 1031, 1 << 20)",
     "take all memory": "def grade(s, i):\n    return len('x' * (2 << 30))",
     "third-party code": "def grade(s, i):\n    import grpc",
     "the service's code": "def grade(s, i):\n    import gradbus",
@@ -58,13 +73,13 @@ def grade(s, i):
     os.write(1, b'z' * 100_000)
     return 1.0
 """
-# Frames of a grader's own making, written wherever the pipe to the service may be.
+# Lines of a grader's own making, written wherever the pipe to the service may be.
 FORGE = """
-import os, struct
-def forge(body, length=None):
+import os
+def forge(body):
     for n in (3, 4, 5):
         try:
-            os.write(n, struct.pack('>I', len(body) if length is None else length) + body)
+            os.write(n, body + bytes([10]))
         except OSError:
             pass
 """
@@ -86,6 +101,75 @@ async def test_the_attempt_is_refused_and_the_result_says_so(grade, deed, tmp_pa
 async def test_every_layer_holds_here_and_raw_system_calls_are_refused_too(grade):
     (answer,) = await grade(RAW_SOCKET)
     assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
+
+
+async def test_its_root_holds_the_standard_library_and_nothing_else(grade, tmp_path):
+    source = """
+import os
+def exists(path):
+    try:
+        os.stat(path)
+    except OSError:
+        return 0
+    return 1
+def grade(s, i):
+    return {'reward': 0, 'library': exists(os.__file__), 'victim': exists(s['output_text']), 'proc': exists('/proc'), 'etc': exists('/etc')}
+"""
+    (answer,) = await grade(source, str(tmp_path))
+    assert dict(answer.components) == {"library": 1.0, "victim": 0.0, "proc": 0.0, "etc": 0.0}
+
+
+async def test_all_layers_hold_here():
+    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
+    await grader.stop()
+    assert grader.layers == Confinement(seccomp=True, namespace=True, landlock=True, root=True)
+
+
+async def test_when_memory_ends_it_is_killed_before_any_service():
+    def badness(pid):
+        return Path(f"/proc/{pid}/oom_score_adj").read_text()
+
+    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
+    assert badness(grader.pid) == "1000\n"
+    await grader.stop()
+
+
+async def test_an_alarm_of_its_own_is_allowed(grade):
+    source = """
+import signal, time
+def late(*_):
+    raise TimeoutError('too slow')
+def grade(s, i):
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(1)
+    time.sleep(60)
+"""
+    (answer,) = await grade(source)
+    assert (answer.status, "too slow" in answer.reason) == (INVALID, True)
+
+
+async def test_a_grader_that_ignores_all_signals_is_killed_like_any_other(grade):
+    source = """
+import signal
+for n in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
+    try:
+        signal.signal(n, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+def grade(s, i):
+    while True: pass
+"""
+    (answer,) = await grade(source, seconds=2.0)
+    assert answer.status == reward_pb2.REWARD_STATUS_ERROR
+    assert "stopped after" in answer.reason
+
+
+@pytest.mark.parametrize("grows", ["keep.append(bytearray(1 << 20))", "keep.append(__import__('mmap').mmap(-1, 1 << 20))"])
+async def test_memory_that_grows_from_sample_to_sample_ends_at_the_limit(grade, grows):
+    source = f"keep = []\ndef grade(s, i):\n    for _ in range(200): {grows}\n    return len(keep)"
+    answers = await grade(source, *"abcd")
+    assert [answer.status for answer in answers[:2]] == [OK, OK]
+    assert INVALID in {answer.status for answer in answers}, "an error of the user's code: MemoryError or OSError"
 
 
 async def test_the_environment_is_empty(grade, monkeypatch):
@@ -120,7 +204,7 @@ async def test_a_flood_of_output_harms_nobody(grade):
     assert [answer.reward for answer in await grade(FLOOD, "a", "b", "c")] == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("call", ["forge(b'{}')", "forge(b'', 2**32 - 1)", "forge(b'abc')", "forge(b'[' * 50_000)"])
+@pytest.mark.parametrize("call", ["forge(b'{}')", "forge(b'[1, {}]')", "forge(b'abc')", "forge(b'[' * 50_000)"])
 async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(grade, call):
     (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    {call}\n    return 1.0", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
@@ -129,13 +213,14 @@ async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(grade, 
 async def test_a_response_much_longer_than_its_samples_need_is_not_read(grade):
     (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge(b'[' + b'{{}},' * 1_000_000 + b'{{}}]')\n    return 1.0", seconds=60.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
-    assert "bytes at once" in answer.reason
+    assert "256 KiB at once" in answer.reason
 
 
 async def test_a_flood_that_nobody_reads_holds_up_no_end():
     """asyncio pauses a pipe of which much is unread, and then does not see that the process has ended."""
     grader = await GraderProcess.start({"grader": f"{FORGE}\ndef grade(s, i):\n    forge(b' ' * 1_000_000)"}, allow_network=False)
-    await grader._send([("", "stop", "{}")])
+    grader._signal(signal.SIGCONT)
+    await grader._send([False, [("", "stop", "{}")]])
     await until(lambda: grader._process.stdout._paused)
     assert await grader.stop() < 0
 
@@ -151,7 +236,7 @@ BIG = "1" + "0" * 400
 
 @pytest.mark.parametrize("reward", ["1e999", "NaN", BIG, '"x"', "null"])
 async def test_a_result_forged_in_the_pipe_is_checked_like_any_other(grade, reward):
-    body = f'[{{"grader": [{reward}, {{}}]}}]'.encode()
+    body = f'[0, {{"grader": [{reward}, {{}}]}}]'.encode()
     (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge({body!r})\n    os._exit(0)", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 
@@ -162,11 +247,24 @@ async def test_a_source_that_does_not_load_is_named():
 
 
 async def test_a_source_that_never_loads_is_killed(monkeypatch):
-    monkeypatch.setattr(process, "START_SECONDS", 0.5)
+    monkeypatch.setattr(process, "LOAD_SECONDS", 0.5)
     before = set(psutil.Process().children())
     with pytest.raises(GraderSourceError, match="did not load"):
         await GraderProcess.start({"grader": "while True: pass"}, allow_network=False)
     await until(lambda: set(psutil.Process().children()) <= before)
+
+
+async def test_a_machine_too_busy_to_start_a_process_is_not_the_users_fault(grade, monkeypatch):
+    monkeypatch.setattr(process, "START_SECONDS", 0.0)
+    (answer,) = await grade("def grade(s, i): return 1.0")
+    assert (answer.status, answer.permanent, "too busy" in answer.reason) == (reward_pb2.REWARD_STATUS_ERROR, False, True)
+
+
+async def test_a_machine_that_starts_no_process_at_all_is_not_the_users_fault(grade, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    (answer,) = await grade("def grade(s, i): return 1.0")
+    assert (answer.status, answer.permanent) == (reward_pb2.REWARD_STATUS_ERROR, False)
+    assert "no process could be started" in answer.reason
 
 
 async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkeypatch):
@@ -177,7 +275,9 @@ async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkey
     with pytest.raises(ScorerError, match="seccomp"):
         await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
     grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=True)
-    assert await grader.grade([("", "stop", "{}")], 60.0) == [{"grader": [1.0, {}]}]
+    results = []
+    await grader.grade([("", "stop", "{}")], 60.0, results.append)
+    assert results == [{"grader": [1.0, {}]}]
     await grader.stop()
 
 
@@ -188,7 +288,7 @@ async def test_the_filter_alone_keeps_the_network_away(grade, monkeypatch):
     monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {no_namespace}{run}")
     (answer,) = await grade(RAW_SOCKET)
     assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
-    for deed in ("fork", "kill the service", "read the service", "read a file"):
+    for deed in ("fork", "kill the service", "read the service", "read a file", "change the folder", "follow a link", "signal by a pipe"):
         (answer,) = await grade(REFUSED[deed])
         assert answer.status == INVALID
 
@@ -206,7 +306,7 @@ from gradbus_reward.sandbox.process import GraderProcess
 async def main():
     grader = await GraderProcess.start({"grader": "def grade(s, i):\\n    while True: pass"}, allow_network=False)
     print("pid", grader.pid, flush=True)
-    await grader.grade([("", "stop", "{}")], 600.0)
+    await grader.grade([("", "stop", "{}")], 600.0, print)
 asyncio.run(main())
 """
 
@@ -222,5 +322,5 @@ async def test_children_die_with_their_parent():
 
 def test_every_refused_call_has_numbers_of_its_own():
     for column in (0, 1):
-        numbers = [pair[column] for pair in confinement._REFUSED.values() if pair[column] is not None]
+        numbers = [pair[column] for pair in seccomp._REFUSED.values() if pair[column] is not None]
         assert len(numbers) == len(set(numbers))

@@ -9,8 +9,10 @@ that depends on its index in the product; heads are then padded with zeros.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -33,14 +35,18 @@ _LONGEST_PAGE: Final = 256
 _PAGE_LENGTHS: Final = (32, 64, 128, 256)
 
 
-@cache
 def pages(length: int) -> Sequence[tuple[int, int]]:
     """(start, end) of the pages that hold positions 0..length-1; they are 32, 32, 64, 128 and then 256 positions long."""
-    spans: list[tuple[int, int]] = []
-    while not spans or spans[-1][1] < length:
-        start = spans[-1][1] if spans else 0
-        spans.append((start, next((end for end in _PAGE_ENDS if end > start), start + _LONGEST_PAGE)))
-    return tuple(spans)
+    if length <= _PAGE_ENDS[-1]:
+        return _pages(1 + bisect_left(_PAGE_ENDS, length))
+    return _pages(len(_PAGE_ENDS) + -(-(length - _PAGE_ENDS[-1]) // _LONGEST_PAGE))
+
+
+@lru_cache(maxsize=16)  # a decode asks for the same number many times, and all numbers of a long context would take gigabytes
+def _pages(count: int) -> Sequence[tuple[int, int]]:
+    last = _PAGE_ENDS[-1]
+    ends = *_PAGE_ENDS, *(last + _LONGEST_PAGE * (more + 1) for more in range(count - len(_PAGE_ENDS)))
+    return tuple(pairwise((0, *ends[:count])))
 
 
 def invariant_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -123,12 +129,15 @@ def padded_queries(count: int, size: int, lengths: tuple[int, ...], dtype: torch
     return -(-count // width) * width
 
 
-@cache
 def query_width(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
     """The least number of queries in a product, from `count` on, that gives the definition's bits."""
-    threads = torch.get_num_threads()
+    return _query_width(count, size, frozenset(lengths), dtype, torch.get_num_threads())
+
+
+@cache
+def _query_width(count: int, size: int, lengths: frozenset[int], dtype: torch.dtype, threads: int) -> int:
     wider = (1 << power for power in range(count.bit_length(), _BLOCK.bit_length()))
-    shapes = [_PageShape(_head_size(size, dtype, threads), length, dtype, threads) for length in set(lengths)]
+    shapes = [_PageShape(_head_size(size, dtype, threads), length, dtype, threads) for length in lengths]
     return next(width for width in (count, *wider, _BLOCK) if all(_agrees(width, shape) for shape in shapes))
 
 

@@ -17,6 +17,7 @@ from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.evaluation.results import EvaluationResult, decode_result, encode_result, next_due, summarise
 from gradbus_conductor.groups.dataset import Dataset
+from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
 from gradbus_conductor.groups.task_kinds import EvaluationTasks
 
@@ -33,6 +34,7 @@ class EvaluationConfig:
     dataset: Dataset | None
     runs_bucket: Bucket
     events: EventLog
+    first_answers: FirstAnswers
 
 
 class Evaluator:
@@ -61,6 +63,11 @@ class Evaluator:
     def scoring_failure(self, seconds: float) -> str:
         """Why scoring fails, if it does for a row older than `seconds`; else empty."""
         return self._active[1].scoring_failure(seconds) if self._active else ""
+
+    @property
+    def scoring_fault(self) -> str:
+        """Why the run must end: a row can never be scored. Empty while there is hope."""
+        return self._active[1].scoring_fault if self._active else ""
 
     def due(self) -> int | None:
         """The next version to be evaluated; None once all are."""
@@ -105,7 +112,9 @@ class Evaluator:
         # One version ahead: its tasks then stand in the queue before the training tasks of the same version.
         if self._config.dataset is None or version is None or version > head + 1:
             return
-        config = PipelineConfig(self._config.record, self._config.dataset.items, lambda index: index, EvaluationTasks(version))
+        config = PipelineConfig(
+            self._config.record, self._config.dataset.items, lambda index: index, EvaluationTasks(version), self._config.first_answers
+        )
         self._active = version, GroupPipeline(self._clients, config, self._queue, self._wake)
         await self._active[1].dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), len(workers))
 

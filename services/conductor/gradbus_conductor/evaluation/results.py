@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gradbus.experience.components import add_components
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
@@ -47,8 +48,10 @@ def next_due(spec: RunSpec, after: int) -> int | None:
 def summarise(version: int, entries: Iterable[LogEntry], metric: str) -> EvaluationResult:
     """Means over the rows that the scorer could judge."""
     rewards = [reward for entry in entries for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
-    names = sorted({name for reward in rewards for name in reward.components})
-    components = {name: _mean([reward.components[name] for reward in rewards if name in reward.components]) for name in names}
+    gathered: dict[str, list[float]] = {}
+    for reward in rewards:
+        add_components(gathered, reward.components, always=metric)
+    components = {name: _mean(values) for name, values in sorted(gathered.items())}
     mean = _mean([reward.reward for reward in rewards]) if rewards else None
     return EvaluationResult(version, len(rewards), mean, components, components.get(metric, mean))
 

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
 from gradbus.formats.jsonl import iterate, prompts_object
 from gradbus.objects import ObjectStore
@@ -58,7 +59,7 @@ class RunData:
     order: DataOrder
 
 
-async def load_run_data(objects: ObjectStore, record: RunRecord) -> RunData:
+async def load_run_data(objects: ObjectStore, condemned: CondemnedBlobs, record: RunRecord) -> RunData:
     """Reads the datasets and stores their prompts. May be repeated: all names are digests.
 
     Raises DatasetError, ObjectMissingError.
@@ -66,6 +67,8 @@ async def load_run_data(objects: ObjectStore, record: RunRecord) -> RunData:
     spec = record.spec
     train = await _dataset(objects, spec.data.train, spec.data.prompt)
     evaluation = await _dataset(objects, spec.data.eval, spec.data.prompt, spec.evaluation.samples) if spec.data.eval else None
+    if await condemned.keep([train.prompts, *([evaluation.prompts] if evaluation else [])]):
+        return await load_run_data(objects, condemned, record)  # prompts of an earlier run that were deleted meanwhile are stored again
     return RunData(train, evaluation, DataOrder(spec.data.train, len(train.items), spec.seed))
 
 

@@ -5,9 +5,12 @@ A failed call never becomes a reward of 0: the unanswered samples stay in the gr
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from gradbus.algorithms import algorithm_of, group_advantages, needs_reference_service
@@ -20,12 +23,16 @@ from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, Sample
 from gradbus_conductor.clients import Clients
+from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
 _log = get_logger(__name__)
 _FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
 _EXTRA_SECONDS = 5.0  # the reward service's own deadline comes first, so that its answer names the sample that hung
 _REFERENCE_SECONDS = 120.0
+_MAX_PERMANENT_FAILURES = 6
+"""Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
+_REMEMBERED_CALLS = 32
 
 
 @dataclass(slots=True)
@@ -37,7 +44,12 @@ class PendingGroup:
     """The dataset row as JSON."""
     answers: dict[str, SampleReward] = field(default_factory=dict)
     """Final answers of the scorer, by sample id."""
+    permanent_failures: dict[str, set[int]] = field(default_factory=dict)
+    """The attempts that failed for good, by sample id; "" for those of the whole group."""
     attempts: int = 0
+    """Calls that ended without a judgement."""
+    calls: int = 0
+    """Calls in flight."""
     entry: LogEntry | None = None
     """Set once the verdict is known."""
 
@@ -50,6 +62,10 @@ class PendingGroup:
         """Samples that the scorer has not judged."""
         return [sample for sample in self.group.samples if sample.sample_id not in self.answers]
 
+    def characters(self) -> int:
+        """Size of the samples in a call of the scorer."""
+        return sum(len(self.item) + len(self.group.prompt_text) + len(sample.text) for sample in self.group.samples)
+
 
 @dataclass(slots=True)
 class ScoringState:
@@ -59,18 +75,30 @@ class ScoringState:
     """Indexes of groups submitted and neither judged nor forgotten."""
     failing: dict[int, str] = field(default_factory=dict)
     """Index to why the last attempt failed."""
+    fault: str = ""
+    """Why the run must end: a sample fails again and again, and would go on to. Empty while there is hope."""
+    call_seconds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_CALLS))
+    """Samples and seconds of the last calls of the scorer that returned a result."""
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time with at least one call in flight."""
     scored: BusyTimer = field(default_factory=BusyTimer)
     """Seconds with a reward call in flight; part of `busy`."""
     referenced: BusyTimer = field(default_factory=BusyTimer)
     """Seconds with a reference call in flight; part of `busy`."""
+    first_answers: FirstAnswers = field(default_factory=FirstAnswers)
 
     def fail(self, groups: Iterable[PendingGroup], reason: str) -> list[int]:
         """Notes why scoring failed for the groups that are still wanted; returns their indexes."""
         indexes = [pending.index for pending in groups if pending.index in self.wanted]
         self.failing.update(dict.fromkeys(indexes, reason))
         return indexes
+
+    def fail_permanently(self, pending: PendingGroup, reason: str, sample_id: str = "") -> None:
+        """Counts a failure that would happen again: once an attempt, however many calls of the attempt fail."""
+        attempts = pending.permanent_failures.setdefault(sample_id, set())
+        attempts.add(pending.attempts)
+        if pending.index in self.wanted and len(attempts) >= _MAX_PERMANENT_FAILURES:
+            self.fault = f"group {pending.index} could not be scored in {_MAX_PERMANENT_FAILURES} attempts: {reason}"
 
 
 class GroupJudge:
@@ -84,15 +112,22 @@ class GroupJudge:
         self._needs_reference = needs_reference_service(spec)
         self._traces = traces
         self._state = state
+        service = spec.reward.service
+        self._scorer_name = f"the scorer at {service}" if service else f"the reward service at {clients.addresses.reward}"
 
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
-        """The complete entries, by index. The failures of the other groups are noted in the state."""
+        """The complete entries, by index. The failures of the other groups are noted in the state.
+
+        A group may be in several calls. The call that brings its last answer makes its entry and asks the reference.
+        """
+        scored = [pending for pending in batch if pending.entry is not None]
         await self._score([pending for pending in batch if pending.entry is None])
         for pending in batch:
             if pending.entry is None and not pending.unanswered():
                 pending.entry = self._entry(pending)
-        await self._add_reference([pending for pending in batch if pending.entry is not None])
-        return self.complete(batch)
+                scored.append(pending)
+        await self._add_reference(scored)
+        return self.complete(scored)
 
     def complete(self, batch: Iterable[PendingGroup]) -> dict[int, LogEntry]:
         """The entries of `batch` that lack nothing, by index."""
@@ -108,12 +143,17 @@ class GroupJudge:
                 reward_json=self._spec.reward.model_dump_json(),
                 samples=[_score_sample(pending, sample, call.spans.get(pending.index, "")) for pending, sample in samples],
             )
+            began = time.monotonic()
             try:
-                response = await self._clients.reward.Score(request, timeout=self._spec.reward.timeout_seconds + _EXTRA_SECONDS)
+                with self._state.first_answers.call(self._scorer_name) as is_first:
+                    timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
+                    response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
             except AioRpcError as error:
                 _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 self._fail(batch, describe_rpc_error("the reward service", self._clients.addresses.reward, error), call)
                 return
+            if any(result.status in _FINAL_ANSWERS for result in response.results):
+                self._state.call_seconds.append((len(samples), time.monotonic() - began))
             self._take_answers(samples, {result.sample_id: result for result in response.results}, call)
 
     def _take_answers(self, samples: Sequence[tuple[PendingGroup, Sample]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:
@@ -121,11 +161,14 @@ class GroupJudge:
         for pending, sample in samples:
             result = results.get(sample.sample_id)
             if result is not None and result.status in _FINAL_ANSWERS:
-                pending.answers[sample.sample_id] = result
-            elif pending.index not in failed:
+                pending.answers.setdefault(sample.sample_id, result)  # another call may have brought one
+                continue
+            reason = f"the scorer on sample {sample.sample_id}: {result.reason if result is not None else 'no answer for the sample'}"
+            if result is not None and result.permanent:
+                self._state.fail_permanently(pending, reason, sample.sample_id)
+            if pending.index not in failed:
                 failed.add(pending.index)  # the first failure of a group is the cause, later ones may only follow from it
-                reason = result.reason if result is not None else "no answer for the sample"
-                self._fail([pending], f"the scorer on sample {sample.sample_id}: {reason}", call)
+                self._fail([pending], reason, call)
         for index, pending in {pending.index: pending for pending, _ in samples}.items():
             known = (pending.answers.get(sample.sample_id) for sample in pending.group.samples)
             call.answered(index, (answer for answer in known if answer is not None))
@@ -157,10 +200,17 @@ class GroupJudge:
         request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
             try:
-                response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS)
+                name = f"the reference service at {self._clients.addresses.reference}"
+                with self._state.first_answers.call(name) as is_first:
+                    response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS, wait_for_ready=is_first)
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-                self._fail(lacking, describe_rpc_error("the reference service", self._clients.addresses.reference, error), call)
+                reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
+                self._fail(lacking, reason, call)
+                if error.code() is StatusCode.FAILED_PRECONDITION:
+                    # It is there, and cannot compute with this model or these tokens.
+                    for pending in lacking:
+                        self._state.fail_permanently(pending, reason)
                 return
             self._take_logprobs(lacking, {result.sample_id: result.logprobs for result in response.results}, call)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradbus.bus import TaskQueue
 from gradbus.control.runs import RunRecord, WorkerPresence
@@ -18,6 +18,7 @@ from gradbus.telemetry import Metrics, get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.dispatch import Dispatcher
+from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.judging import oldest_sample_version
 from gradbus_conductor.groups.scoring import Scoring
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
@@ -36,6 +37,7 @@ class PipelineConfig:
     row: Callable[[int], int]
     """Index to row."""
     tasks: TaskSet = TRAINING
+    first_answers: FirstAnswers = field(default_factory=FirstAnswers)
 
 
 class GroupPipeline:
@@ -49,6 +51,7 @@ class GroupPipeline:
         self.traces = GroupTraces(run_id, clients.trace_groups, config.tasks)
         self._dispatcher = Dispatcher(queue, run_id, self.traces, config.tasks)
         self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged)
+        self._scoring.state.first_answers = config.first_answers
         self._reported: set[int] = set()
         self._fetched: dict[int, int] = {}
         self.judged: dict[int, LogEntry] = {}
@@ -58,8 +61,13 @@ class GroupPipeline:
 
     @property
     def scoring_seconds(self) -> float:
-        """Time in which at least one scoring call was in flight."""
-        return self._scoring.state.busy.total()
+        """Time in which at least one call of the scorer was in flight."""
+        return self._scoring.state.scored.total()
+
+    @property
+    def reference_seconds(self) -> float:
+        """Time in which at least one call of the reference was in flight."""
+        return self._scoring.state.referenced.total()
 
     def export_metrics(self, metrics: Metrics, outstanding: Callable[[], Sized]) -> None:
         """Exports how many groups wait, by stage, and the time spent scoring. The values are computed when they are read."""
@@ -113,6 +121,11 @@ class GroupPipeline:
         """Why scoring fails, if it does for a group older than `seconds`; else empty."""
         reasons = self._scoring.state.failing
         return next(iter(reasons.values()), "") if self.older_than(seconds, reasons) else ""
+
+    @property
+    def scoring_fault(self) -> str:
+        """Why the run must end: a sample can never be scored. Empty while there is hope."""
+        return self._scoring.state.fault
 
     def reset_age(self, indexes: Iterable[int]) -> None:
         """Starts the age of these groups anew, because the run is paused."""

@@ -1,13 +1,16 @@
 """Scoring in the background: batches of groups, several calls at a time, and retries until every group is judged.
 
-Meanwhile the run's status names the failure.
+A call that is late is repeated in halves beside it, and the first answer counts: a scorer that hangs now and then delays a group by
+little, and a sample on which it always hangs is soon alone in its call. Meanwhile the run's status names the failure.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from itertools import islice
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from statistics import median
 
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.spec import RunSpec
@@ -20,7 +23,25 @@ from gradbus_conductor.groups.traces import GroupTraces
 _log = get_logger(__name__)
 _MAX_CALLS = 16
 _MAX_GROUPS_PER_CALL = 128
+_MAX_CHARACTERS_PER_CALL = 8 << 20
+"""Every sample brings its row, which may have a megabyte. Beyond it a call has one group."""
 _BACKOFF_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
+_LATE_FACTOR = 4.0
+"""A call is late after so many times the usual duration."""
+_MIN_LATE_SECONDS = 0.2
+_FIRST_LATE_SECONDS = 1.0
+"""Before any call was answered."""
+_MAX_REPEATS = 8.0
+_REPEATS_PER_ANSWER = 0.5
+"""A scorer that becomes slow as a whole gets little more to do: every answer allows half a repeated call, up to `_MAX_REPEATS`."""
+
+
+@dataclass(slots=True)
+class _Call:
+    batch: list[PendingGroup]
+    is_repeat: bool
+    timer: asyncio.TimerHandle | None = None
+    """Fires when the call is late."""
 
 
 class Scoring:
@@ -29,8 +50,11 @@ class Scoring:
     def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, done: Callable[[LogEntry], None]) -> None:
         self._run_id = run_id
         self._done = done
+        self._timeout = spec.reward.timeout_seconds
+        # A grader's processes are the run's own: what hangs there is found and ended by the reward service.
+        self._repeats = self._max_repeats = _MAX_REPEATS if spec.reward.service is not None else 0.0
         self._waiting: dict[int, PendingGroup] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], _Call] = {}
         self._batch_size = _MAX_GROUPS_PER_CALL
         self.state = ScoringState()
         self._judge = GroupJudge(clients, run_id, spec, traces, self.state)
@@ -48,6 +72,9 @@ class Scoring:
             self.state.wanted.discard(index)
             self._waiting.pop(index, None)
             self.state.failing.pop(index, None)
+        for task, call in self._calls.items():
+            if task is not asyncio.current_task() and not any(pending.index in self.state.wanted for pending in call.batch):
+                task.cancel()
 
     async def close(self) -> None:
         """Cancels the calls in flight; their groups are still in the buffer."""
@@ -58,13 +85,38 @@ class Scoring:
     def _start_calls(self) -> None:
         # Every waiting group goes into one call, up to a bound; a slow scorer gets several calls side by side.
         while self._waiting and len(self._calls) < _MAX_CALLS:
-            batch = [self._waiting.pop(index) for index in list(islice(self._waiting, self._batch_size))]
-            call = asyncio.create_task(self._process(batch), name="score")
-            self._calls.add(call)
-            call.add_done_callback(self._on_call_done)
+            # Groups that failed before have calls of their own: the scorer may hang on one of them again.
+            retried = next(iter(self._waiting.values())).attempts > 0
+            alike = (pending for pending in self._waiting.values() if (pending.attempts > 0) == retried)
+            batch = _fitting(list(islice(alike, self._batch_size)))
+            for pending in batch:
+                del self._waiting[pending.index]
+            self._start(batch)
 
-    def _on_call_done(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
+    def _start(self, batch: list[PendingGroup], *, is_repeat: bool = False) -> None:
+        for pending in batch:
+            pending.calls += 1
+        task = asyncio.create_task(self._process(batch), name="score")
+        call = self._calls[task] = _Call(batch, is_repeat)
+        task.add_done_callback(self._on_call_done)
+        late = _late_after(self.state.call_seconds, sum(len(pending.unanswered()) for pending in batch))
+        if self._max_repeats and late < self._timeout:
+            call.timer = asyncio.get_running_loop().call_later(late, self._repeat, call)
+
+    def _repeat(self, late: _Call) -> None:
+        """Asks again about the groups of a late call, in two calls. The late call may still be the first to answer."""
+        groups = [pending for pending in late.batch if pending.index in self.state.wanted and pending.entry is None]
+        if late.is_repeat and len(groups) == 1:
+            return
+        half = -(-len(groups) // 2)
+        for part in (groups[:half], groups[half:]):
+            if part and len(self._calls) < _MAX_CALLS and self._repeats >= 1.0:
+                self._repeats -= 1.0
+                self._start(part, is_repeat=True)
+
+    def _on_call_done(self, task: asyncio.Task[None]) -> None:
+        if (timer := self._calls.pop(task).timer) is not None:
+            timer.cancel()
         self._start_calls()
 
     async def _process(self, batch: list[PendingGroup]) -> None:
@@ -73,8 +125,16 @@ class Scoring:
                 judged = await self._judge.judge(batch)
         except Exception as error:  # noqa: BLE001 - the boundary of one call: logged whole, its groups are submitted again
             _log.exception("scoring_failed", run_id=self._run_id, groups=len(batch))
-            self.state.fail(batch, f"a fault in scoring: {type(error).__name__}: {error}; see the conductor's log")
+            reason = f"a fault in scoring: {type(error).__name__}: {error}; see the conductor's log"
+            self.state.fail(batch, reason)
+            for pending in batch:
+                self.state.fail_permanently(pending, reason)
             judged = self._judge.complete(batch)
+        finally:
+            for pending in batch:
+                pending.calls -= 1
+        if judged:
+            self._repeats = min(self._max_repeats, self._repeats + _REPEATS_PER_ANSWER)
         self._batch_size = _next_batch_size(self._batch_size, len(batch), any_judged=bool(judged))
         for pending in batch:
             if pending.index not in self.state.wanted:
@@ -82,11 +142,13 @@ class Scoring:
             if (entry := judged.get(pending.index)) is not None:
                 self.forget([pending.index])
                 self._done(entry)
-            else:
+            elif pending.calls == 0:
                 self._retry_later(pending)
 
     def _retry_later(self, pending: PendingGroup) -> None:
-        delay = _BACKOFF_SECONDS[min(pending.attempts, len(_BACKOFF_SECONDS) - 1)]
+        # Permanent failures count from their first one: the run is to end soon, even if its scorer was away before.
+        failures = max(map(len, pending.permanent_failures.values()), default=0)
+        delay = _BACKOFF_SECONDS[min(failures - 1 if failures else pending.attempts, len(_BACKOFF_SECONDS) - 1)]
         pending.attempts += 1
 
         def retry() -> None:
@@ -95,6 +157,20 @@ class Scoring:
                 self._start_calls()
 
         asyncio.get_running_loop().call_later(delay, retry)
+
+
+def _fitting(groups: list[PendingGroup]) -> list[PendingGroup]:
+    """The first of `groups` that fit into one call, at least one."""
+    totals = accumulate(pending.characters() for pending in groups)
+    return groups[: max(1, sum(total <= _MAX_CHARACTERS_PER_CALL for total in totals))]
+
+
+def _late_after(answered: Iterable[tuple[int, float]], samples: int) -> float:
+    """Seconds after which a call with so many samples is late, from the (samples, seconds) of answered calls."""
+    sizes, seconds = [size for size, _ in answered], [duration for _, duration in answered]
+    if not seconds:
+        return _FIRST_LATE_SECONDS
+    return max(_MIN_LATE_SECONDS, _LATE_FACTOR * median(seconds) * max(1.0, samples / median(sizes)))
 
 
 def _next_batch_size(size: int, groups: int, *, any_judged: bool) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradbus.bus import Bucket, Lease, View
+from gradbus.bus import Bucket, Lease
 from gradbus.control.runs import DesiredState, RunRecord, RunState
 from gradbus.errors import FencedError
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.run.runs_bucket import desired_state
 from gradbus_conductor.run.status import RunStatusWriter
+from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
 
 
@@ -28,8 +28,8 @@ class RunContext:
     clients: Clients
     record: RunRecord
     runs_bucket: Bucket
-    runs: View
-    """All runs: the bucket's content, as last seen."""
+    runs: RunIndex
+    """All runs, as last seen."""
     pool: WorkerPool
     lease: Lease
     status: RunStatusWriter
@@ -42,7 +42,7 @@ class RunContext:
     @property
     def desired(self) -> DesiredState:
         """The state that the user requests."""
-        return desired_state(self.runs, self.run_id)
+        return self.runs.desired(self.run_id)
 
     def check_lease(self) -> None:
         """Raises FencedError once the lease is lost."""

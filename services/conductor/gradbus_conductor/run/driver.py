@@ -7,7 +7,9 @@ import contextlib
 
 from grpc.aio import AioRpcError
 
-from gradbus.bus import Bucket, EventLog, Lease, TaskQueue, View
+from gradbus.bus import Bucket, Buckets, EventLog, Lease, TaskQueue
+from gradbus.control.condemned import CondemnedBlobs
+from gradbus.control.failures import described
 from gradbus.control.runs import FINAL_STATES, RunRecord, RunState
 from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.experience import ExperienceLog, GroupStore
@@ -21,6 +23,7 @@ from gradbus_conductor.run.context import RunContext
 from gradbus_conductor.run.loop import RunLoop
 from gradbus_conductor.run.status import RunStatusWriter
 from gradbus_conductor.run.trainers import TrainerQueue
+from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
 
 _log = get_logger(__name__)
@@ -32,7 +35,7 @@ _LAST_TERM = 2**53 - 1
 class Driver:
     """Drives one run under one lease. At whatever point it dies, its successor continues from what is stored."""
 
-    def __init__(self, clients: Clients, record: RunRecord, runs_bucket: Bucket, runs: View, pool: WorkerPool) -> None:
+    def __init__(self, clients: Clients, record: RunRecord, runs_bucket: Bucket, runs: RunIndex, pool: WorkerPool) -> None:
         self._clients = clients
         self._record = record
         self._runs_bucket = runs_bucket
@@ -58,10 +61,17 @@ class Driver:
                     await self._status.transition(status.state, status.reason, f"{self._describe(error)}; the conductor tries again")
             raise
 
+    async def fail(self, cause: str) -> None:
+        """Ends a run whose driver fails again and again."""
+        status = await self._status.recover()
+        reason = f"the conductor cannot drive the run: {cause}; correct what it names, or look into the conductor's log"
+        if status.state not in FINAL_STATES:
+            await (self._end(status.ending, status.reason) if status.ending else self._end("failed", reason))
+
     def _describe(self, error: Exception) -> str:
         if isinstance(error, AioRpcError):  # a failed call to any other service interrupts no run
             return describe_rpc_error("the weight store", self._clients.addresses.weight_store, error)
-        return f"{type(error).__name__}: {error}"
+        return described(error)
 
     async def _drive(self, context: RunContext) -> None:
         status = await self._status.recover()
@@ -80,7 +90,8 @@ class Driver:
     async def _run_with_trainer(self, context: RunContext) -> bool:
         """Drives the run to its end; False if it yields its trainer to another run."""
         try:
-            data = await load_run_data(self._clients.objects, self._record)
+            condemned = CondemnedBlobs(await self._clients.bus.bucket(Buckets.CONDEMNED))
+            data = await load_run_data(self._clients.objects, condemned, self._record)
         except (DatasetError, ObjectMissingError) as error:
             await self._end("failed", str(error))
             return True

@@ -10,16 +10,20 @@ from gradbus_conductor.run.context import Ending
 
 _NO_SIGNAL_STEPS = 8
 _NO_SIGNAL_GROUPS = 1024
+_MIN_UNJUDGED_GROUPS = 64
 _DEADLINE_ADVICE = "raise schedule.group_deadline_seconds, or find out why rollouts or the scorer take so long"
 _REWARD_ADVICE = "check the scorer, or choose rows that the policy solves sometimes"
 
 
 class LearningSignal:
-    """Counts filtered groups in a row. In `fixed_lag` a filtered group fills its slot; a `free` run would sample without end."""
+    """Counts groups in a row that teach nothing. In `fixed_lag` a filtered group fills its slot; a `free` run would sample without end."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._size = spec.schedule.groups_per_step
         self._max_filtered = max(_NO_SIGNAL_GROUPS, _NO_SIGNAL_STEPS * self._size) if spec.schedule.mode == "free" else 0
+        self._first_groups = max(_MIN_UNJUDGED_GROUPS, _NO_SIGNAL_STEPS * self._size)
+        self._unjudged: set[int] = set()
+        """Of the first groups, those without a sample that was scored. By index: the order of the log is not the same in every run."""
         self._filtered = 0
         self._late = 0
         self._reason = ""
@@ -27,6 +31,7 @@ class LearningSignal:
     def clear(self) -> None:
         """Starts anew, before the log is read again."""
         self._filtered = self._late = 0
+        self._unjudged.clear()
 
     def add(self, entry: LogEntry) -> None:
         """Counts one entry of the log."""
@@ -35,6 +40,8 @@ class LearningSignal:
             self._filtered = 0
         elif entry.verdict == VERDICT_FILTERED:
             self._filtered += 1
+            if entry.index < self._first_groups and not any(reward.status == REWARD_STATUS_OK for reward in entry.rewards):
+                self._unjudged.add(entry.index)
             self._reason = _scorer_error(entry) or entry.reason
 
     @property
@@ -48,8 +55,8 @@ class LearningSignal:
 
     @property
     def no_signal(self) -> bool:
-        """Whether a `free` run should fail, because it fills its log and never completes a step."""
-        return bool(self._max_filtered) and self._filtered >= self._max_filtered
+        """Whether the run should fail: no sample can be scored, or a `free` run fills its log and never completes a step."""
+        return len(self._unjudged) == self._first_groups or (bool(self._max_filtered) and self._filtered >= self._max_filtered)
 
 
 async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:

@@ -20,6 +20,7 @@ from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 from gradbus.v1.weights_pb2 import TrainerProgress
 from gradbus_conductor.evaluation.evaluator import EvaluationConfig, Evaluator
 from gradbus_conductor.groups.dataset import RunData
+from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
 from gradbus_conductor.groups.schedule import schedule_for
 from gradbus_conductor.run.admission import GroupAdmission
@@ -27,6 +28,7 @@ from gradbus_conductor.run.checkpoints import CheckpointArchiver
 from gradbus_conductor.run.context import Ending, RunContext
 from gradbus_conductor.run.heads import Heads
 from gradbus_conductor.run.learning_signal import LearningSignal
+from gradbus_conductor.run.preparation import PreparationWatch
 from gradbus_conductor.run.recovery import recover_schedule
 from gradbus_conductor.run.stall import Blockers, StallDetector
 from gradbus_conductor.run.status import RunSnapshot
@@ -35,6 +37,8 @@ from gradbus_conductor.run.trainers import TrainerWatch
 _TICK_SECONDS = 0.5
 _SCORING_GRACE_SECONDS = 3.0
 """Age of a group from which a failing scorer shows in the status."""
+_FIRST_CALL_SECONDS = 1.0
+"""Duration of a first call from which the status names the service."""
 
 
 class RunLoop:
@@ -50,13 +54,16 @@ class RunLoop:
         self._heads = Heads(record.run_id, self._wake)
         self._schedule = schedule_for(record.spec)
         self._learning_signal = LearningSignal(record.spec)
-        self._pipeline = GroupPipeline(clients, PipelineConfig(record, data.train.items, data.order.row), self._queue, self._wake)
+        self._first_answers = FirstAnswers()
+        work = PipelineConfig(record, data.train.items, data.order.row, first_answers=self._first_answers)
+        self._pipeline = GroupPipeline(clients, work, self._queue, self._wake)
         self._pipeline.export_metrics(status.metrics, self._schedule.outstanding)
-        evaluation = EvaluationConfig(record, data.evaluation, context.runs_bucket, status.events)
+        evaluation = EvaluationConfig(record, data.evaluation, context.runs_bucket, status.events, self._first_answers)
         self._evaluator = Evaluator(clients, evaluation, self._queue, self._wake)
         self._admission = GroupAdmission(context, self._log, self._schedule, self._pipeline, self._learning_signal)
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
         self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
+        self._preparation = PreparationWatch(record.run_id, context.pool.present)
         self._stall = StallDetector()
         self._is_registered = False
         """Whether outstanding groups were registered; only groups that are new since then are dispatched without a search."""
@@ -93,9 +100,7 @@ class RunLoop:
         desired = self._context.desired
         if desired == "cancelled":
             return Ending("cancelled")
-        if self._learning_signal.no_signal:
-            return Ending("failed", self._learning_signal.warning)
-        if fault := self._context.pool.run_fault(self._context.run_id):
+        if fault := self._fault():
             return Ending("failed", fault)
         if self._missing_report is not None:
             await self._recover()
@@ -111,6 +116,13 @@ class RunLoop:
         if self._trainer_watch.should_yield(self._heads.version, paused=desired == "paused"):
             return Ending("paused")
         return await self._checkpoints.ending() if self._is_complete() else None
+
+    def _fault(self) -> str:
+        """Why the run cannot succeed; empty as long as it can."""
+        if self._learning_signal.no_signal:
+            return self._learning_signal.warning
+        scoring = self._pipeline.scoring_fault or self._evaluator.scoring_fault
+        return scoring or self._context.pool.run_fault(self._context.run_id) or self._preparation.fault()
 
     async def _recover(self) -> None:
         """Rebuilds the schedule from the log, and from the progress of the newest checkpoint or of a trainer that misses groups."""
@@ -143,12 +155,12 @@ class RunLoop:
         return {item.index: item.version for item in self._schedule.dispatchable(self._heads.version)}
 
     async def _repair(self, rollouts: Sequence[WorkerPresence]) -> None:
-        """At most once a tick: takes free workers, replaces a lost trainer, dispatches overdue groups (again, or for the first time)."""
+        """At most once a tick: takes its share of the rollouts, replaces a lost trainer, dispatches overdue groups."""
         now = asyncio.get_running_loop().time()
         if now < self._repair_at:
             return
         self._repair_at = now + _TICK_SECONDS
-        await self._context.pool.claim(self._context.run_id, "rollout")
+        await self._context.pool.share_rollouts(self._context.run_id)
         await self._trainer_watch.replace_lost()
         await self._pipeline.dispatch_missing(self._schedule.outstanding(), rollouts)
 
@@ -160,6 +172,7 @@ class RunLoop:
             accuracy=self._evaluator.newest.accuracy if self._evaluator.newest else None,
             warning=self._learning_signal.warning,
             scoring_seconds=self._pipeline.scoring_seconds,
+            reference_seconds=self._pipeline.reference_seconds,
             response_tokens=self._pipeline.response_tokens,
             trainers=self._context.pool.serving(self._context.run_id, "trainer"),
             rollouts=rollouts,
@@ -169,6 +182,8 @@ class RunLoop:
             state, waiting_for = "paused", ""
         elif scoring_failure:
             state, waiting_for = "waiting_for_reward", scoring_failure
+        elif self._heads.version <= 0 and (first_call := self._first_answers.waiting_for(_FIRST_CALL_SECONDS)):
+            state, waiting_for = "starting", first_call
         else:
             evaluating = self._heads.version >= self._steps
             state = "starting" if self._heads.version < 0 else "evaluating" if evaluating else "running"

@@ -31,7 +31,9 @@ class RunSnapshot:
     warning: str = ""
     """What the user should know while the run goes on."""
     scoring_seconds: float = 0.0
-    """Time with a scoring call in flight, since the loop began."""
+    """Time with a call of the scorer in flight, since the loop began."""
+    reference_seconds: float = 0.0
+    """Time with a call of the reference in flight, since the loop began."""
     response_tokens: int = 0
     """Response tokens fetched since the loop began."""
     trainers: Sequence[WorkerPresence] = ()
@@ -45,8 +47,8 @@ class RunStatusWriter:
         self._stored = OwnedKey(runs_bucket, f"{run_id}.status")
         self._rewards: deque[float] = deque(maxlen=groups_per_step)
         self._written_at = 0.0
-        self._last_rates: tuple[float, float, int] = (0.0, 0.0, 0)
-        """Time, scoring seconds and response tokens when rates were last computed."""
+        self._last_rates: tuple[float, RunSnapshot] | None = None
+        """When rates were last computed, and from which snapshot."""
         self._last_progress: tuple[RunState, int, float] = ("queued", -1, time.monotonic())
         """State and step as last exported, and since when."""
         self._status = RunStatus(state="queued")
@@ -102,6 +104,14 @@ class RunStatusWriter:
 
         Raises FencedError if another conductor wrote since: a process that froze must not overwrite its successor's status.
         """
+        value = self.change(state, reason, waiting_for, ending)
+        if state in FINAL_STATES:
+            # The last event is stored before the final status: a client that waits for the end then finds all events.
+            await self.events.flush()
+        await self._stored.write(value)
+
+    def change(self, state: RunState, reason: str = "", waiting_for: str = "", ending: RunState | None = None) -> bytes:
+        """The new value of the status, which is to be written after the event that this queues."""
         changed = state != self._status.state
         self._export(state, self._status.progress)
         finished = time.time_ns() if state in FINAL_STATES else 0
@@ -120,10 +130,7 @@ class RunStatusWriter:
             # A conductor may die between the last event and the status: its successor emits the event again under the same key.
             key = f"state:{state}" if finished else ""
             self.events.emit("state", f"{state}: {text}" if text else state, {"state": state, "reason": text}, level, key)
-        if finished:
-            # The last event is stored before the final status: a client that waits for the end then finds all events.
-            await self.events.flush()
-        await self._stored.write(self._status.to_bytes())
+        return self._status.to_bytes()
 
     def _update_progress(self, progress: RunProgress, snapshot: RunSnapshot) -> None:
         progress.version = progress.step = max(0, snapshot.version)
@@ -139,11 +146,13 @@ class RunStatusWriter:
             progress.reward = sum(self._rewards) / len(self._rewards)
 
     def _update_rates(self, now: float, progress: RunProgress, snapshot: RunSnapshot) -> None:
-        at, scoring_seconds, tokens = self._last_rates
-        if at and now > at:
-            progress.tokens_per_second = (snapshot.response_tokens - tokens) / (now - at)
-            progress.shares["score"] = min(1.0, (snapshot.scoring_seconds - scoring_seconds) / (now - at))
-        self._last_rates = (now, snapshot.scoring_seconds, snapshot.response_tokens)
+        if self._last_rates and now > self._last_rates[0]:
+            at, last = self._last_rates
+            progress.tokens_per_second = (snapshot.response_tokens - last.response_tokens) / (now - at)
+            progress.shares["score"] = min(1.0, (snapshot.scoring_seconds - last.scoring_seconds) / (now - at))
+            if snapshot.reference_seconds:
+                progress.shares["reference"] = min(1.0, (snapshot.reference_seconds - last.reference_seconds) / (now - at))
+        self._last_rates = (now, snapshot)
 
     def _export(self, state: RunState, progress: RunProgress) -> None:
         if state != self._last_progress[0]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gradbus.bus import View
-from gradbus_conductor.run.runs_bucket import queued_runs, state_of
+from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
 
 _REPLACE_SECONDS = 10.0
@@ -17,7 +16,7 @@ _YIELD_SECONDS = 3.0
 class TrainerQueue:
     """A run's turn among the runs that wait for a trainer: the oldest comes first."""
 
-    def __init__(self, run_id: str, runs: View, pool: WorkerPool) -> None:
+    def __init__(self, run_id: str, runs: RunIndex, pool: WorkerPool) -> None:
         self._run_id = run_id
         self._runs = runs
         self._pool = pool
@@ -39,18 +38,18 @@ class TrainerQueue:
 
     def _older_run(self) -> str:
         """The oldest queued run if it is older than this one, else empty."""
-        oldest = next(queued_runs(self._runs), "")
+        oldest = next(self._runs.queued(), "")
         return oldest if oldest < self._run_id else ""
 
     def _state_text(self, run_id: str) -> str:
-        state = state_of(self._runs, run_id)
+        state = self._runs.state(run_id)
         return "which is paused: resume or cancel it" if state == "paused" else str(state or "starting").replace("_", " ")
 
 
 class TrainerWatch:
     """Watches the trainer of a run in progress."""
 
-    def __init__(self, run_id: str, runs: View, pool: WorkerPool) -> None:
+    def __init__(self, run_id: str, runs: RunIndex, pool: WorkerPool) -> None:
         self._run_id = run_id
         self._runs = runs
         self._pool = pool
@@ -73,5 +72,5 @@ class TrainerWatch:
         return now - self._progress_at > _YIELD_SECONDS and self._is_trainer_wanted()
 
     def _is_trainer_wanted(self) -> bool:
-        waiting = set(queued_runs(self._runs)) - {self._run_id}  # the view may still show this run as queued
-        return bool(waiting) and all(self._pool.run_of(trainer.worker) for trainer in self._pool.present("trainer"))
+        waits = any(name != self._run_id for name in self._runs.queued())  # the view may still show this run as queued
+        return waits and all(self._pool.run_of(trainer.worker) for trainer in self._pool.present("trainer"))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gradbus_gateway.http.problems import ProblemError, problem
 
-JSON_BYTES = 1 << 20
-FILES_PATH = "/v1/files"
-_MULTIPART_OVERHEAD = 1 << 16
+_JSON_BYTES: Final = 1 << 20
+_FILES_PATH: Final = "/v1/files"
+_API: Final = "/v1/"
+_SIGN_IN_BYTES: Final = 1 << 10
+"""Outside the API there is only the code of a sign-in link, read before the caller is known: the shorter, the earlier its deadline."""
+_MULTIPART_OVERHEAD: Final = 1 << 16
 
 
 class BodyLimit:
@@ -25,12 +30,17 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._file_bytes + _MULTIPART_OVERHEAD if scope["path"] == FILES_PATH else JSON_BYTES
+        limit = self._limit_of(scope["path"])
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > limit:
             await problem(Request(scope), _too_large(limit))(scope, receive, send)
             return
         await self._app(scope, _limited(receive, limit), send)
+
+    def _limit_of(self, path: str) -> int:
+        if path == _FILES_PATH:
+            return self._file_bytes + _MULTIPART_OVERHEAD
+        return _JSON_BYTES if path.startswith(_API) else _SIGN_IN_BYTES
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
@@ -48,4 +58,4 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 def _too_large(limit: int) -> ProblemError:
-    return ProblemError(413, "too-large", f"the body is larger than {limit} bytes; upload datasets and models with POST {FILES_PATH}")
+    return ProblemError(413, "too-large", f"the body is larger than {limit} bytes; upload datasets and models with POST {_FILES_PATH}")

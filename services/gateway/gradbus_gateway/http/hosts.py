@@ -1,4 +1,7 @@
-"""Checks the Host header, against DNS rebinding: another site whose name resolves to this gateway gets no response."""
+"""Checks the Host header, against DNS rebinding: another site whose name resolves to this gateway gets no response.
+
+A browser that opens a served name over HTTPS is told to use nothing else for it from then on (HSTS, RFC 6797).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_PROBES: Final = frozenset({"/healthz", "/readyz"})
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+_HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
 
 
 class HostCheck:
@@ -25,12 +29,25 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or responds with 421."""
-        if scope["type"] == "http" and scope["path"] not in _PROBES:
+        if scope["type"] == "http" and scope["path"] not in PROBES:
             headers = Headers(scope=scope)
-            if "authorization" not in headers and host_name(headers.get("host", "")) not in self._served:
+            host = host_name(headers.get("host", ""))
+            if "authorization" not in headers and host not in self._served:
                 await _refusal(headers.get("host", "")).__call__(scope, receive, send)
                 return
+            # Not for localhost, where it would hold for the servers on all other ports too.
+            if scope["scheme"] == "https" and host in self._served - LOOPBACK:
+                send = _with_hsts(send)
         await self._app(scope, receive, send)
+
+
+def _with_hsts(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), _HSTS]
+        await send(message)
+
+    return sent
 
 
 def host_name(host: str) -> str:

@@ -7,30 +7,48 @@ from dataclasses import asdict
 from http import HTTPStatus
 
 import grpc
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
+from pydantic import BaseModel, Field
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from gradbus.errors import Fault, GradbusError, SpecError, StorageError
+from gradbus.errors import Fault, GradbusError, ObjectMissingError, SpecError, StorageError
 from gradbus.telemetry import get_logger
+from gradbus_gateway.http.methods import allowed_methods
 
 _log = get_logger(__name__)
 _TYPE = "urn:gradbus:problem:"
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemDocument(BaseModel):
+    """The body of every error (RFC 9457)."""
+
+    type: str = Field(description="A stable name of the kind of problem: `urn:gradbus:problem:<kind>`.")
+    title: str
+    status: int
+    detail: str = Field(description="What is wrong, and what to do next.")
+    instance: str = Field(description="Path of the request.")
+    errors: list[dict[str, str]] | None = Field(None, description="One entry for each fault: its `path` and `message`, and more.")
 
 
 class ProblemError(GradbusError):
-    """An error with its HTTP status, a stable `kind`, and a `detail` that ends with what to do next."""
+    """An error with its HTTP status, a stable `kind`, and a `detail` that ends with what to do next. `retry_after` is in seconds."""
 
-    def __init__(self, status: int, kind: str, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
+    def __init__(
+        self, status: int, kind: str, detail: str, errors: Sequence[Mapping[str, str]] = (), retry_after: int | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.kind = kind
         self.detail = detail
         self.errors = errors
+        self.retry_after = retry_after
 
 
 def no_such_run(run_id: str) -> ProblemError:
@@ -49,24 +67,28 @@ def register(app: FastAPI) -> None:
     app.add_exception_handler(SpecError, _on_spec)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
-    for unreachable in (StorageError, NatsError, APIError, RedisError, TimeoutError, grpc.aio.AioRpcError):
+    # A blob that was deleted while it was read: the next attempt says which one.
+    for unreachable in (StorageError, ObjectMissingError, NatsError, APIError, RedisError, TimeoutError, grpc.aio.AioRpcError):
         app.add_exception_handler(unreachable, _on_unreachable)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_crash)
 
 
 def problem(request: Request, error: ProblemError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """`error` as a response."""
-    body = {
-        "type": _TYPE + error.kind,
-        "title": error.kind.replace("-", " ").capitalize(),
-        "status": error.status,
-        "detail": error.detail,
-        "instance": request.url.path,
-    }
-    if error.errors:
-        body["errors"] = list(error.errors)
-    challenge = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else {}
-    return JSONResponse(body, error.status, {**challenge, **(headers or {})}, media_type="application/problem+json")
+    body = ProblemDocument(
+        type=_TYPE + error.kind,
+        title=error.kind.replace("-", " ").capitalize(),
+        status=error.status,
+        detail=error.detail,
+        instance=request.url.path,
+        errors=[dict(entry) for entry in error.errors] or None,
+    )
+    own = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else {}
+    if error.retry_after is not None:
+        own["Retry-After"] = str(error.retry_after)
+    content = body.model_dump(exclude_none=True)
+    return JSONResponse(content, error.status, {**own, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 async def _on_problem(request: Request, error: Exception) -> JSONResponse:
@@ -97,14 +119,22 @@ async def _on_validation(request: Request, error: Exception) -> JSONResponse:
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101
     kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    advice = {404: "no such path; see /openapi.json", 405: f"{request.method} is not served here; see /openapi.json"}
-    return problem(request, ProblemError(error.status_code, kind, advice.get(error.status_code, str(error.detail))), error.headers)
+    headers = dict(error.headers or {})
+    advice = {404: "no such path; see /openapi.json"}
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = allowed_methods(request.scope)  # not only those of the first route that has the path
+        advice[405] = f"{request.method} is not served here, but {headers['Allow']}; see /openapi.json"
+    return problem(request, ProblemError(error.status_code, kind, advice.get(error.status_code, str(error.detail))), headers)
 
 
 async def _on_unreachable(request: Request, error: Exception) -> JSONResponse:
     _log.error("backend_unreachable", path=request.url.path, error=f"{type(error).__name__}: {error}")
     detail = "a service behind the gateway does not respond; try again, then see `gradbus status`"
-    return problem(request, ProblemError(503, "unavailable", detail), {"Retry-After": "1"})
+    return problem(request, ProblemError(503, "unavailable", detail, retry_after=1))
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
 
 
 async def _on_crash(request: Request, error: Exception) -> JSONResponse:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
@@ -13,6 +14,8 @@ from fastapi.routing import APIRoute
 
 from gradbus_gateway.http.problems import ProblemError
 
+_MOST_ERRORS: Final = 20
+"""A request may have thousands of parameters, and advice for each takes time."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -25,7 +28,8 @@ class StrictQueryRoute(APIRoute):
 
 
 async def _handle(handler: Handler, known: list[str], request: Request) -> Response:
-    errors = [{"path": f"query.{name}", "message": _advice(name, known)} for name in request.query_params if name not in known]
+    unknown = islice((name for name in request.query_params if name not in known), _MOST_ERRORS)
+    errors = [{"path": f"query.{name}", "message": _advice(name, known)} for name in unknown]
     if errors:
         raise ProblemError(422, "invalid-request", "parameters of the request are unknown; see `errors`", errors)
     return await handler(request)

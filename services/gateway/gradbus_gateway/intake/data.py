@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from gradbus.errors import DatasetError, Fault, ObjectMissingError
+from gradbus.errors import DatasetError, Fault
 from gradbus.formats.jsonl import DatasetInfo, inspect
 from gradbus.ids import is_digest
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec
+from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.settings import GatewaySettings
+
+_AT_A_TIME: Final = 2
+"""Datasets that are in memory at a time, however many are submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class StoredData:
     """Columns that every row of every dataset has."""
     chat: bool
     """Whether any prompt is a list of chat messages."""
+    longest_row: int
+    """Bytes of the longest row of any dataset."""
 
 
 class DataIntake:
@@ -35,52 +42,69 @@ class DataIntake:
         self._settings = settings
         self._checked = LruCache[tuple[str, str], DatasetInfo]()
         """By digest and prompt column."""
+        self._turns = CheckTurns(_AT_A_TIME)
 
-    async def store(self, data: DataSpec) -> tuple[StoredData | None, list[Fault]]:
-        """The stored datasets, or None and every fault."""
+    async def store(self, data: DataSpec, caller: str) -> tuple[StoredData | None, list[Fault]]:
+        """The stored datasets, or None and every fault. Raises the problem 503 if this gateway is too busy to tell."""
         faults: list[Fault] = []
         digests: dict[str, str] = {}
         infos: list[DatasetInfo] = []
         sources = {"train": data.train} | ({"eval": data.eval} if data.eval is not None else {})
         for field, source in sources.items():
-            if checked := await self._earlier_check(source, data.prompt):
-                infos.append(checked)
-                digests[field] = source
-                continue
-            content = await self._content(source)
-            if isinstance(content, bytes):
-                try:
-                    info = await asyncio.to_thread(inspect, content, data.prompt)
-                    infos.append(info)
-                    digests[field] = await self._objects.put_blob(content)
-                    self._checked.put((digests[field], data.prompt), info)
-                    continue
-                except DatasetError as error:
-                    content = Fault(f"data.{field}", str(error), source)
-            faults.append(Fault(f"data.{field}", content.message, content.given, content.allowed))
+            found: tuple[str, DatasetInfo] | Fault | None = await self._earlier_check(source, data.prompt)
+            if found is None:
+                async with self._turns.turn(caller):
+                    found = await self._earlier_check(source, data.prompt) or await self._check(source, data.prompt)
+            if isinstance(found, Fault):
+                faults.append(replace(found, path=f"data.{field}"))
+            else:
+                digests[field], info = found
+                infos.append(info)
         if faults:
             return None, faults
         columns = frozenset.intersection(*(info.columns for info in infos))
-        return StoredData(data.model_copy(update=digests), columns, any(info.chat for info in infos)), []
+        stored = data.model_copy(update=digests)
+        return StoredData(stored, columns, any(info.chat for info in infos), max(info.longest for info in infos)), []
 
-    async def _earlier_check(self, source: str, column: str) -> DatasetInfo | None:
-        """The result of an earlier check of this content, if the content is still stored."""
+    async def _check(self, source: str, column: str) -> tuple[str, DatasetInfo] | Fault:
+        """Digest and content of a dataset that is stored by now; a fault, without its path, if it cannot be used."""
+        content = await self._content(source)
+        if isinstance(content, Fault):
+            return content
+        try:
+            info = await asyncio.to_thread(inspect, content, column)
+        except DatasetError as error:
+            return Fault("", str(error), source)
+        digest = await self._objects.put_blob(content)
+        self._checked.put((digest, column), info)
+        return digest, info
+
+    async def _earlier_check(self, source: str, column: str) -> tuple[str, DatasetInfo] | None:
+        """The result of an earlier check of this digest, if the content is still stored."""
         info = self._checked.get((source, column))
-        return info if info is not None and await self._objects.has_blobs([source]) else None
+        return (source, info) if info is not None and await self._objects.has_blobs([source]) else None
 
     async def _content(self, source: str) -> bytes | Fault:
         """The bytes of a stored file or of a file below the roots; a fault, without its path, if there are none."""
         if is_digest(source):
-            try:
-                content = await self._objects.get_blob(source)
-            except ObjectMissingError:
+            size = await self._objects.blob_size(source)
+            if size is None:
                 return Fault("", "the file is not stored", source, "the id that POST /v1/files returned")
-        else:
-            path = await asyncio.to_thread(under_roots, source, self._settings.model_roots)
-            if path is None or not await asyncio.to_thread(path.is_file):
-                return Fault("", "not a file the server may read", source, allowed_paths(self._settings.model_roots))
-            content = await asyncio.to_thread(path.read_bytes)
-        if len(content) > self._settings.max_dataset_bytes:
-            limit = f"at most {self._settings.max_dataset_bytes} bytes (GRADBUS_MAX_DATASET_BYTES)"
-            return Fault("", f"the dataset has {len(content)} bytes", source, limit)
-        return content
+            fault = self._size_fault(size, source)
+            return await self._objects.get_blob(source) if fault is None else fault
+        path = await asyncio.to_thread(under_roots, source, self._settings.model_roots)
+        if path is None or not await asyncio.to_thread(path.is_file):
+            return Fault("", "not a file the server may read", source, allowed_paths(self._settings.model_roots))
+        try:
+            size = (await asyncio.to_thread(path.stat)).st_size
+            fault = self._size_fault(size, source)
+            return await asyncio.to_thread(path.read_bytes) if fault is None else fault
+        except OSError as error:
+            return Fault("", f"cannot be read: {error.strerror}", source, allowed_paths(self._settings.model_roots))
+
+    def _size_fault(self, size: int, source: str) -> Fault | None:
+        """Before anything is read: an upload may be larger than memory."""
+        most = self._settings.max_dataset_bytes
+        if size <= most:
+            return None
+        return Fault("", f"the dataset has {size} bytes", source, f"at most {most} bytes (GRADBUS_MAX_DATASET_BYTES)")

@@ -20,6 +20,6 @@ def under_roots(given: str, roots: Sequence[Path]) -> Path | None:
 
 
 def allowed_paths(roots: Sequence[Path]) -> str:
-    """The part of a fault that says which paths are allowed."""
-    where = f"a path under {', '.join(map(str, roots))}" if roots else "no path of the server, which has no roots (GRADBUS_MODEL_ROOTS)"
+    """The part of a fault that says which paths are allowed, without those of the server."""
+    where = "a path below a root of the server" if roots else "no path of the server, which has no roots (GRADBUS_MODEL_ROOTS)"
     return f"{where}; `gradbus run` uploads files of your machine and sends their digests"

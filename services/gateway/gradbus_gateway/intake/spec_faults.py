@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gradbus.errors import Fault
 from gradbus.graders import check_grader
-from gradbus.spec import DataSpec, EvaluationSpec, Grader, MultiGrader, PythonGrader, RewardSpec, RolloutSpec
+from gradbus.spec import DataSpec, EvaluationSpec, Grader, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model import StoredModel
 from gradbus_gateway.intake.reward_address import address_faults
 from gradbus_gateway.settings import GatewaySettings
+
+_MAX_GROUP_BYTES: Final = 16 << 20
+"""Rows of one group's samples in a call; beside them it has the prompts, which are part of the rows, and the responses."""
 
 
 def reward_faults(reward: RewardSpec, data: StoredData | None, settings: GatewaySettings) -> Iterator[Fault]:
@@ -37,6 +41,21 @@ def fit_faults(model: StoredModel | None, data: StoredData | None, rollout: Roll
         if room < 0:
             given = f"{rollout.max_new_tokens} + {rollout.max_prompt_tokens or 1} for the prompt"
             yield Fault("rollout.max_new_tokens", "prompt and response do not fit the model", given, f"{model.info.context_length} in all")
+        unknown = [token for token in rollout.stop_token_ids if token >= model.info.vocab_size]
+        if unknown:
+            given = ", ".join(map(str, unknown[:3]))
+            yield Fault("rollout.stop_token_ids", "the model has no such tokens", given, f"ids below {model.info.vocab_size}")
+    if data and rollout and rollout.group_size * data.longest_row > _MAX_GROUP_BYTES:
+        message = "the samples of a group, each with its row, do not fit into a call of the scorer"
+        shown = f"{rollout.group_size} samples of a row of {data.longest_row} bytes"
+        yield Fault("data.train", message, shown, f"at most {_MAX_GROUP_BYTES} bytes in all; shorter rows or a smaller group_size")
+
+
+def lora_faults(model: StoredModel, lora: LoraSpec | None) -> Iterator[Fault]:
+    """Faults of adapters that are larger than the matrices beside which they are trained."""
+    hidden = model.config.hidden_size
+    if lora is not None and lora.rank > hidden:
+        yield Fault("trainer.lora.rank", "an adapter is smaller than its matrix", str(lora.rank), f"at most {hidden}, the hidden size")
 
 
 def evaluation_faults(evaluation: EvaluationSpec, data: DataSpec | None, reward: RewardSpec | None) -> Iterator[Fault]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -11,52 +12,68 @@ from gradbus.algorithms import algorithm_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, parse_spec
+from gradbus.tokenizer.launcher import ForkServer
+from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
 from gradbus_gateway.intake.model import ModelIntake
-from gradbus_gateway.intake.spec_faults import evaluation_faults, fit_faults, reward_faults
+from gradbus_gateway.intake.prompt_check import PromptCheck
+from gradbus_gateway.intake.spec_faults import evaluation_faults, fit_faults, lora_faults, reward_faults
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
+_GRADERS_AT_A_TIME: Final = 2
 
 
 class SpecIntake:
     """Checks a spec and stores the model and the data that it names."""
 
-    def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings) -> None:
         self._settings = settings
+        self._prompts = PromptCheck(objects, tokenizers)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
+        self._graders = CheckTurns(_GRADERS_AT_A_TIME)
 
-    async def accept(self, body: object) -> RunSpec:
-        """The spec with every digest filled in. Raises SpecError with the faults of the spec, its model, its data and its reward."""
+    async def accept(self, body: object, caller: str) -> RunSpec:
+        """The spec with every digest filled in. Raises SpecError with the faults of the spec, its model, its data and its reward.
+
+        If it has none, its first prompts are encoded. `caller` is the API key, because one key has one check of a kind at a time.
+        """
         body = with_operator_scorer(body, self._settings.reward_service)
         faults: list[Fault] = []
         spec: RunSpec | None = None
         try:
-            spec = parse_spec(body)
+            # In a thread, because a body with thousands of faults takes a second.
+            spec = await asyncio.to_thread(parse_spec, body)
         except SpecError as error:
             faults.extend(error.faults)
         # If the spec has faults, its valid sections are checked further, so that one response lists all faults.
         sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
-            model, found = await self._models.store(model_spec)
+            model, found = await self._models.store(model_spec, caller)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
-            data, found = await self._datasets.store(data_spec)
+            data, found = await self._datasets.store(data_spec, caller)
             faults.extend(found)
         if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
-            faults.extend(reward_faults(reward, data, self._settings))
+            # In a thread as well: a source is parsed in another process.
+            async with self._graders.turn(caller):
+                faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
         faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
+            faults.extend(lora_faults(model, spec.trainer.lora))
         if spec:
             faults.extend(algorithm_faults(spec))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:
             raise SpecError(faults)
-        return spec.model_copy(update={"model": model.spec, "data": data.spec})
+        spec = spec.model_copy(update={"model": model.spec, "data": data.spec})
+        if fault := await self._prompts.fault(spec, caller):
+            raise SpecError([fault])
+        return spec
 
 
 def with_operator_scorer(body: object, service: str) -> object:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import time
 import tomllib
 from dataclasses import dataclass
+from typing import Any, Final
 
+from starlette.requests import Request
+
+from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
-from gradbus.errors import SpecError
-from gradbus.ids import new_run_id
-from gradbus.objects import ObjectStore
+from gradbus.errors import SpecError, first_line
+from gradbus.ids import digests_in, new_run_id
+from gradbus.spec import RunSpec, refuse_unstorable
+from gradbus.strict_json import collection_paused
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.runs.idempotency import IdempotencyKeys, IdempotencyRecord
 from gradbus_gateway.runs.store import Run, RunStore
-from gradbus_gateway.settings import GatewaySettings
+
+_SPEC: Final = {"$ref": "#/components/schemas/RunSpec"}  # the same as in a response, where every default is filled in
+_TOML: Final = {"type": "string", "description": "The same spec as TOML."}
+_CONTENT: Final = {"application/json": {"schema": _SPEC}, "application/toml": {"schema": _TOML}}
+SPEC_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _CONTENT}}
+"""How the OpenAPI document describes a submission's body."""
+
+
+_CAUSE_CHARACTERS: Final = 200
+_MAX_TOML_BYTES: Final = 256 << 10
+_MAX_TOML_WORK: Final = 4_000_000
+"""`tomllib` takes the square of a key's parts, and for each line the parts of its table's name: without a bound, minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,43 +48,75 @@ class Submission:
     idempotency_key: str | None
 
 
+async def read_body(request: Request) -> object:
+    """The request's body, parsed in a thread. Raises as `parse_body` does."""
+    return await asyncio.to_thread(parse_body, await request.body(), request.headers.get("content-type", ""))
+
+
 def parse_body(data: bytes, content_type: str) -> object:
-    """The body parsed as JSON, or as TOML if its content type says so. Raises the problem 400."""
-    kind, parse = ("TOML", _parse_toml) if content_type.startswith("application/toml") else ("JSON", json.loads)
+    """The body parsed as JSON, or as TOML if its content type says so.
+
+    Raises the problem 400, and SpecError for values that no service could store.
+    """
+    kind, parse = ("TOML", _parse_toml) if content_type.startswith("application/toml") else ("JSON", _parse_json)
     try:
-        return parse(data)
+        body = parse(data)
     except (ValueError, RecursionError) as error:
-        raise ProblemError(400, "unreadable-body", f"the body is not {kind} ({error}); send a run spec as a {kind} document") from None
+        cause = first_line(error)[:_CAUSE_CHARACTERS]
+        raise ProblemError(400, "unreadable-body", f"the body is not {kind} ({cause}); send a run spec as a {kind} document") from None
+    refuse_unstorable(body)
+    return body
 
 
 class RunIntake:
     """Creates runs from submissions."""
 
-    def __init__(self, runs: RunStore, keys: IdempotencyKeys, objects: ObjectStore, settings: GatewaySettings) -> None:
+    def __init__(self, runs: RunStore, keys: IdempotencyKeys, quota: RunQuota, specs: SpecIntake, condemned: CondemnedBlobs) -> None:
         self._runs = runs
         self._keys = keys
-        self._specs = SpecIntake(objects, settings)
+        self._quota = quota
+        self._specs = specs
+        self._condemned = condemned
 
     async def submit(self, submission: Submission) -> Run:
         """The new run, or the run that an earlier request with the same idempotency key created.
 
-        Raises SpecError with every fault, and the problem 422 if the key came with another body before.
+        Raises SpecError with every fault, and the problems 403 beyond a quota and 422 if the key came with another body before.
         """
         body = hashlib.sha256(json.dumps(submission.body, sort_keys=True, default=str).encode()).hexdigest()
         key = hashlib.sha256(f"{submission.key_id}\n{submission.idempotency_key}".encode()).hexdigest()
         is_idempotent = submission.idempotency_key is not None
         try:
-            spec = await self._specs.accept(submission.body)
-        except SpecError:
-            # A repeated request gets its run even if the files that it names are gone by now.
+            self._quota.check(submission.key_id)
+            spec = await self._accept(submission)
+        except (ProblemError, SpecError):
+            # A repeated request gets its run even if the files that it names are gone by now, or the quota is met.
             if is_idempotent and (run := await self._earlier_run(key, body)):
                 return run
             raise
-        record = IdempotencyRecord(body, new_run_id())
-        if is_idempotent:
-            # The first record decides the run id: of two concurrent requests, or if the first ended before its run was stored.
-            record = _with_body(await self._keys.claim(key, record), body)
-        return await self._runs.create(RunRecord(run_id=record.run_id, spec=spec, created_unix_ns=time.time_ns(), key_id=submission.key_id))
+        record = RunRecord(run_id=new_run_id(), spec=spec, created_unix_ns=time.time_ns(), key_id=submission.key_id)
+        return await self._create_once(record, key, body) if is_idempotent else await self._runs.create(record)
+
+    async def _accept(self, submission: Submission) -> RunSpec:
+        """Checks the spec. A file that it names is not deleted before the run is stored, though no other run names it."""
+        spec = await self._specs.accept(submission.body, submission.key_id)
+        if await self._condemned.keep(digests_in(spec.model_dump_json().encode())):
+            return await self._specs.accept(submission.body, submission.key_id)  # it may have been deleted since the check
+        return spec
+
+    async def _create_once(self, record: RunRecord, key: str, body: str) -> Run:
+        """Of the requests with one idempotency key, the first decides the run id, even if it ended before its run was stored."""
+        while True:
+            mine = IdempotencyRecord(body, new_run_id())
+            first = _with_body(await self._keys.claim(key, mine), body)
+            run = await self._runs.create(record.model_copy(update={"run_id": first.run_id, "idempotency_key": key}))
+            if first is mine or await self._keys.get(key) is not None:
+                return run
+            await self._runs.withdraw(first.run_id)  # the first run was deleted after its id was read
+
+    async def check(self, body: object, key_id: str) -> RunSpec:
+        """The spec that a run of this submission would have. Raises SpecError with every fault."""
+        return await self._specs.accept(body, key_id)
 
     async def _earlier_run(self, key: str, body: str) -> Run | None:
         record = await self._keys.get(key)
@@ -80,5 +130,16 @@ def _with_body(record: IdempotencyRecord, body: str) -> IdempotencyRecord:
     return record
 
 
+def _parse_json(data: bytes) -> object:
+    with collection_paused():
+        return json.loads(data)
+
+
 def _parse_toml(data: bytes) -> object:
-    return tomllib.loads(data.decode())
+    if len(data) > _MAX_TOML_BYTES:
+        raise ValueError(f"it has more than {_MAX_TOML_BYTES} bytes, which JSON may have")
+    text = data.decode()
+    dots = [line.count(".") for line in text.split("\n")]
+    if max(dots) * (len(dots) + sum(dots)) > _MAX_TOML_WORK:
+        raise ValueError("a line has too many dots")
+    return tomllib.loads(text)

@@ -11,7 +11,9 @@ from typing import IO, Literal
 
 from pydantic import BaseModel
 
+from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
+from gradbus_gateway.http.problems import ProblemError
 
 _IN_MEMORY_BYTES = 1 << 20
 
@@ -24,12 +26,25 @@ class FileResource(BaseModel):
     bytes: int
 
 
-async def store_stream(objects: ObjectStore, chunks: AsyncIterable[bytes]) -> FileResource:
-    """Stores the chunks as one blob."""
+async def store_stream(objects: ObjectStore, condemned: CondemnedBlobs, chunks: AsyncIterable[bytes]) -> FileResource:
+    """Stores the chunks as one blob, which is not deleted soon. Raises the problem 422 if there are no bytes."""
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as spool:
         async for chunk in chunks:
             await asyncio.to_thread(spool.write, chunk)
-        return await store_file(objects, spool)
+        return await store_upload(objects, condemned, spool)
+
+
+async def store_upload(objects: ObjectStore, condemned: CondemnedBlobs, file: IO[bytes]) -> FileResource:
+    """Stores an open file from its beginning; it is not deleted soon, though no run names it.
+
+    Raises the problem 422 if it is empty: nothing that a spec names is.
+    """
+    if not file.seek(0, 2):
+        detail = "the upload has no bytes; send the file's content as the body, or as the part `file` of a form"
+        raise ProblemError(422, "empty-file", detail)
+    stored = await store_file(objects, file)
+    # A file that was stored already is not written again, and it may be deleted at this moment.
+    return await store_file(objects, file) if await condemned.keep([stored.id]) else stored
 
 
 async def store_path(objects: ObjectStore, path: Path) -> FileResource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import cached_property
 
 from gradbus.algorithms import algorithm_of, group_advantages
 from gradbus.experience.stream_ids import StreamId
@@ -11,35 +12,45 @@ from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample
+from gradbus_gateway.resources.public_text import public_text
 from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SpanResource
 
 
 class LoggedGroup:
-    """A group with its verdict, rewards and advantages. `entry_id` is the log's: `<milliseconds since 1970>-<serial number>`."""
+    """A group with its verdict, rewards and advantages. `entry_id` is the log's: `<milliseconds since 1970>-<serial number>`.
+
+    Making it and a sample of it raises DecodeError, LookupError or ValueError for an entry that no conductor has written.
+    """
 
     def __init__(self, entry_id: str, entry: LogEntry, spec: RunSpec) -> None:
         self.entry = entry
         self.group = Group.FromString(entry.group)
         self.rewards = {reward.sample_id: reward for reward in entry.rewards}
-        self.admitted_at = datetime.fromtimestamp(StreamId.parse(entry_id).milliseconds / 1e3, UTC)
+        self.admitted_at = admission_time(entry_id)
         self.step = entry.index // spec.schedule.groups_per_step if spec.schedule.mode == "fixed_lag" else None
-        self.advantages = self._advantages(spec)
-        """By sample; None for a sample that is not trained."""
+        self._spec = spec
 
     @property
     def row(self) -> int:
         """Index of the dataset row, from 0."""
         return self.group.row
 
-    def samples(self, *, with_tokens: bool) -> list[tuple[int, SampleResource]]:
-        """(number in the group, sample), in order."""
-        return [(sample.n, self._resource(at, sample, with_tokens)) for at, sample in enumerate(self.group.samples)]
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the samples in the group."""
+        return [sample.n for sample in self.group.samples]
 
-    def _advantages(self, spec: RunSpec) -> tuple[float | None, ...]:
+    def sample(self, at: int, *, with_tokens: bool) -> SampleResource:
+        """One sample. Made one by one, because all of a group with their tokens may take a gigabyte."""
+        return self._resource(at, self.group.samples[at], with_tokens)
+
+    @cached_property
+    def advantages(self) -> tuple[float | None, ...]:
+        """By sample; None for a sample that is not trained."""
         samples = self.group.samples
         if self.entry.verdict != VERDICT_TRAIN or any(sample.sample_id not in self.rewards for sample in samples):
             return (None,) * len(samples)
-        advantages = group_advantages(algorithm_of(spec.algorithm), samples, self.rewards)
+        advantages = group_advantages(algorithm_of(self._spec.algorithm), samples, self.rewards)
         return tuple(value if valid else None for value, valid in zip(advantages.advantages, advantages.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:
@@ -79,8 +90,13 @@ class LoggedGroup:
         )
 
 
+def admission_time(entry_id: str) -> datetime:
+    """When the buffer took the log entry with this id."""
+    return datetime.fromtimestamp(StreamId.parse(entry_id).milliseconds / 1e3, UTC)
+
+
 def _reason(reward: SampleReward | None, entry: LogEntry) -> str:
-    return (reward.reason if reward else "") or entry.reason
+    return public_text((reward.reason if reward else "") or entry.reason)
 
 
 def _enum_word(name: str, prefix: str) -> str:

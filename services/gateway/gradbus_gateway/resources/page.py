@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, Field
 
 Item = TypeVar("Item")
+INT64_END: Final = 1 << 63
+"""Above every number that a parameter may have."""
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
 
 

@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from gradbus.bus import Event
-from gradbus.control.runs import DesiredState, RunProgress, RunState
+from gradbus.control.runs import RunProgress, RunState
 from gradbus.spec import RunSpec
+from gradbus_gateway.resources.public_text import public_text
 from gradbus_gateway.runs.store import Run, UnreadableRun
 
 
@@ -20,7 +21,7 @@ class RunSummary(BaseModel):
     id: str
     name: str
     state: RunState | Literal["unreadable"]
-    desired: DesiredState
+    desired: Literal["running", "paused", "cancelled"]
     reason: str = Field("", description="Why the run is in this state, and what to do about it.")
     waiting_for: str = Field("", description="What the run waits for, and which service has to deliver it.")
     steps: int = Field(description="Optimiser steps of the whole run.")
@@ -67,8 +68,8 @@ class EventResource(BaseModel):
             id=event.sequence,
             type=event.type,
             level=event.level,
-            message=event.message,
-            data=dict(event.data),
+            message=public_text(event.message),
+            data={name: public_text(value) if isinstance(value, str) else value for name, value in event.data.items()},
             created_at=_time(event.created_unix_ns),
         )
 
@@ -80,8 +81,8 @@ def _fields(run: Run) -> dict[str, Any]:
         "name": run.record.spec.name,
         "state": run.state,
         "desired": run.desired,
-        "reason": status.reason if status else "",
-        "waiting_for": status.waiting_for if status else "",
+        "reason": public_text(status.reason) if status else "",
+        "waiting_for": public_text(status.waiting_for) if status else "",
         "steps": run.record.spec.schedule.steps,
         "progress": status.progress if status else RunProgress(),
         "created_at": _time(run.record.created_unix_ns),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal, Self
 
 from pydantic import BaseModel, Field
+
+_TOKEN_BYTES: Final = 100
+"""Of an id and a log-probability or two, each with its place in a list, and in the response."""
 
 
 class SpanResource(BaseModel):
@@ -50,3 +53,32 @@ class SampleResource(BaseModel):
     trace_id: str = Field("", description="Trace that its worker recorded; empty when it recorded none.")
     token_count: int = Field(description="Tokens of the response.")
     tokens: SampleTokens | None = Field(None, description="With `include=tokens`.")
+
+    @classmethod
+    def unreadable(cls, entry_id: str, index: int, admitted_at: datetime) -> Self:
+        """Stands for all samples of a log entry that cannot be read; `index` is -1 if it is not known."""
+        reason = f"the log entry {entry_id} cannot be read, so its samples are not shown; the other entries of the run are not affected"
+        return cls(
+            id=entry_id,
+            index=index,
+            row_index=-1,
+            step=None,
+            prompt="",
+            text="",
+            finish_reason="none",
+            reward=None,
+            components={},
+            reward_status="none",
+            reason=reason,
+            verdict="unreadable",
+            versions=[],
+            worker="",
+            dispatched_version=-1,
+            admitted_at=admitted_at,
+            token_count=0,
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes of memory it takes: its text, and its tokens as Python's numbers."""
+        return len(self.prompt) + len(self.text) + (self.token_count * _TOKEN_BYTES if self.tokens else 0)

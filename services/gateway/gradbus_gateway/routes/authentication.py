@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import Request, Security
+from fastapi import Depends, Request, Security
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 
 from gradbus.access.api_keys import ApiKeyRecord
 from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.routes.dependencies import Gateway, gateway_of
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -29,9 +30,12 @@ class _Authentication(SecurityBase):
         gateway = gateway_of(request)
         header = request.headers.get("authorization")
         record = await _key_of_session(request, gateway) if header is None else _key_in_header(header, gateway)
+        admission = admission_of(request)
         if record is None:
+            admission.check_address()
             detail = "the API key is missing or wrong; send `Authorization: Bearer <id>.<secret>`, or sign in with `gradbus open`"
             raise ProblemError(401, "unauthorized", detail)
+        admission.authenticated(record.id)
         missing = [scope for scope in required.scopes if not record.allows(scope)]
         if missing:
             raise ProblemError(403, "forbidden", f"key {record.id} lacks the scope {', '.join(missing)}; use a key that has it")
@@ -77,8 +81,14 @@ async def _key_of_session(request: Request, gateway: Gateway) -> ApiKeyRecord | 
     return gateway.keyring.by_id(key_id) if key_id else None
 
 
+async def _wait_for_turn(request: Request) -> None:
+    await admission_of(request).list()
+
+
 READ = Security(_authenticate, scopes=["runs:read"])
 WRITE = Security(_authenticate, scopes=["runs:write"])
 UPLOAD = Security(_authenticate, scopes=["files:write"])
 AUTHENTICATED = Security(_authenticate)
 API_KEY = Security(require_api_key)
+LIST = Depends(_wait_for_turn)
+"""Behind the authentication of a route that responds with a list."""

@@ -10,10 +10,14 @@ from fastapi import Depends, Request
 from redis.asyncio import Redis
 
 from gradbus.bus import Bucket, Bus
+from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
 from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
+from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.intake.submission import RunIntake
+from gradbus_gateway.quotas.uploads import UploadQuota
+from gradbus_gateway.runs.listing import RunList
 from gradbus_gateway.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -27,11 +31,15 @@ class Gateway:
     keyring: Keyring
     sessions: Sessions
     runs: RunStore
+    run_list: RunList
+    feeds: EventFeeds
+    uploads: UploadQuota
     intake: RunIntake
     bus: Bus
     workers: Bucket
     buffer: Redis
     objects: ObjectStore
+    condemned: CondemnedBlobs
     weights: WeightStoreServiceAsyncStub
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process drains: event streams end, so that clients connect to another replica."""

@@ -1,25 +1,25 @@
-"""Runs: submit, list, show, pause, resume, cancel."""
+"""Runs: submit, list, show, pause, resume, cancel, delete."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Request, Response
 
 from gradbus.access.api_keys import ApiKeyRecord
-from gradbus.spec import RunSpec
+from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.intake.submission import Submission, parse_body
+from gradbus_gateway.intake.submission import SPEC_BODY, Submission, read_body
 from gradbus_gateway.resources.page import Limit, Page
 from gradbus_gateway.resources.runs import RunResource, RunSummary
-from gradbus_gateway.routes.authentication import READ, WRITE
+from gradbus_gateway.routes.authentication import LIST, READ, WRITE
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictQueryRoute)
-_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {"schema": RunSpec.model_json_schema()}}}}
+_OF_AN_ACTION: Final = problems(404, 409, 500)
 
 
-@router.post("", status_code=201, summary="Submit a run", openapi_extra=_BODY)
+@router.post("", status_code=201, summary="Submit a run", openapi_extra=SPEC_BODY, responses=problems(400))
 async def post_run(
     request: Request,
     response: Response,
@@ -31,38 +31,47 @@ async def post_run(
 
     A repeated `Idempotency-Key` with the same body returns the same run; with another body it is refused.
     """
-    body = parse_body(await request.body(), request.headers.get("content-type", ""))
+    body = await read_body(request)
     run = await gateway.intake.submit(Submission(body, key.id, idempotency_key))
     response.headers["Location"] = f"/v1/runs/{run.run_id}"
     return RunResource.full(run)
 
 
-@router.get("", dependencies=[READ], summary="List runs")
+@router.get("", dependencies=[READ, LIST], summary="List runs")
 async def list_runs(gateway: GatewayDep, after: str = "", limit: Limit = 20) -> Page[RunSummary]:
     """Newest first."""
-    found = await gateway.runs.page(after, limit + 1)
+    found = await gateway.run_list.page(after, limit + 1)
     return Page[RunSummary].of([(run.run_id, RunSummary.of(run)) for run in found], limit)
 
 
-@router.get("/{run_id}", dependencies=[READ], summary="Show a run")
+@router.get("/{run_id}", dependencies=[READ], summary="Show a run", responses=problems(404, 500))
 async def get_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """State, progress and spec."""
     return RunResource.full(await gateway.runs.get(run_id))
 
 
-@router.post("/{run_id}/cancel", dependencies=[WRITE], summary="Cancel a run")
+@router.post("/{run_id}/cancel", dependencies=[WRITE], summary="Cancel a run", responses=_OF_AN_ACTION)
 async def cancel_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """A cancelled run cannot be resumed; its versions and checkpoints are kept. Cancelling twice is no error."""
     return RunResource.full(await gateway.runs.request(run_id, "cancel"))
 
 
-@router.post("/{run_id}/pause", dependencies=[WRITE], summary="Pause a run")
+@router.post("/{run_id}/pause", dependencies=[WRITE], summary="Pause a run", responses=_OF_AN_ACTION)
 async def pause_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """Training stops within two steps."""
     return RunResource.full(await gateway.runs.request(run_id, "pause"))
 
 
-@router.post("/{run_id}/resume", dependencies=[WRITE], summary="Resume a paused run")
+@router.post("/{run_id}/resume", dependencies=[WRITE], summary="Resume a paused run", responses=_OF_AN_ACTION)
 async def resume_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """The run continues where it stopped."""
     return RunResource.full(await gateway.runs.request(run_id, "resume"))
+
+
+@router.delete("/{run_id}", dependencies=[WRITE], status_code=204, summary="Delete a finished run", responses=_OF_AN_ACTION)
+async def delete_run(run_id: str, gateway: GatewayDep) -> None:
+    """The run is gone at once for every request; its events, samples, versions and checkpoints are removed soon after.
+
+    Files that no other run names follow later. A run that has not ended answers 409: cancel it first.
+    """
+    await gateway.runs.delete(run_id)

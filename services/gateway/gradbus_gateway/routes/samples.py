@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
+from google.protobuf.message import DecodeError
 
+from gradbus.experience import StoredEntry
 from gradbus.experience.reader import read_experience
 from gradbus.experience.stream_ids import START, StreamId
 from gradbus.spec import RunSpec, ScheduleSpec
+from gradbus.telemetry import get_logger
+from gradbus.v1.group_pb2 import LogEntry
+from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.logged_group import LoggedGroup
-from gradbus_gateway.resources.page import Limit, Page
+from gradbus_gateway.resources.logged_group import LoggedGroup, admission_time
+from gradbus_gateway.resources.page import INT64_END, Limit, Page
 from gradbus_gateway.resources.samples import SampleResource
-from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 
-router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependencies=[READ], route_class=StrictQueryRoute)
+router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
+_log = get_logger(__name__)
+_PAGE_BYTES: Final = 16 << 20
+_UNREADABLE: Final = (DecodeError, LookupError, ValueError)
 Found = tuple[str, SampleResource]
 """Cursor and sample."""
-Step = Annotated[int | None, Query(ge=0, description="Only samples that this step trains (`fixed_lag`).")]
-Index = Annotated[int | None, Query(ge=0, description="Only samples of this group.")]
-Row = Annotated[int | None, Query(ge=0, description="Only groups of this row of the dataset, counted from 0.")]
+Step = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples that this step trains (`fixed_lag`).")]
+Index = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples of this group.")]
+Row = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only groups of this row of the dataset, counted from 0.")]
 Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: with token ids and log-probabilities.")]
 _AFTER = "`next_after` of the previous page, or `<milliseconds since 1970>-0.0`: only groups that entered the log since then."
 After = Annotated[str, Query(pattern=r"^(\d{1,18}-\d{1,18}\.\d{1,9})?$", description=_AFTER)]
@@ -58,17 +66,20 @@ class SampleQuery:
         return SampleFilter(_indexes(schedule, self.step, self.index), self.row, self.include == "tokens")
 
 
-@router.get("", summary="List samples of a run")
+@router.get("", summary="List samples of a run", responses=problems(404, 500))
 async def list_samples(
     run_id: str, gateway: GatewayDep, query: Annotated[SampleQuery, Depends()], after: After = "", limit: Limit = 20
 ) -> Page[SampleResource]:
-    """In the order in which their groups entered the experience log, archived groups included."""
+    """In the order in which their groups entered the experience log, archived groups included. Of long samples a page has fewer."""
     spec = (await gateway.runs.get(run_id)).record.spec
     found: list[Found] = []
+    held = 0
     async with aclosing(_samples(gateway, run_id, spec, after, query.filter_for(spec.schedule))) as samples:
         async for sample in samples:
             found.append(sample)
-            if len(found) > limit:
+            held += sample[1].held_bytes
+            if len(found) > limit or (held > _PAGE_BYTES and len(found) > 1):
+                limit = min(limit, len(found) - 1)
                 break
     return Page[SampleResource].of(found, limit)
 
@@ -81,22 +92,47 @@ def _indexes(schedule: ScheduleSpec, step: int | None, index: int | None) -> ran
     return range(index, index + 1) if of_step is None or index in of_step else range(0)
 
 
+def _samples_of(
+    stored: StoredEntry, entry: LogEntry | None, spec: RunSpec, selected: SampleFilter, above: int
+) -> Iterator[tuple[int, SampleResource]]:
+    """The selected samples of one entry with a number above `above`; in place of what cannot be read, one that says so."""
+    unreadable = SampleResource.unreadable(stored.stream_id, stored.index, admission_time(stored.stream_id))
+    try:
+        group = LoggedGroup(stored.stream_id, entry, spec) if entry is not None else None
+    except _UNREADABLE as error:
+        _log.warning("group_unreadable", entry=stored.stream_id, error=f"{type(error).__name__}: {error}")
+        group = None
+    if group is None:
+        if selected.row is None and above < 0:
+            yield 0, unreadable
+    elif selected.row is None or group.row == selected.row:
+        for at, number in enumerate(group.numbers):
+            if number > above:
+                yield number, _sample(group, at, selected.with_tokens) or unreadable
+
+
+def _sample(group: LoggedGroup, at: int, with_tokens: bool) -> SampleResource | None:
+    try:
+        return group.sample(at, with_tokens=with_tokens)
+    except _UNREADABLE as error:
+        _log.warning("sample_unreadable", index=group.entry.index, at=at, error=f"{type(error).__name__}: {error}")
+        return None
+
+
 async def _samples(gateway: Gateway, run_id: str, spec: RunSpec, after: str, selected: SampleFilter) -> AsyncGenerator[Found, None]:
     last_entry, _, last_sample = after.rpartition(".")
     # The group in which the previous page ended is read again, for its other samples.
-    start = StreamId.parse(last_entry).before() if last_entry else START
+    start = max(START, StreamId.parse(last_entry).before()) if last_entry else START
     left = len(selected.indexes) if selected.indexes is not None else -1
     if left == 0:
         return
     async with aclosing(read_experience(gateway.buffer, gateway.objects, run_id, start)) as entries:
         async for stored, entry in entries:
-            if selected.indexes is not None and entry.index not in selected.indexes:
+            if selected.indexes is not None and stored.index not in selected.indexes:
                 continue
-            group = LoggedGroup(stored.stream_id, entry, spec)
-            if selected.row is None or group.row == selected.row:
-                for number, sample in group.samples(with_tokens=selected.with_tokens):
-                    if stored.stream_id != last_entry or number > int(last_sample):
-                        yield f"{stored.stream_id}.{number}", sample
+            above = int(last_sample) if stored.stream_id == last_entry else -1
+            for number, sample in _samples_of(stored, entry, spec, selected, above):
+                yield f"{stored.stream_id}.{number}", sample
             left -= 1
             if left == 0:
                 return

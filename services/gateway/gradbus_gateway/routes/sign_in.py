@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from gradbus.access.api_keys import ApiKeyRecord, Scope
 from gradbus_gateway.auth.sessions import CODE_SECONDS, SESSION_SECONDS
 from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.routes.authentication import API_KEY, AUTHENTICATED, check_same_origin, cookie_name
 from gradbus_gateway.routes.dependencies import GatewayDep
@@ -43,8 +44,9 @@ class SignInCode(BaseModel):
 
 
 @router.post("/sign-ins", status_code=201, summary="Create a sign-in link")
-async def post_sign_in(gateway: GatewayDep, key: Annotated[ApiKeyRecord, API_KEY]) -> SignInResource:
+async def post_sign_in(request: Request, gateway: GatewayDep, key: Annotated[ApiKeyRecord, API_KEY]) -> SignInResource:
     """The link signs one browser in to the web UI at the gateway's root, once, with the rights of the caller's key."""
+    admission_of(request).sign_in()
     code = await gateway.sessions.new_code(key.id)
     return SignInResource(path=f"/sign-in#{code}", expires_at=datetime.now(UTC) + timedelta(seconds=CODE_SECONDS))
 
@@ -58,6 +60,7 @@ async def get_caller(key: Annotated[ApiKeyRecord, AUTHENTICATED]) -> CallerResou
 @browser_router.post("/sign-in", status_code=204, response_class=Response)
 async def redeem(body: SignInCode, request: Request, gateway: GatewayDep) -> Response:
     """Exchanges a code for the session cookie."""
+    admission_of(request).sign_in()
     check_same_origin(request)
     token = await gateway.sessions.redeem(body.code)
     if token is None:

@@ -10,22 +10,23 @@ from fastapi import APIRouter, Query
 from gradbus.formats.peft import ADAPTER_FILE, CONFIG_FILE, adapter_config
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.page import Limit, Page
+from gradbus_gateway.resources.page import INT64_END, Limit, Page
 from gradbus_gateway.resources.versions import ExportFile, ExportMerge, ExportResource, VersionResource
-from gradbus_gateway.routes.authentication import READ
+from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 from gradbus_gateway.runs.store import Run
 
-router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=StrictQueryRoute)
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
 _TIMEOUT_SECONDS = 5.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
-@router.get("/versions", summary="List policy versions")
+@router.get("/versions", summary="List policy versions", responses=problems(404, 500))
 async def list_versions(
-    run_id: str, gateway: GatewayDep, after: Annotated[int, Query(ge=-1)] = -1, limit: Limit = 100
+    run_id: str, gateway: GatewayDep, after: Annotated[int, Query(ge=-1, lt=INT64_END)] = -1, limit: Limit = 100
 ) -> Page[VersionResource]:
     """Stored versions, oldest first, each with the workers that have verified its checksum."""
     await gateway.runs.get(run_id)
@@ -34,11 +35,11 @@ async def list_versions(
     return Page[VersionResource].of(found, limit)
 
 
-@router.get("/export", summary="Export a version as a model folder")
+@router.get("/export", summary="Export a version as a model folder", responses=problems(404, 409, 500))
 async def export_run(
     run_id: str,
     gateway: GatewayDep,
-    version: Annotated[int | None, Query(ge=0, description="Default: the newest version that is stored whole.")] = None,
+    version: Annotated[int | None, Query(ge=0, lt=INT64_END, description="Default: the newest version that is stored whole.")] = None,
     adapters: Annotated[bool, Query(description="Only the trained adapters, in peft's format.")] = False,
 ) -> ExportResource:
     """Names and ids of the files of a folder in Hugging Face layout; download each by GET /v1/files/{id}."""

@@ -30,8 +30,11 @@ class IdempotencyKeys:
 
     async def claim(self, key: str, record: IdempotencyRecord) -> IdempotencyRecord:
         """Stores `record` unless the key has one; returns the stored record, which may be an earlier request's."""
-        try:
-            await self._bucket.create(f"idempotency.key.{key}", json.dumps(asdict(record)).encode())
-        except Conflict:
-            return await self.get(key) or record
-        return record
+        while True:
+            try:
+                await self._bucket.create(f"idempotency.key.{key}", json.dumps(asdict(record)).encode())
+            except Conflict:
+                if (stored := await self.get(key)) is None:
+                    continue  # its run was deleted at this moment
+                return stored
+            return record

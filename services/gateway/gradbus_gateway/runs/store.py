@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from gradbus.bus import Bucket, Conflict
+from gradbus.bus import Bucket, Conflict, Entry
 from gradbus.control.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
 from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
-from gradbus.telemetry import get_logger
 from gradbus_gateway.http.problems import ProblemError, no_such_run, unreadable_run
 
-_log = get_logger(__name__)
 Action = Literal["cancel", "pause", "resume"]
 _DESIRED: Final[dict[Action, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
+DELETED: Final = b'"deleted"'
+"""The value of `<run>.desired` of a run that is being deleted."""
 _ATTEMPTS = 5
 
 
@@ -57,32 +56,36 @@ class UnreadableRun:
 
 
 class RunStore:
-    """Reads and writes the bucket `runs`. Every write is a create or a compare-and-set, so replicas may race."""
+    """Reads and writes the bucket `runs`. Every write is a create or a compare-and-set, so replicas may race.
+
+    A run whose desired state is `deleted` does not exist for users: the conductor removes what is left of it.
+    """
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
 
     async def create(self, record: RunRecord) -> Run:
-        """Stores a run, whose desired state is `running`. If the id exists already, returns the stored run."""
+        """Stores a run, whose desired state is `running`. If the id exists already, returns the stored run.
+
+        Raises the problem 409 if that run is being deleted.
+        """
         try:
             await self._bucket.create(f"{record.run_id}.spec", record.to_bytes())
         except Conflict:
-            return await self.get(record.run_id)
+            if (run := await self.find(record.run_id)) is None:
+                detail = "the run of this Idempotency-Key is being deleted; submit the run with a new key"
+                raise ProblemError(409, "run-deleted", detail) from None
+            return run
         return Run(record, "running", None)
+
+    async def withdraw(self, run_id: str) -> None:
+        """Removes a run that was created under the id of one that is being deleted."""
+        await self._bucket.purge(f"{run_id}.spec")
 
     async def find(self, run_id: str) -> Run | None:
         """The run, or None. Raises the problem `unreadable-run`."""
-        try:
-            checked_name(run_id, "run id")
-        except SettingsError:
-            return None
-        spec, desired, status = await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in ("spec", "desired", "status")))
-        if spec is None:
-            return None
-        try:
-            return Run(*read_run(run_id, spec.value, desired.value if desired else None, status.value if status else None))
-        except CorruptRecordError as error:
-            raise unreadable_run(str(error)) from None
+        stored = await self._read(run_id)
+        return None if stored is None or stored.is_deleted else stored.run(run_id)
 
     async def get(self, run_id: str) -> Run:
         """The run. Raises the problems 404 and `unreadable-run`."""
@@ -91,48 +94,84 @@ class RunStore:
             raise no_such_run(run_id)
         return run
 
-    async def page(self, after: str, limit: int) -> list[Run | UnreadableRun]:
-        """Up to `limit` runs older than the id `after`, newest first. Unreadable runs are listed too."""
-        async with self._bucket.view("*.*") as view:
-            entries = dict(view.entries)
-        run_ids = sorted((key.removesuffix(".spec") for key in entries if key.endswith(".spec")), reverse=True)
-        run_ids = [run_id for run_id in run_ids if _is_run_id(run_id)]
-        selected = [run_id for run_id in run_ids if not after or run_id < after][:limit]
-        return [_listed(run_id, entries) for run_id in selected]
-
     async def request(self, run_id: str, action: Action) -> Run:
         """Sets the desired state of a run. Raises the problem 404, or 409 when the run's state forbids the action."""
         desired = _DESIRED[action]
-        value = json.dumps(desired).encode()
         for _ in range(_ATTEMPTS):
-            run = await self.get(run_id)
+            stored = await self._read(run_id)
+            if stored is None or stored.is_deleted:
+                raise no_such_run(run_id)
+            run = stored.run(run_id)
             if run.state == "cancelled" and action == "cancel":
                 return run
             if run.is_final or (run.desired == "cancelled" and action != "cancel"):
                 raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}: {action} comes too late; submit a new run instead")
-            current = await self._bucket.get(f"{run_id}.desired")
-            try:
-                if current is None:
-                    await self._bucket.create(f"{run_id}.desired", value)
-                elif run.desired != desired:
-                    await self._bucket.update(f"{run_id}.desired", value, current.revision)
-            except Conflict:
-                continue
-            return await self.get(run_id)
-        raise ProblemError(409, "concurrent-change", f"other requests keep changing the desired state of run {run_id}; try again")
+            if await self._set_desired(run_id, desired, stored):
+                return replace(run, desired=desired)
+        raise _concurrent_change(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        """Requests that a finished run is deleted; no error if that was requested before.
+
+        Raises the problem 404, and 409 while the run has not ended.
+        """
+        for _ in range(_ATTEMPTS):
+            stored = await self._read(run_id)
+            if stored is None:
+                raise no_such_run(run_id)
+            if stored.is_deleted:
+                return
+            run = stored.run(run_id)
+            if not run.is_final:
+                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}; cancel it, and delete it once it has ended")
+            if await self._set_desired(run_id, "deleted", stored):
+                return
+        raise _concurrent_change(run_id)
+
+    async def _read(self, run_id: str) -> _Stored | None:
+        """The keys of a run; None if there is neither a spec nor a deletion in progress."""
+        try:
+            checked_name(run_id, "run id")
+        except SettingsError:
+            return None
+        stored = _Stored(*await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in ("spec", "desired", "status"))))
+        return stored if stored.spec or stored.is_deleted else None
+
+    async def _set_desired(self, run_id: str, desired: DesiredState, stored: _Stored) -> bool:
+        """False if another request changed it since it was read."""
+        key, value = f"{run_id}.desired", json.dumps(desired).encode()
+        try:
+            if stored.desired is None:
+                await self._bucket.create(key, value)
+            elif stored.desired.value != value:
+                await self._bucket.update(key, value, stored.desired.revision)
+        except Conflict:
+            return False
+        return True
 
 
-def _listed(run_id: str, entries: Mapping[str, bytes]) -> Run | UnreadableRun:
-    try:
-        return Run(*read_run(run_id, entries[f"{run_id}.spec"], entries.get(f"{run_id}.desired"), entries.get(f"{run_id}.status")))
-    except CorruptRecordError as error:
-        return UnreadableRun(run_id, str(error))
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The keys of one run."""
+
+    spec: Entry | None
+    desired: Entry | None
+    status: Entry | None
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.desired is not None and self.desired.value == DELETED
+
+    def run(self, run_id: str) -> Run:
+        """Raises the problems 404 and `unreadable-run`."""
+        if self.spec is None:
+            raise no_such_run(run_id)
+        values = (entry.value if entry else None for entry in (self.desired, self.status))
+        try:
+            return Run(*read_run(run_id, self.spec.value, *values))
+        except CorruptRecordError as error:
+            raise unreadable_run(str(error)) from None
 
 
-def _is_run_id(name: str) -> bool:
-    try:
-        checked_name(name, "run id")
-    except SettingsError as error:
-        _log.warning("run_key_ignored", key=f"{name}.spec", error=str(error))
-        return False
-    return True
+def _concurrent_change(run_id: str) -> ProblemError:
+    return ProblemError(409, "concurrent-change", f"other requests keep changing the desired state of run {run_id}; try again")

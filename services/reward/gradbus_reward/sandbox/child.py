@@ -1,11 +1,12 @@
 """The process that runs a user's `grade(sample, item)`. Standard library only; the parent is `process.py`.
 
-Frames both ways: four bytes of length, big-endian, then JSON.
-  out  {"layers": {...}}                          once, after confinement
-  in   {"sources": {part: source}}                once
-  out  {"faults": {part: reason}}                 once
-  in   [[output_text, finish_reason, item_json]]  a batch
-  out  [{part: [reward, components] | reason}]    its results, in the order of the batch
+Lines of JSON both ways:
+  out  {"layers": {...}}                               once, after confinement
+  in   {"sources": {part: source}}                     once
+  out  {"faults": {part: reason}}                      once
+  in   [at_once, [[output_text, finish_reason, item_json]]]
+                                                       a batch; at_once: whether the parent needs each result as soon as there is one
+  out  [n, {part: [reward, components] | reason}]      a line for each row; n counts the rows of all batches
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from itertools import count, islice
 from typing import Any, BinaryIO
 
+from gradbus_reward.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
 from gradbus_reward.sandbox.confinement import confine
 
-MAX_REASON = 500
-MAX_COMPONENTS = 64
-MAX_NAME = 200
+_MAX_FAULTS = 16
+_SLOW_SECONDS = 0.001
+"""A row that takes longer is worth a write of its own."""
+_MAX_INTEGER = 1 << 1000
+"""Below the range of a double."""
 
 Grade = Callable[[dict[str, str], Any], object]
 PartResult = tuple[float, dict[str, float]] | str
@@ -42,8 +47,16 @@ def main() -> None:
         return
     grades, faults = _loaded(first["sources"])
     _send(outgoing, {"faults": faults})
-    while (rows := _receive(incoming)) is not None:
-        _send(outgoing, [_grade(grades, *row) for row in rows])
+    serial = count()
+    while (batch := _receive(incoming)) is not None:
+        at_once, rows = batch
+        for row in rows:
+            began = time.monotonic()
+            result = _grade(grades, *row)
+            _write(outgoing, [next(serial), result])
+            if at_once or time.monotonic() - began > _SLOW_SECONDS:
+                outgoing.flush()
+        outgoing.flush()
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -57,16 +70,17 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _receive(stream: BinaryIO) -> Any:
-    header = stream.read(4)
-    if len(header) < 4:
-        return None
-    return json.loads(stream.read(struct.unpack(">I", header)[0]))
+    line = stream.readline()
+    return json.loads(line) if line else None
 
 
 def _send(stream: BinaryIO, message: object) -> None:
-    body = json.dumps(message).encode()
-    stream.write(struct.pack(">I", len(body)) + body)
+    _write(stream, message)
     stream.flush()
+
+
+def _write(stream: BinaryIO, message: object) -> None:
+    stream.write(json.dumps(message).encode() + b"\n")
 
 
 def _loaded(sources: Mapping[str, str]) -> tuple[dict[str, Grade], dict[str, str]]:
@@ -83,7 +97,7 @@ def _loaded(sources: Mapping[str, str]) -> tuple[dict[str, Grade], dict[str, str
             grades[part] = names["grade"]
         else:
             faults[part] = "the source defines no function grade(sample, item)"
-    return grades, faults
+    return grades, dict(islice(faults.items(), _MAX_FAULTS))
 
 
 def _grade(grades: Mapping[str, Grade], output_text: str, finish_reason: str, item_json: str) -> dict[str, PartResult]:
@@ -100,17 +114,23 @@ def _grade(grades: Mapping[str, Grade], output_text: str, finish_reason: str, it
 
 def _checked(result: object) -> PartResult:
     """The reward and components that `grade` returned, or a reason if a value is not a finite number."""
-    parts: dict[Any, Any] = dict(result) if isinstance(result, dict) else {"reward": result}
-    if len(parts) > MAX_COMPONENTS:
-        return f"grade() returned {len(parts)} named values; at most {MAX_COMPONENTS}"
-    if "reward" not in parts:
+    if isinstance(result, dict) and len(result) > MAX_COMPONENTS:
+        return f"grade() returned {len(result)} named values; at most {MAX_COMPONENTS}"
+    parts = result.items() if isinstance(result, dict) else [("reward", result)]
+    values: dict[str, float] = {}
+    for key, value in parts:
+        name = str(key)
+        if len(name) > MAX_NAME:
+            return f"grade() returned a value whose name has {len(name)} characters; at most {MAX_NAME}"
+        if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+            return f"grade() returned {name[:80]} = an integer of {value.bit_length()} bits; scale it"
+        # Converted before it is checked: a subclass may convert to something else.
+        number = float(value) if isinstance(value, int | float) else math.nan
+        if not math.isfinite(number):
+            return f"grade() returned {name[:80]} = {repr(value)[:80]}, not a finite number"
+        values[name] = number
+    if "reward" not in values:
         return "grade() returned a dict without 'reward'"
-    for name, value in parts.items():
-        if len(str(name)) > MAX_NAME:
-            return f"grade() returned a value whose name has {len(str(name))} characters; at most {MAX_NAME}"
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            return f"grade() returned {str(name)[:80]} = {repr(value)[:80]}, not a finite number"
-    values = {str(name): float(value) for name, value in parts.items()}
     return values.pop("reward"), values
 
 
@@ -122,4 +142,8 @@ def _described(error: BaseException) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     where = f" (line {line} of the grader)" if line else ""
-    return f"{type(error).__name__}: {error}"[:MAX_REASON] + where
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - the text of a user's exception is the user's code
+        text = "its text cannot be made"
+    return f"{type(error).__name__}: {text}"[:MAX_REASON] + where

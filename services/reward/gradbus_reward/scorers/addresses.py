@@ -7,7 +7,9 @@ import fnmatch
 import ipaddress
 import socket
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import SplitResult, urlsplit
 
 from gradbus.errors import ScorerError
@@ -22,6 +24,10 @@ _METADATA = frozenset({ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_addre
 _ENDING_IN_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
 _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 _LOOPBACK_OR_NONE = frozenset({ipaddress.IPv6Address("::"), ipaddress.IPv6Address("::1")})
+
+
+class HostUnknownError(ScorerError):
+    """A scorer's host has no address. It may get one when the scorer starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +48,19 @@ class AddressPolicy:
     """Host patterns, e.g. `scorer`, `*.rewards.svc`, or `*` for any."""
     allow_loopback: bool = False
 
-    async def resolve(self, url: str) -> Endpoint:
+    async def resolve(self, url: str, threads: Executor | None = None) -> Endpoint:
         """The checked endpoint of `url`. Connect to its addresses, not to the name, which may resolve to others the next time.
 
-        Raises ScorerError if the URL is not one, the name has no address, or any of its addresses is refused.
+        `threads`: where to wait for the name service. None: the event loop's threads, which all scorers share.
+        Raises HostUnknownError if the name has no address, and ScorerError if the URL is not one or any of its addresses is refused.
         """
         host, port = _host_and_port(url)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().run_in_executor(
+                threads, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            )
         except (OSError, UnicodeError) as error:
-            raise ScorerError(f"the scorer's host {host!r} has no address ({error}); check reward.service") from error
+            raise HostUnknownError(f"the scorer's host {host!r} has no address ({error}); check reward.service") from error
         addresses = tuple(
             sorted({ipaddress.ip_address(entry[4][0]) for entry in found}, key=lambda address: (address.version, int(address)))
         )

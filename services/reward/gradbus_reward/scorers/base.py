@@ -32,7 +32,7 @@ class RefusingScorer:
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:  # noqa: ARG002 - the Protocol's shape
         """`error` for every sample."""
-        return failed_results(request.samples, self._reason, "refused")
+        return failed_results(request.samples, self._reason, "grader")
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from gradbus.errors import GraderError
 from gradbus.spec import RewardSpec
+from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.addresses import AddressPolicy
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
@@ -24,14 +25,16 @@ class ScorerSettings:
     python_graders: bool = False
     """Whether Python graders run here, each in processes of its own."""
     pool: PoolSettings = field(default_factory=PoolSettings)
+    max_processes: int = 32
+    """Grader processes of all runs together."""
 
 
-def create_scorer(reward_json: str, settings: ScorerSettings) -> Scorer:
+def create_scorer(reward_json: str, settings: ScorerSettings, budget: ProcessBudget) -> Scorer:
     """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         if spec.grader is not None:
-            return GraderScorer(spec.grader, python_graders=settings.python_graders, pool=settings.pool)
+            return GraderScorer(spec.grader, python_graders=settings.python_graders, pool=settings.pool, budget=budget)
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
     except GraderError as error:

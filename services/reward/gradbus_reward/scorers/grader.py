@@ -8,16 +8,22 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any
 
+from gradbus.algorithms import MAX_REWARD
 from gradbus.errors import GraderError, ScorerError
 from gradbus.graders import Formula, GradeFunction, InvalidSampleError, ScoreResult, compiled_grader
 from gradbus.spec import Grader, MultiGrader, PythonGrader
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
-from gradbus_reward.scorers.results import MAX_COMPONENTS, MAX_NAME, MAX_REASON, complete_results, failed_results
+from gradbus_reward.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
+from gradbus_reward.sandbox.budget import ProcessBudget
+from gradbus_reward.sandbox.pool import GradeCall, GraderPool, PoolSettings
+from gradbus_reward.sandbox.process import GraderSourceError
+from gradbus_reward.scorers.results import MAX_COMPONENT, complete_results, failed_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
 ATTEMPTS = 3
@@ -26,19 +32,20 @@ MAX_REMEMBERED = 4096
 SINGLE = "grader"
 """Part name of a grader that is not `multi`."""
 
+_NOT_REACHED = ScoreResult.error("no time was left for this sample; raise reward.timeout_seconds, or make the grader faster")
 # Of the deadline, for the response after a grader that hangs.
 _RESPONSE_SECONDS = 0.25
 
 Sample = reward_pb2.ScoreSample
 Parts = dict[str, ScoreResult]
-_Key = tuple[str, str, int]
-"""Run, sample and the hash of its text, because held-out samples of all versions have the same ids."""
+_Key = tuple[str, int]
+"""Sample and the hash of its text, because held-out samples of all versions have the same ids."""
 
 
 class GraderScorer:
-    """Scores by the `grader` of a run's `[reward]` section."""
+    """Scores by the `grader` of one run's `[reward]` section."""
 
-    def __init__(self, grader: Grader, *, python_graders: bool, pool: PoolSettings) -> None:
+    def __init__(self, grader: Grader, *, python_graders: bool, pool: PoolSettings, budget: ProcessBudget) -> None:
         """Raises GraderError for a template or formula that is not well formed."""
         parts = grader.graders if isinstance(grader, MultiGrader) else {SINGLE: grader}
         self._comparisons: dict[str, GradeFunction] = {
@@ -47,7 +54,8 @@ class GraderScorer:
         self._formula = _formula(grader, set(parts)) if isinstance(grader, MultiGrader) else None
         sources = {name: part.source or "" for name, part in parts.items() if isinstance(part, PythonGrader)}
         self._allowed = python_graders or not sources
-        self._pool = GraderPool(sources, pool) if sources else None
+        self._pool = GraderPool(sources, pool, budget) if sources and python_graders else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compare")
         self._sources = tuple(sources)
         self._stops = _StopCounts()
 
@@ -56,14 +64,16 @@ class GraderScorer:
         samples = request.samples
         if not self._allowed:
             reason = "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
-            return failed_results(samples, reason, "refused")
+            return failed_results(samples, reason, "grader")
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)
         try:
             with grade_spans(self._comparisons, samples):
-                # In a thread, so that long texts do not block the event loop.
-                compared = await asyncio.to_thread(self._compare, samples, end)
+                # In a thread of this run's own, so that long texts hold up no other run.
+                compared = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, samples, end)
             with grade_spans(self._sources, samples):
-                graded = await self._grade(request.run_id, samples, end - time.monotonic())
+                graded = await self._grade(samples, end - time.monotonic())
+        except GraderSourceError as error:
+            return failed_results(samples, str(error), "grader")
         except ScorerError as error:
             return failed_results(samples, str(error), "refused")
         return complete_results(
@@ -72,7 +82,8 @@ class GraderScorer:
         )
 
     async def close(self) -> None:
-        """Stops the processes."""
+        """Stops the processes and the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             await self._pool.close()
 
@@ -80,24 +91,33 @@ class GraderScorer:
         parse = cache(json.loads)  # the samples of a group have the same row
         return [{name: _compare_sample(function, sample, parse, end) for name, function in self._comparisons.items()} for sample in samples]
 
-    async def _grade(self, run_id: str, samples: Sequence[Sample], seconds: float) -> list[Parts]:
+    async def _grade(self, samples: Sequence[Sample], seconds: float) -> list[Parts]:
         """The Python parts of every sample."""
         if self._pool is None:
             return [{} for _ in samples]
-        ids = [(run_id, sample.sample_id, hash(sample.response)) for sample in samples]
+        ids = [(sample.sample_id, hash(sample.response)) for sample in samples]
         rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
         suspects = frozenset(n for n, key in enumerate(ids) if self._stops.count(key))
         call = await self._pool.grade(rows, suspects, max(seconds, 0.0))
-        # A grader that stopped on one sample and scored none hangs on all: finding each by itself would take hours.
-        for n in range(len(samples)) if call.stopped and not call.results else call.stopped:
-            self._stops.add(ids[n])
-        reasons = [call.stopped.get(n, "no time was left for this sample; raise reward.timeout_seconds") for n in range(len(samples))]
+        failed = self._failed(ids, call, has_graded=self._pool.has_graded)
         return [
-            self._read(call.results[n]) if n in call.results else dict.fromkeys(self._sources, self._failed(ids[n], reasons[n]))
+            self._read(call.results[n]) if n in call.results else dict.fromkeys(self._sources, failed.get(n, _NOT_REACHED))
             for n in range(len(samples))
         ]
 
-    def _failed(self, key: _Key, reason: str) -> ScoreResult:
+    def _failed(self, ids: Sequence[_Key], call: GradeCall, *, has_graded: bool) -> dict[int, ScoreResult]:
+        """The results of rows that stopped the grader or, in a call without any result, may have."""
+        hopeless = dict.fromkeys(range(len(ids)), call.stops[-1]) if call.stops and not call.results else {}
+        if has_graded:
+            # It hangs or dies now on whatever it gets: finding that out sample by sample would take hours.
+            return {n: self._stopped(ids[n], reason) for n, reason in (hopeless or call.stopped).items()}
+        for n in call.stopped:
+            self._stops.add(ids[n])  # the next call begins with the others
+        return {n: ScoreResult.error(f"the grader has scored no sample yet: {reason}", permanent=True) for n, reason in hopeless.items()}
+
+    def _stopped(self, key: _Key, reason: str) -> ScoreResult:
+        """The result of a sample that stopped the grader once more."""
+        self._stops.add(key)
         if self._stops.count(key) < ATTEMPTS:
             return ScoreResult.error(reason)
         return ScoreResult.invalid(f"given up after {ATTEMPTS} attempts: {reason}")
@@ -110,7 +130,7 @@ class GraderScorer:
         if failed := [(part.status, name) for name, part in parts.items() if part.status != "ok"]:
             name = next((name for status, name in failed if status == "error"), failed[0][1])
             part = parts[name]
-            return part if self._formula is None else ScoreResult(status=part.status, reason=f"{name}: {part.reason}")
+            return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
         if self._formula is None:
             return parts[SINGLE]
         components = {name: part.reward for name, part in parts.items()}
@@ -118,7 +138,7 @@ class GraderScorer:
         free = max(0, MAX_COMPONENTS - len(components))
         fitting = dict(islice(((name, value) for name, value in inner if len(name) <= MAX_NAME), free))
         try:
-            return ScoreResult(self._formula.value(components), components | fitting)
+            return _in_range(ScoreResult(self._formula.value(components), components | fitting))
         except GraderError as error:
             return ScoreResult.invalid(str(error))
 
@@ -148,7 +168,7 @@ def _formula(grader: MultiGrader, names: set[str]) -> Formula:
 
 def _compare_sample(function: GradeFunction, sample: Sample, parse: Callable[[str], Any], end: float) -> ScoreResult:
     if time.monotonic() > end:
-        return ScoreResult.error("no time was left for this sample; raise reward.timeout_seconds")
+        return _NOT_REACHED
     try:
         return ScoreResult(
             function({"output_text": sample.response, "finish_reason": sample.finish_reason}, parse(sample.item_json or "{}"))
@@ -156,18 +176,28 @@ def _compare_sample(function: GradeFunction, sample: Sample, parse: Callable[[st
     except InvalidSampleError as error:
         return ScoreResult.invalid(str(error))
     except (GraderError, ValueError) as error:
-        return ScoreResult.error(str(error))
+        return ScoreResult.error(str(error), permanent=True)
 
 
 def _read_part(sent: object) -> ScoreResult:
     """A part's result from a confined process, which may send anything: [reward, components] or a reason."""
     match sent:
         case [int() | float() as reward, dict() as components] if all(_is_finite(value) for value in (reward, *components.values())):
-            return ScoreResult(float(reward), components)
+            return _in_range(ScoreResult(float(reward), components))
         case str():
             # Trying again would not change what the user's code does with the sample.
             return ScoreResult.invalid(sent[:MAX_REASON])
-    return ScoreResult.error("the grader's process broke its protocol; do not use its open files")
+    return ScoreResult.error("the grader's process broke its protocol; do not use its open files", permanent=True)
+
+
+def _in_range(result: ScoreResult) -> ScoreResult:
+    """The result, or `invalid`: to grade the sample again would give the same number."""
+    if abs(result.reward) > MAX_REWARD:
+        return ScoreResult.invalid(f"the grader's reward is {result.reward:g}; scale it to at most {MAX_REWARD:g}")
+    for name, value in result.components.items():
+        if abs(value) > MAX_COMPONENT:
+            return ScoreResult.invalid(f"the grader's component {name[:80]!r} is {value:g}; scale it to at most {MAX_COMPONENT:g}")
+    return result
 
 
 def _is_finite(value: object) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 from opentelemetry import propagate
@@ -16,8 +17,10 @@ from gradbus.errors import ScorerError
 from gradbus.graders.result import STATUS, ScoreResult
 from gradbus.telemetry import Attributes, span
 from gradbus.v1 import reward_pb2
+from gradbus_reward.sandbox.bounds import MAX_REASON
 from gradbus_reward.scorers.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
-from gradbus_reward.scorers.results import MAX_REASON, complete_results, failed_results, max_response_bytes
+from gradbus_reward.scorers.first_connection import FirstConnection
+from gradbus_reward.scorers.results import check_number, complete_results, failed_results, max_response_bytes
 
 
 class HttpScorer:
@@ -26,14 +29,19 @@ class HttpScorer:
     def __init__(self, url: str, policy: AddressPolicy) -> None:
         self._url = url
         self._policy = policy
+        self._first_connection = FirstConnection()
         self._client = httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=None)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample. A call that fails is an `error` for all of them, a malformed result for its sample only."""
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadline_seconds):
-                body = await self._post(_body(request, deadline_seconds), max_response_bytes(len(request.samples)))
-            results = await asyncio.to_thread(_results, body)
+                # JSON in a thread of its own, so that the samples of one run hold up no other.
+                content = await loop.run_in_executor(self._thread, _body, request, deadline_seconds)
+                body = await self._post(content, max_response_bytes(len(request.samples)), deadline_seconds)
+                results = await loop.run_in_executor(self._thread, _results, body, len(request.samples))
         except TimeoutError:
             reason = f"the scorer at {self._url} did not respond within {deadline_seconds:.1f} s; make it faster"
             return failed_results(request.samples, reason, "timeout")
@@ -45,12 +53,14 @@ class HttpScorer:
         return complete_results(request.samples, results)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections and the thread."""
         await self._client.aclose()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _post(self, content: bytes, max_bytes: int) -> bytes:
+    async def _post(self, content: bytes, max_bytes: int, deadline_seconds: float) -> bytes:
         """The body of the response, up to `max_bytes`, from the first of the checked addresses that accepts the connection."""
-        endpoint = await self._policy.resolve(self._url)
+        endpoint = await self._policy.resolve(self._url, self._thread)
+        await self._first_connection.wait(endpoint, deadline_seconds)
         attributes: Attributes = {"http.request.method": "POST", "server.address": endpoint.host, "server.port": endpoint.port}
         with span("POST", SpanKind.CLIENT, attributes=attributes):
             for address in endpoint.addresses[:-1]:
@@ -108,14 +118,16 @@ def _item(sample: reward_pb2.ScoreSample) -> object:
         raise ScorerError(f"the row of sample {sample.sample_id} is not JSON ({error}); fix the dataset") from error
 
 
-def _results(body: bytes) -> list[reward_pb2.SampleReward]:
+def _results(body: bytes, samples: int) -> list[reward_pb2.SampleReward]:
     try:
-        document = json.loads(body)
+        # Integers as floats: one with thousands of digits then spoils its sample, not the whole response.
+        document = json.loads(body, parse_int=float)
     except (ValueError, RecursionError) as error:
         raise ScorerError(f"the scorer's response is not JSON ({error}); send an object with `results`") from error
     results = document.get("results") if isinstance(document, Mapping) else None
     if not isinstance(results, list):
         raise ScorerError("the scorer's response has no list `results`; send an object with one result per sample")
+    check_number(len(results), samples)
     return list(_read(results))
 
 
@@ -127,31 +139,30 @@ def _read(results: Sequence[object]) -> Iterator[reward_pb2.SampleReward]:
 
 
 def _result(entry: Mapping[str, object]) -> ScoreResult:
-    reason = str(entry.get("reason") or "")[:MAX_REASON]
+    given = entry.get("reason")
+    reason = given[:MAX_REASON] if isinstance(given, str) else ""
     match entry.get("status"):
         case "ok":
             return _ok_result(entry.get("reward"), entry.get("components") or {})
         case "invalid":
             return ScoreResult.invalid(reason)
         case "error":
-            return ScoreResult.error(reason)
+            return ScoreResult.error(reason, permanent=entry.get("permanent") is True)
         case status:
-            return ScoreResult.error(f"the scorer returned the unknown status {str(status)[:80]!r}; use {', '.join(STATUS)}")
+            return ScoreResult.error(f"the scorer returned the unknown status {_shown(status)}; use {', '.join(STATUS)}", permanent=True)
 
 
 def _ok_result(reward: object, components: object) -> ScoreResult:
-    if not _is_number(reward):
-        return ScoreResult.error(f"the scorer's reward {str(reward)[:80]!r} is not a number; return a number, or `invalid`")
-    if not isinstance(components, Mapping) or not all(_is_number(value) for value in components.values()):
-        return ScoreResult.error("the scorer's components are not an object of numbers; leave out other values")
-    try:
-        return ScoreResult(float(str(reward)), {str(name): float(value) for name, value in components.items()})
-    except OverflowError:
-        return ScoreResult.error("the scorer returned a number beyond the range of a double; scale it")
+    if not isinstance(reward, float):
+        return ScoreResult.error(f"the scorer's reward {_shown(reward)} is not a number; return a number, or `invalid`", permanent=True)
+    if not isinstance(components, Mapping) or not all(isinstance(value, float) for value in components.values()):
+        return ScoreResult.error("the scorer's components are not an object of numbers; leave out other values", permanent=True)
+    return ScoreResult(reward, components)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _shown(value: object) -> str:
+    """A short form of a JSON value, however large it is."""
+    return repr(value[:80]) if isinstance(value, str) else repr(value) if isinstance(value, bool | float | None) else type(value).__name__
 
 
 def _is_address(host: str) -> bool:

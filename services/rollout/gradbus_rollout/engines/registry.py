@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
+from gradbus.aio.threads import in_run_thread
+from gradbus.process.limits import check_threads
 from gradbus.spec import LoraSpec, RunSpec
 from gradbus.spec.engine_traits import ENGINES, EngineName
 from gradbus_rollout.engines.base import Engine
@@ -23,25 +25,40 @@ class EngineFactory:
         self._settings = settings
         self._open: Mapping[EngineName, _Open] = {"torch": self._open_torch, "sglang": self._open_sglang}
 
+    @staticmethod
+    def preload() -> None:
+        """Imports torch, where it is installed, so that no run waits for it."""
+        if find_spec("torch") is not None:
+            import gradbus_rollout.engines.torch  # noqa: F401, PLC0415 - a worker of a server engine has no torch
+
+    @staticmethod
+    def release() -> None:
+        """Frees what torch keeps of an engine that is closed."""
+        if find_spec("torch") is not None:
+            from gradbus_kernels.models.loading import return_device_memory  # noqa: PLC0415 - see `preload`
+
+            return_device_memory()
+
     async def open(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
         """The engine of one run. Raises ModelError, SettingsError and, for a server that does not start, EngineError."""
         return await self._open[spec.rollout.engine](folder, spec, stop_token_ids)
 
     async def open_base(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
         """An embedded engine for the base model, whatever the run trains. Raises ModelError and SettingsError."""
-        return await asyncio.to_thread(self._torch_engine, folder, spec, stop_token_ids, None)
+        return await in_run_thread(lambda: self._torch_engine(folder, spec, stop_token_ids, None), "open engine")
 
     def broadcast_python(self, engine: EngineName) -> str:
         """A Python that has torch, for the process that takes part in weight broadcasts: the worker's own, or the server's."""
         return sys.executable if ENGINES[engine].embedded else SGLangSettings().python
 
     async def _open_torch(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int]) -> Engine:
-        return await asyncio.to_thread(self._torch_engine, folder, spec, stop_token_ids, spec.trainer.lora)
+        return await in_run_thread(lambda: self._torch_engine(folder, spec, stop_token_ids, spec.trainer.lora), "open engine")
 
     def _torch_engine(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int], lora: LoraSpec | None) -> Engine:
         from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - only this engine needs torch
 
         rollout = spec.rollout
+        check_threads(rollout.threads, "rollout.threads")
         config = TorchEngineConfig(
             slots=rollout.slots,
             max_new_tokens=rollout.max_new_tokens,

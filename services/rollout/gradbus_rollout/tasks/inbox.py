@@ -11,7 +11,9 @@ from gradbus.v1.task_pb2 import Task, TaskKind
 class TaskInbox:
     """Keeps each task from its fetch until its groups are in the buffer. The worker claims every group in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups_at_once: int) -> None:
+        """A task of more than `groups_at_once` groups becomes several."""
+        self._groups_at_once = groups_at_once
         self._waiting: list[Delivery] = []
         self._running: list[Delivery] = []
 
@@ -20,20 +22,23 @@ class TaskInbox:
         task = delivery.task
         known = {(claimed.kind, claimed.version, group.index) for claimed in self._tasks() for group in claimed.groups}
         fresh = [group for group in task.groups if (task.kind, task.version, group.index) not in known]
-        if fresh:
+        for start in range(0, len(fresh), self._groups_at_once):
             kept = Task()
             kept.CopyFrom(task)
             del kept.groups[:]
-            kept.groups.extend(fresh)
+            kept.groups.extend(fresh[start : start + self._groups_at_once])
             self._waiting.append(Delivery(kept, delivery.received))
 
-    def lowest(self, ready: Callable[[Task], bool]) -> Delivery | None:
-        """Of the waiting tasks that are `ready`, one of the lowest version; evaluation before training.
+    def ready(self, can_run: Callable[[Task], bool]) -> list[Delivery]:
+        """The waiting tasks that can run."""
+        return [delivery for delivery in self._waiting if can_run(delivery.task)]
+
+    def lowest(self, can_run: Callable[[Task], bool]) -> Delivery | None:
+        """Of the waiting tasks that can run, one of the lowest version; evaluation before training.
 
         A worker that waited for a later version while a task of an earlier one can run would stop the run for good.
         """
-        candidates = [delivery for delivery in self._waiting if ready(delivery.task)]
-        return min(candidates, key=_urgency, default=None)
+        return min(self.ready(can_run), key=_urgency, default=None)
 
     def start(self, delivery: Delivery) -> None:
         """Moves a waiting task to the running ones."""

@@ -1,134 +1,116 @@
-"""Prompts to tokens, and responses to text. Tokenised once, here: every other service works on the ids (R11)."""
+"""The rows of a dataset as prompts for the engine. The run's tokenizer works in a process of its own."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from jinja2 import TemplateError
-from transformers import AutoTokenizer
+from gradbus.aio.threads import in_run_thread
+from gradbus.formats.tokens import pack_ids, token_count, unpack_ids
+from gradbus.tokenizer.tokenizer import NumberedPrompt, Tokenizer
 
-from gradbus.errors import DatasetError, ModelError
-from gradbus.formats.hf_model import check_model_folder
-from gradbus.formats.jsonl import numbered
-
-_KINDS = "a prompt is a text, or a list of {role, content} messages; correct the dataset's prompt column"
-_CHECKED_ROWS = 10_000
-_KEPT_ROWS = 10_000
-"""Bounds the ids in memory: they take ten times the room of their text, so a whole dataset's might not fit."""
+_CHECKED_ROWS: Final = 10_000
+_CHECK_SECONDS: Final = 30.0
+_ROWS_AT_ONCE: Final = 64
+_KEPT_ROWS: Final = 10_000
+_KEPT_SIZE: Final = 1 << 24
+"""Tokens and characters of the rows that are kept: a chat template may make any number of tokens of a row."""
 
 
-class PromptEncoder:
-    """The tokenizer of a model folder, and a run's limits on prompts."""
+@dataclass(frozen=True, slots=True)
+class _Row:
+    ids: bytes
+    """Packed: as numbers of Python they would take ten times the room."""
+    text: str | None
+    """None for chat messages whose text was not asked for yet."""
 
-    def __init__(self, folder: Path, max_new_tokens: int, max_prompt_tokens: int | None = None, extra_stop_ids: Iterable[int] = ()) -> None:
-        """Raises ModelError when the folder has no tokenizer that works, or its context is shorter than the response."""
-        info = check_model_folder(folder)
-        room = info.context_length - max_new_tokens
-        if room < 1:
-            raise ModelError(f"max_new_tokens = {max_new_tokens} fills the model's context of {info.context_length}; lower max_new_tokens")
-        self.max_prompt_tokens = room if max_prompt_tokens is None else min(room, max_prompt_tokens)
-        self._vocab_size = info.vocab_size
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"the tokenizer in {folder} cannot be loaded ({error}); save it again with `save_pretrained`") from error
-        fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
-        self._backend = self._tokenizer.backend_tokenizer if fast else None
-        self.stop_token_ids = frozenset(_stop_ids(folder)) | frozenset(extra_stop_ids) | _as_ids(self._tokenizer.eos_token_id)
-
-    def encode(self, prompt: object, line: int) -> tuple[int, ...]:
-        """Token ids `[P]` of a prompt: plain text by the tokenizer, messages by the chat template.
-
-        Raises DatasetError (naming `line`) for a prompt of another kind, empty or too long, ModelError without a template.
-        """
-        ids = tuple(self._text_ids(prompt) if isinstance(prompt, str) else self._chat_ids(prompt, line))
-        if not ids:
-            raise DatasetError(f"line {line} has an empty prompt; remove the line")
-        if len(ids) > self.max_prompt_tokens:
-            raise DatasetError(
-                f"the prompt of line {line} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
-            )
-        if max(ids) >= self._vocab_size:
-            raise ModelError(f"the tokenizer gives id {max(ids)}, the model has {self._vocab_size}; use the model's own tokenizer")
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of a response's ids, without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def decode_all(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """`decode` of many responses; with a fast tokenizer in one call, which saves transformers' cost per text."""
-        if self._backend is None:
-            return [self.decode(ids) for ids in sequences]
-        texts: list[str] = self._backend.decode_batch(list(sequences), skip_special_tokens=True)
-        return texts
-
-    def _text_ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text)["input_ids"]
-        return ids
-
-    def _chat_ids(self, prompt: object, line: int) -> list[int]:
-        messages = _messages(prompt, line)
-        if self._tokenizer.chat_template is None:
-            raise ModelError(
-                "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
-            )
-        try:
-            text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        except TemplateError as error:
-            raise DatasetError(f"the chat template refuses the messages of line {line} ({error}); correct the line") from error
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote the special tokens
-        return ids
+    @property
+    def size(self) -> int:
+        return token_count(self.ids) + len(self.text or "")
 
 
 class PromptTable:
-    """The rows of a prompts object. Encodes the first rows at once, so that a prompt which the model cannot take fails early."""
+    """The rows of a prompts object. A row is encoded when it is first needed, and kept while it is among the newest.
 
-    def __init__(self, encoder: PromptEncoder, content: bytes) -> None:
-        """Raises DatasetError, naming the line, for a prompt that is empty or too long."""
-        self._encoder = encoder
-        self._lines, self._prompts = zip(*((line, row["prompt"]) for line, row in numbered(content)), strict=True)
-        self.ids = lru_cache(_KEPT_ROWS)(self._encoded)
-        """Token ids `[P]` of a row's prompt, cached."""
-        for row in range(min(_CHECKED_ROWS, len(self._prompts))):
-            self.ids(row)
+    Every method raises DatasetError and ModelError, as `Tokenizer` does.
+    """
 
-    def _encoded(self, row: int) -> tuple[int, ...]:
-        return self._encoder.encode(self._prompts[row], self._lines[row])
+    def __init__(self, tokenizer: Tokenizer, prompts: _Prompts) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._kept: OrderedDict[int, _Row] = OrderedDict()
+        self._kept_size = 0
 
-    def text(self, row: int) -> str:
-        """The prompt as text, for the scorer; of chat messages, the text that the template made."""
-        prompt = self._prompts[row]
-        return prompt if isinstance(prompt, str) else self._encoder.decode(self.ids(row))
+    @classmethod
+    async def open(cls, tokenizer: Tokenizer, content: bytes) -> PromptTable:
+        """The table. Encodes the first rows at once, so that a prompt which the model cannot take fails early."""
+        table = cls(tokenizer, await in_run_thread(lambda: _Prompts(content), "read prompts"))
+        checked, deadline = min(_CHECKED_ROWS, len(table._prompts)), time.monotonic() + _CHECK_SECONDS
+        for start in range(0, checked, _ROWS_AT_ONCE):
+            await table._rows(range(start, min(start + _ROWS_AT_ONCE, checked)))
+            if time.monotonic() > deadline:
+                break
+        return table
 
-    def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+    async def ids(self, rows: Sequence[int]) -> list[tuple[int, ...]]:
+        """Token ids `[P]` of each row's prompt."""
+        return [unpack_ids(row.ids) for row in await self._rows(rows)]
+
+    async def texts(self, rows: Sequence[int]) -> list[str]:
+        """The prompts as text, for the scorer; of chat messages, the text that the template made."""
+        found = dict(zip(rows, await self._rows(rows), strict=True))
+        unknown = {number: row.ids for number, row in found.items() if row.text is None}
+        for number, text in zip(unknown, await self._tokenizer.decode([unpack_ids(ids) for ids in unknown.values()]), strict=True):
+            found[number] = _Row(unknown[number], text)
+            self._keep(number, found[number])
+        return [found[number].text or "" for number in rows]
+
+    async def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """Texts of responses, from their ids."""
-        return self._encoder.decode_all(responses)
+        return await self._tokenizer.decode(responses)
+
+    async def _rows(self, rows: Sequence[int]) -> list[_Row]:
+        found = {number: self._kept[number] for number in rows if number in self._kept}
+        missing = [number for number in dict.fromkeys(rows) if number not in found]
+        prompts = [self._prompts[number] for number in missing]
+        for number, given, ids in zip(missing, prompts, await self._tokenizer.encode(prompts), strict=True):
+            found[number] = _Row(pack_ids(ids), given.prompt if isinstance(given.prompt, str) else None)
+        for number, row in found.items():
+            self._keep(number, row)
+        return [found[number] for number in rows]
+
+    def _keep(self, number: int, row: _Row) -> None:
+        """Makes the row the newest, and removes the oldest beyond the bounds."""
+        before = self._kept.pop(number, None)
+        self._kept[number] = row
+        self._kept_size += row.size - (before.size if before else 0)
+        while len(self._kept) > _KEPT_ROWS or self._kept_size > _KEPT_SIZE:
+            _, removed = self._kept.popitem(last=False)
+            self._kept_size -= removed.size
 
 
-def _messages(prompt: object, line: int) -> list[dict[str, str]]:
-    if not isinstance(prompt, Sequence) or not prompt:
-        raise DatasetError(f"line {line}: {_KINDS}")
-    for message in prompt:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise DatasetError(f"line {line}: {_KINDS}")
-    return [dict(message) for message in prompt]
+class _Prompts:
+    """The prompts of a prompts object by row, each parsed when it is asked for: chat messages take ten times the room of their JSON."""
 
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._lines, self._starts, self._ends = array("Q"), array("Q"), array("Q")
+        end = 0
+        for number, line in enumerate(io.BytesIO(content), start=1):
+            start, end = end, end + len(line)
+            if line.strip():
+                self._lines.append(number)
+                self._starts.append(start)
+                self._ends.append(end)
 
-def _stop_ids(folder: Path) -> set[int]:
-    """End tokens in config.json and generation_config.json."""
-    stops: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (folder / name).is_file():
-            stops |= _as_ids(json.loads((folder / name).read_bytes()).get("eos_token_id"))
-    return stops
+    def __len__(self) -> int:
+        return len(self._lines)
 
-
-def _as_ids(value: object) -> frozenset[int]:
-    """Ids in an `eos_token_id`, which is absent, a number or a list."""
-    if isinstance(value, int):
-        return frozenset({value})
-    return frozenset(value) if isinstance(value, list) else frozenset()
+    def __getitem__(self, row: int) -> NumberedPrompt:
+        return NumberedPrompt(self._lines[row], json.loads(self._content[self._starts[row] : self._ends[row]])["prompt"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
+from gradbus.errors import ModelError
 from gradbus.formats.tokens import pack_ids
 from gradbus.ids import sample_id, sample_seed
 from gradbus.v1.group_pb2 import Group
@@ -11,8 +13,9 @@ from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
 
+_MOST_CHARACTERS: Final = 1 << 26
+"""Of the responses of one group: as UTF-8, half of the largest value that the buffer takes."""
 _FINISH = {"stop": FinishReason.FINISH_REASON_STOP, "length": FinishReason.FINISH_REASON_LENGTH}
-_Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
 def prompt_group(task: Task, group: GroupTask, prompt_ids: Sequence[int], run_seed: int, size: int) -> PromptGroup:
@@ -23,9 +26,16 @@ def prompt_group(task: Task, group: GroupTask, prompt_ids: Sequence[int], run_se
     return PromptGroup(str(group.index), tuple(prompt_ids), seeds)
 
 
-def group_message(header: Group, prompt: PromptGroup, completion: GroupCompletion, decode: _Decode) -> Group:
-    """Fills `header` (run, index, row, version, worker, engine, prompt text) with the prompt's ids and the samples."""
-    texts = decode([sample.token_ids for sample in completion.completions])
+def group_message(header: Group, prompt: PromptGroup, completion: GroupCompletion, texts: Sequence[str]) -> Group:
+    """Fills `header` (run, index, row, version, worker, engine, prompt text) with the prompt's ids, the samples and their `texts`.
+
+    Raises ModelError for texts that are too long for the buffer.
+    """
+    if (characters := sum(map(len, texts))) > _MOST_CHARACTERS:
+        raise ModelError(
+            f"the responses of group {header.index} decode to {characters} characters, at most {_MOST_CHARACTERS} fit into the buffer; "
+            "correct the tokenizer's decoder, or lower rollout.group_size or rollout.max_new_tokens"
+        )
     header.prompt_ids = pack_ids(prompt.prompt_ids)
     header.samples.extend(
         _sample(header.index, n, seed, sample, text)

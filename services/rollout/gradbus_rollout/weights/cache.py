@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gradbus.errors import CorruptRecordError
 from gradbus.ids import digest_of_file
-from gradbus.objects.cache_dir import written_below
+from gradbus.objects.cache_dir import written_below_cache
 
 KEPT = 8
 """Shards that stay in the cache after a load."""
@@ -36,7 +36,7 @@ class ShardCache:
         """A temporary file for a shard's content, removed after the block unless `adopt` was called. Raises DiskError."""
         path = self._path(digest)
         partial = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        with written_below(self._folder, "a version's weights"):
+        with written_below_cache("a version's weights"):
             self._folder.mkdir(parents=True, exist_ok=True)
             try:
                 yield partial

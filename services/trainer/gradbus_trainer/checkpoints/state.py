@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gradbus.aio.threads import in_run_thread
 from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
 from gradbus.telemetry import get_logger
@@ -59,7 +59,7 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     optimizer = {name: tensor for name, tensor in stored.items() if not name.endswith(_MASTER)}
     weights = masters or await load_tensors(objects, manifest.weights.shards, scratch)
     # In a thread: copying a large model takes longer than the lease lasts, and the event loop has to renew it.
-    await asyncio.to_thread(learner.restore, manifest.step, weights, optimizer)
+    await in_run_thread(lambda: learner.restore(manifest.step, weights, optimizer), "restore learner")
     kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - max_staleness}
     _log.info("checkpoint_restored", run_id=manifest.run_id, step=manifest.step, digest=manifest.weights.digest)
     return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)

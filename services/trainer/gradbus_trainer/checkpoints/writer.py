@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import EventLog
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
@@ -57,10 +58,10 @@ class CheckpointWriter:
         if self._commit is not None:
             await self._commit
 
-    def cancel(self) -> None:
-        """Cancels the commit under way."""
+    async def close(self) -> None:
+        """Ends the commit under way."""
         if self._commit is not None:
-            self._commit.cancel()
+            await cancel_and_wait(self._commit)
 
     async def _run(self, snapshot: Snapshot, state: TrainerState) -> None:
         # The history of its steps comes first: after the commit no trainer trains these steps again and reports them.

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradbus.errors import SettingsError
+from gradbus.process.limits import check_threads
 from gradbus.spec import RunSpec
+from gradbus_kernels.models.loading import return_device_memory
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.torch import TorchLearner
@@ -32,6 +34,7 @@ class Learners:
 
     def open(self, folder: Path, spec: RunSpec) -> Learner:
         """The learner of one run. Raises SettingsError when this process cannot run it, and ModelError."""
+        check_threads(spec.trainer.threads, "trainer.threads")
         if spec.trainer.backend == "torch":
             if self._torchrun.size > 1:
                 raise SettingsError(
@@ -43,6 +46,12 @@ class Learners:
         from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner  # noqa: PLC0415 - only with its extra
 
         return DeepSpeedLearner(folder, spec, leader)
+
+    def release(self) -> None:
+        """Frees what is left of a run that is over, on every rank."""
+        if self._leader is not None:
+            self._leader.release()
+        return_device_memory()
 
     def close(self) -> None:
         """Stops the other ranks."""

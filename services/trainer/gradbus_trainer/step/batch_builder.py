@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gradbus.experience.components import add_components
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_trainer.step.batch import Batch, TrainSample
@@ -37,7 +37,7 @@ class BatchStats:
     """Statistics of a step's groups; the learner's own are in `StepMetrics`. Dropped groups are in `by_verdict` alone."""
 
     rewards: list[float] = field(default_factory=list)
-    components: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    components: dict[str, list[float]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     """By sample: versions between the step and the oldest version that sampled it."""
     lengths: list[int] = field(default_factory=list)
@@ -91,8 +91,7 @@ class BatchStats:
         for reward in group.entry.rewards:
             if reward.status == REWARD_STATUS_OK:
                 self.rewards.append(reward.reward)
-                for name, value in reward.components.items():
-                    self.components[name].append(value)
+                add_components(self.components, reward.components)
             else:
                 self.unjudged = self.unjudged or reward.reason
 

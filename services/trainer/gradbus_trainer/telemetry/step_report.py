@@ -37,6 +37,7 @@ class StepReporter:
     def publishing(self, version: int, waiting: int) -> None:
         """Version `version` was handed to the publisher, while `waiting` groups had arrived for later steps."""
         self.heartbeat.presence.version = version
+        self.heartbeat.progressed(version)
         self.recorder.published(version, waiting)
 
     def disk_full(self, what: str, step: int, error: Exception) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from gradbus.errors import TrainingError
 from gradbus.formats.safetensors import PYTORCH
 from gradbus_kernels.weights.digest import WeightsDigest
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -36,8 +37,17 @@ BroadcastExport = Callable[[Export], Coroutine[Any, Any, None]]
 def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch, dtype: torch.dtype = torch.float32) -> Export:
     """Writes weights as one safetensors file that transformers loads; in a narrower `dtype`, rounded to nearest, ties to even.
 
-    Raises StorageError.
+    Raises StorageError, and TrainingError for weights that are not finite: a step may make them so from a finite gradient.
     """
+
+    def checked(name: str) -> torch.Tensor:
+        tensor = weights[name]
+        if not tensor.sum().isfinite():  # reads the tensor once and makes no other; weights whose sum overflows are useless too
+            raise TrainingError(
+                f"weight {name} of version {step} is not finite; lower trainer.learning_rate or trainer.weight_decay, and submit again"
+            )
+        return tensor
+
     digest = WeightsDigest()
-    file = scratch.write(weights, dtype, PYTORCH, digest)
+    file = scratch.write(LazyTensors(weights.shapes, checked), dtype, PYTORCH, digest)
     return Export(step, digest.text, file, noop)

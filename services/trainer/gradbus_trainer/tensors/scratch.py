@@ -45,7 +45,7 @@ class Scratch:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"cannot use the folder {self._folder} ({error}); set GRADBUS_CACHE_DIR to a writable one") from error
+            raise StorageError(f"cannot use the cache folder ({error.strerror}); set GRADBUS_CACHE_DIR to a writable one") from error
         return self._folder / f"{secrets.token_hex(8)}.safetensors"
 
     def write(
@@ -65,7 +65,7 @@ class Scratch:
             path.unlink(missing_ok=True)
             size = size_of(tensors.shapes, dtype) / 1e6
             raise StorageError(
-                f"cannot write {size:,.0f} MB of weights or moments into {self._folder}: {error.strerror}; free space there, or set "
+                f"cannot write {size:,.0f} MB of weights or moments into the cache folder: {error.strerror}; free space there, or set "
                 "GRADBUS_CACHE_DIR to a folder on a larger disk"
             ) from error
         except BaseException:

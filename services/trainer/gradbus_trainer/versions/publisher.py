@@ -6,9 +6,9 @@ import asyncio
 from contextlib import nullcontext
 
 from gradbus import crash_points
-from gradbus.aio.tasks import background
+from gradbus.aio.tasks import background, cancel_and_wait
 from gradbus.bus import EventLog
-from gradbus.errors import ObjectMissingError
+from gradbus.errors import ObjectMissingError, RestartNeededError
 from gradbus.telemetry import Attributes, current_traceparent, span, weights_trouble
 from gradbus.v1.weights_pb2 import VersionProbe, WeightManifest
 from gradbus_trainer.tensors.export import BroadcastExport, Export
@@ -43,10 +43,14 @@ class Publisher:
         if self._newest is not None:
             await self._newest
 
-    def cancel(self) -> None:
-        """Cancels the publication under way."""
-        if self._newest is not None:
-            self._newest.cancel()
+    async def close(self) -> None:
+        """Ends the publication under way. Raises RestartNeededError if a thread of it goes on."""
+        if self._newest is None:
+            return
+        await cancel_and_wait(self._newest)
+        error = None if self._newest.cancelled() else self._newest.exception()
+        if isinstance(error, RestartNeededError):
+            raise error
 
     async def _publish(self, export: Export, whole: bool, probe: VersionProbe | None) -> WeightManifest:
         attributes: Attributes = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
+from gradbus.aio.threads import in_run_thread
 from gradbus.ids import digest_of_file
 from gradbus.objects import ObjectStore
 from gradbus.spec import WeightsSpec
@@ -38,6 +38,7 @@ class VersionWriter:
         self._term = term
         self._spec = spec or WeightsSpec()
         self._base: _Base | None = None
+        self._told = False
 
     async def store(self, export: Export, whole: bool) -> WeightManifest:
         """Stores the version, as a delta alone where possible unless `whole`; returns its manifest.
@@ -64,7 +65,7 @@ class VersionWriter:
         # The step decides, so that a replay stores the same blobs.
         delta_only = bool(chain) and not whole and export.step % self._spec.anchor_every != 0
         if delta_only:
-            digest = await asyncio.to_thread(digest_of_file, export.file.path)
+            digest = await in_run_thread(lambda: digest_of_file(export.file.path), "digest version")
         else:
             digest = await until_stored(lambda: self._objects.put_file(export.file.path), what)
             weights_moved("store", "published", export.file.size_bytes)
@@ -78,12 +79,27 @@ class VersionWriter:
         so_far = list(base.shard.chain) if base.shard.delta_only else []
         if export.digest == base.export.digest:
             return so_far
-        delta = await asyncio.to_thread(_delta, base.export.file, export.file)
+        delta = await in_run_thread(lambda: _delta(base.export.file, export.file), "make delta")
         if not delta:
+            self._tell(what)
             return []
         stored = await until_stored(lambda: self._objects.put_blob(delta), what)
         weights_moved("delta", "published", len(delta))
         return [*so_far, ShardDelta(base_step=base.export.step, base_digest=base.shard.digest, digest=stored, size_bytes=len(delta))]
+
+    def _tell(self, what: str) -> None:
+        if not self._told:
+            _log.info("whole_file_chosen", what=what, reason=f"its delta would exceed {_MAX_DELTA_SHARE:.0%} of it; said once")
+        self._told = True
+
+
+def transport_for(spec: WeightsSpec, objects: ObjectStore, folder_deltas: bool) -> WeightsSpec:
+    """Whole files in place of deltas if object storage is a folder, from which workers read them where they are; unless `folder_deltas`."""
+    if spec.transport != "delta" or not objects.is_folder or folder_deltas:
+        return spec
+    reason = "workers read whole files in place, and deltas would only cost time; GRADBUS_FOLDER_DELTAS=true sends deltas all the same"
+    _log.info("whole_files_chosen", store=objects.url, reason=reason)
+    return spec.model_copy(update={"transport": "store"})
 
 
 def _delta(old: TensorFile, new: TensorFile) -> bytes:

@@ -10,13 +10,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
+from gradbus.formats.model_config import read_model_config, tensor_shapes
 from gradbus.formats.model_families import MODEL_FAMILIES, Capability, family_of
+from gradbus.formats.model_weights import check_weights
 from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec, RolloutSpec
 from gradbus.spec.engine_traits import ENGINES
 from gradbus.spec.sections import LinearLayer
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_kernels.models.config import read_model_config
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_rollout.engines.torch.model import read_supported_config
@@ -94,6 +95,20 @@ def test_weights_are_exported_under_the_names_of_transformers(folder):
     exported = {name: parameter.shape for name, parameter in load_causal_lm(folder).named_parameters()}
     expected = {name: parameter.shape for name, parameter in theirs(folder).named_parameters()}
     assert list(exported.items()) == list(expected.items())
+
+
+def test_a_submission_is_checked_for_the_names_and_shapes_of_transformers(folder):
+    expected = {name: tuple(parameter.shape) for name, parameter in theirs(folder).named_parameters()}
+    config = read_model_config(folder)
+    assert list(tensor_shapes(config).items()) == list(expected.items())
+    check_weights(folder, config)
+
+
+def test_biases_that_config_json_states_are_among_the_names(family, tmp_path):
+    config = AutoConfig.for_model(family.model_type, **SIZES, attention_bias=True, mlp_bias=True)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    assert tensor_shapes(read_model_config(tmp_path)).keys() == {name for name, _ in model.named_parameters()}
 
 
 def test_its_linear_layers_are_all_of_a_decoder_layer_and_may_be_named_in_a_spec(folder, family):

@@ -10,6 +10,7 @@ import pytest
 from gradbus.errors import BroadcastError, CorruptRecordError
 from gradbus.ids import digest_of
 from gradbus.process import WorkerClients
+from gradbus.tokenizer.launcher import ForkServer
 from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig, BroadcastMembership
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights.broadcast import BroadcastGroup, RankInfo, Rendezvous
@@ -26,7 +27,7 @@ def receiver(tmp_path, transport, engine):
     spec = SimpleNamespace(weights=SimpleNamespace(transport=transport), rollout=SimpleNamespace(engine=engine))
     heartbeat = SimpleNamespace(presence=SimpleNamespace(worker="a"))
     settings = Settings(cache_dir=tmp_path)
-    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), EngineFactory(settings))
+    service = RolloutService(settings, WorkerClients(None, None, None, None, heartbeat), EngineFactory(settings), ForkServer())
     return service._receiving(SimpleNamespace(run_id="run", spec=spec))
 
 

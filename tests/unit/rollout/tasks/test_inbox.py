@@ -29,7 +29,7 @@ tasks = st.lists(
 
 @given(tasks, st.integers(0, 5))
 def test_the_lowest_ready_version_runs_first_and_of_it_evaluation(given_tasks, newest):
-    inbox = TaskInbox()
+    inbox = TaskInbox(32)
     for one in given_tasks:
         inbox.add(one)
     started = []
@@ -42,7 +42,7 @@ def test_the_lowest_ready_version_runs_first_and_of_it_evaluation(given_tasks, n
 
 @given(tasks, st.data())
 def test_a_group_of_a_version_is_claimed_once_whoever_sends_it_again(given_tasks, data):
-    inbox = TaskInbox()
+    inbox = TaskInbox(32)
     for one in given_tasks + given_tasks:
         inbox.add(one)
         if data.draw(st.booleans()) and (ready := inbox.lowest(everything)):
@@ -53,7 +53,7 @@ def test_a_group_of_a_version_is_claimed_once_whoever_sends_it_again(given_tasks
 
 
 def test_claims_last_from_the_fetch_to_the_end():
-    inbox = TaskInbox()
+    inbox = TaskInbox(32)
     inbox.add(task(1, [4, 5]))
     inbox.add(task(2, [6]))
     assert inbox.claims == [4, 5, 6]
@@ -68,7 +68,7 @@ def test_claims_last_from_the_fetch_to_the_end():
 
 
 def test_a_task_that_is_not_ready_is_set_aside_and_does_not_stop_others():
-    inbox = TaskInbox()
+    inbox = TaskInbox(32)
     inbox.add(task(9, [1]))
     assert inbox.lowest(lambda one: one.version <= 3) is None
     inbox.add(task(3, [2]))
@@ -76,7 +76,7 @@ def test_a_task_that_is_not_ready_is_set_aside_and_does_not_stop_others():
 
 
 def test_a_dropped_task_is_claimed_no_more_and_may_come_again():
-    inbox = TaskInbox()
+    inbox = TaskInbox(32)
     inbox.add(task(3, [2]))
     inbox.finish(inbox.lowest(everything))
     assert inbox.claims == []
@@ -85,9 +85,21 @@ def test_a_dropped_task_is_claimed_no_more_and_may_come_again():
 
 
 def test_the_senders_task_is_not_changed():
-    inbox = TaskInbox()
+    inbox = TaskInbox(32)
     inbox.add(task(0, [1]))
     second = task(0, [1, 2])
     inbox.add(second)
     assert [group.index for group in second.task.groups] == [1, 2]
     assert inbox.claims == [1, 2]
+
+
+def test_a_task_of_many_groups_is_given_out_in_parts_and_claimed_as_a_whole():
+    inbox = TaskInbox(2)
+    inbox.add(task(3, [4, 5, 6, 7, 8]))
+    assert inbox.claims == [4, 5, 6, 7, 8]
+    parts = []
+    while (part := inbox.lowest(everything)) is not None:
+        inbox.start(part)
+        parts.append([group.index for group in part.task.groups])
+    assert parts == [[4, 5], [6, 7], [8]]
+    assert sorted(inbox.claims) == [4, 5, 6, 7, 8]

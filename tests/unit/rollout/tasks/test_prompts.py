@@ -1,102 +1,97 @@
+"""Rows of a dataset as prompts, by a tokenizer in its own process."""
+
 from __future__ import annotations
 
 import json
 
 import pytest
-from transformers import AutoTokenizer
 
-from gradbus.errors import DatasetError, ModelError
+from gradbus.errors import DatasetError
+from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus_rollout.tasks import prompts as prompts_module
-from gradbus_rollout.tasks.prompts import PromptEncoder, PromptTable
+from gradbus_rollout.tasks.prompts import PromptTable
 
-TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}a{% endif %}"
-CHAT = [{"role": "user", "content": "hi"}]
+LIMITS = PromptLimits(8)
+TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}a"
 
 
 @pytest.fixture
-def chat_folder(model_folder):
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(model_folder)
-    return model_folder
+async def tokenizer(fork_server, model_folder):
+    (model_folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = await Tokenizer.open(fork_server, model_folder, LIMITS, Deadlines(load=60, call=60))
+    yield tokenizer
+    await tokenizer.close()
 
 
-def test_text_is_tokenised_as_the_tokenizer_does_and_decodes_without_special_tokens(model_folder):
-    encoder = PromptEncoder(model_folder, 8)
-    assert list(encoder.encode("abc", 0)) == AutoTokenizer.from_pretrained(model_folder)("abc")["input_ids"]
-    assert encoder.decode([3, 4, 1]).replace(" ", "") == "ab"
+@pytest.fixture
+def encoded(tokenizer, monkeypatch):
+    """Lines of the prompts that were encoded."""
+    lines, encode = [], tokenizer.encode
+
+    async def noted(prompts):
+        lines.extend(given.line for given in prompts)
+        return await encode(prompts)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    return lines
 
 
-@pytest.mark.parametrize("clean_up", [True, False])
-def test_many_responses_decode_as_each_alone(model_folder, clean_up):
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    tokenizer.clean_up_tokenization_spaces = clean_up
-    tokenizer.save_pretrained(model_folder)
-    encoder = PromptEncoder(model_folder, 8)
-    responses = [(3, 4, 1), (), (1,), (0, 5, 1, 6), (29, 30)]
-    assert encoder.decode_all(responses) == [encoder.decode(ids) for ids in responses]
+def rows(*prompts):
+    return b"".join(json.dumps({"prompt": prompt}).encode() + b"\n" for prompt in prompts)
 
 
-def test_messages_go_through_the_template_with_the_generation_prompt(chat_folder):
-    encoder = PromptEncoder(chat_folder, 8)
-    assert encoder.encode(CHAT, 0) == encoder.encode("[hi]a", 0)
-
-
-def test_messages_without_a_template_are_refused(model_folder):
-    with pytest.raises(ModelError, match="no chat template"):
-        PromptEncoder(model_folder, 8).encode(CHAT, 0)
-
-
-@pytest.mark.parametrize("prompt", [7, None, [], "", [{"role": "user"}], ["hi"], {"role": "user"}])
-def test_a_prompt_of_another_kind_names_its_row(chat_folder, prompt):
-    with pytest.raises(DatasetError, match="line 12"):
-        PromptEncoder(chat_folder, 8).encode(prompt, 12)
-
-
-@pytest.mark.parametrize(("max_new", "max_prompt", "limit"), [(1014, None, 10), (8, 5, 5), (1020, 500, 4)])
-def test_a_prompt_too_long_names_row_length_and_limit(model_folder, max_new, max_prompt, limit):
-    encoder = PromptEncoder(model_folder, max_new, max_prompt)
-    assert len(encoder.encode("a" * limit, 0)) == limit
-    with pytest.raises(DatasetError, match=f"line 3 has {limit + 1} tokens, at most {limit} fit"):
-        encoder.encode("a" * (limit + 1), 3)
-
-
-def test_a_response_that_fills_the_context_is_refused(model_folder):
-    with pytest.raises(ModelError, match="lower max_new_tokens"):
-        PromptEncoder(model_folder, 1024)
-
-
-@pytest.mark.parametrize(("named", "expected"), [(5, {1, 5}), ([5, 6], {1, 5, 6}), (None, {1})])
-def test_stop_ids_are_the_union_of_all_that_name_one(model_folder, named, expected):
-    (model_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
-    assert PromptEncoder(model_folder, 8, extra_stop_ids=(9,)).stop_token_ids == expected | {9}
-
-
-def test_a_tokenizer_that_cannot_be_read_is_a_model_error(model_folder):
-    (model_folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="tokenizer"):
-        PromptEncoder(model_folder, 8)
-
-
-def test_a_prompt_of_a_table_is_named_by_its_line_in_the_file(model_folder):
-    encoder = PromptEncoder(model_folder, 8)
-    content = b'\n{"prompt": "abc"}\n\n{"prompt": ""}\n'
+async def test_a_prompt_of_a_table_is_named_by_its_line_in_the_file(tokenizer, model_folder):
     with pytest.raises(DatasetError, match="line 4 has an empty prompt"):
-        PromptTable(encoder, content)
-    assert PromptTable(encoder, b'\n{"prompt": "abc"}\n\n{"prompt": "ab"}\n').ids(1) == encoder.encode("ab", 4)
+        await PromptTable.open(tokenizer, b'\n{"prompt": "abc"}\n\n{"prompt": ""}\n')
+    table = await PromptTable.open(tokenizer, b'\n{"prompt": "abc"}\n\n{"prompt": "ab"}\n')
+    assert await table.ids([1]) == [PromptEncoder(model_folder, LIMITS).encode("ab", 4)]
 
 
-def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(model_folder, monkeypatch):
+async def test_texts_are_the_prompt_or_what_the_template_made_of_its_messages(tokenizer):
+    chat = [{"role": "user", "content": "hi"}]
+    table = await PromptTable.open(tokenizer, rows("abc", chat, "d"))
+    for _ in range(2):
+        texts = await table.texts([1, 0, 1, 2])
+        assert [text.replace(" ", "") for text in texts] == ["[hi]a", "abc", "[hi]a", "d"]
+
+
+async def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(tokenizer, encoded, monkeypatch):
     monkeypatch.setattr(prompts_module, "_CHECKED_ROWS", 2)
     monkeypatch.setattr(prompts_module, "_KEPT_ROWS", 3)
-    encoder, encoded = PromptEncoder(model_folder, 8), []
-    encode = encoder.encode
-    monkeypatch.setattr(encoder, "encode", lambda prompt, line: (encoded.append(line), encode(prompt, line))[1])
-    table = PromptTable(encoder, b'{"prompt": "abc"}\n' * 5)
+    table = await PromptTable.open(tokenizer, rows(*["abc"] * 5))
     assert encoded == [1, 2]
-    assert [table.ids(row) for row in range(5)] == [encode("abc", 0)] * 5
+    (expected,) = await table.ids([0])
+    assert [await table.ids([row]) for row in range(5)] == [[expected]] * 5
     assert encoded == [1, 2, 3, 4, 5]
-    table.ids(4)
+    await table.ids([4])
     assert encoded == [1, 2, 3, 4, 5], "the newest are kept"
-    table.ids(0)
+    await table.ids([0])
     assert encoded == [1, 2, 3, 4, 5, 1]
+    assert await table.ids([4, 3, 2, 1, 0, 4]) == [expected] * 6, "more at once than are kept"
+
+
+async def test_rows_of_many_tokens_are_kept_up_to_a_bound_of_tokens(tokenizer, encoded, monkeypatch):
+    monkeypatch.setattr(prompts_module, "_KEPT_SIZE", 3 * len("abcd") * 2)
+    table = await PromptTable.open(tokenizer, rows(*["abcd"] * 5))
+    await table.ids([2, 3, 4])
+    await table.texts([2, 3, 4])
+    assert encoded == [1, 2, 3, 4, 5]
+    await table.ids([1])
+    assert encoded == [1, 2, 3, 4, 5, 2]
+
+
+async def test_texts_that_a_template_made_count_too(tokenizer, encoded, monkeypatch):
+    monkeypatch.setattr(prompts_module, "_KEPT_SIZE", 10)
+    table = await PromptTable.open(tokenizer, rows([{"role": "user", "content": "hi"}], "ab"))
+    assert encoded == [1, 2]
+    await table.texts([0])
+    await table.texts([1])
+    assert encoded == [1, 2, 2], "the text of row 0 took the room of row 1"
+
+
+async def test_the_check_of_the_first_rows_takes_a_bounded_time(tokenizer, encoded, monkeypatch):
+    monkeypatch.setattr(prompts_module, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(prompts_module, "_CHECK_SECONDS", 0.0)
+    await PromptTable.open(tokenizer, rows(*["abc"] * 5))
+    assert encoded == [1, 2]

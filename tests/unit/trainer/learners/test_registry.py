@@ -1,5 +1,6 @@
 """The learner that a spec selects, and the specs that a process refuses."""
 
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -20,6 +21,12 @@ def test_torch_is_the_default(model_folder, make_spec):
     learners.start()
     assert isinstance(learners.open(model_folder, make_spec()), TorchLearner)
     learners.close()
+
+
+def test_more_threads_than_processors_are_refused(model_folder, make_spec, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(SettingsError, match=r"trainer\.threads = 3, but this machine has 2 processors; set it to at most 2"):
+        Learners(Settings(), TorchrunRank()).open(model_folder, make_spec(trainer={"threads": 3}))
 
 
 def test_several_ranks_cannot_be_one_process(model_folder, make_spec):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 from safetensors.torch import load_file
+from structlog.testing import capture_logs
 
 from gradbus.ids import digest_of_file
 from gradbus.objects import ObjectStore
@@ -11,7 +12,7 @@ from gradbus.spec import WeightsSpec
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
-from gradbus_trainer.versions.writer import VersionWriter
+from gradbus_trainer.versions.writer import VersionWriter, transport_for
 
 DELTAS = WeightsSpec(transport="delta", dtype="bf16", anchor_every=4)
 
@@ -86,11 +87,25 @@ async def test_a_replay_stores_the_same(writer, objects, export):
     assert [await shard(again, export(step)) for step in range(1, 6)] == once[1:]
 
 
-async def test_dense_changes_are_stored_whole(writer, export, written):
+async def test_dense_changes_are_stored_whole_and_the_log_says_so_once(writer, export, written):
     await shard(writer, export(0))
-    noise = torch.randint(-(2**15), 2**15, (8000,), dtype=torch.int16).view(torch.bfloat16)
-    found = await shard(writer, written(1, {"w": noise}))
-    assert (found.delta_only, len(found.chain)) == (False, 0)
+    with capture_logs() as logs:
+        for step in (1, 2):
+            noise = torch.randint(0, 2**14, (8000,), dtype=torch.int16).view(torch.bfloat16)  # any bits of numbers below 2
+            found = await shard(writer, written(step, {"w": noise}))
+            assert (found.delta_only, len(found.chain)) == (False, 0)
+    assert [line["event"] for line in logs] == ["whole_file_chosen"]
+
+
+@pytest.mark.parametrize(
+    ("url", "folder_deltas", "expected"), [("file", False, "store"), ("file", True, "delta"), ("memory", False, "delta")]
+)
+def test_a_folder_gets_whole_files_and_the_log_says_so(url, folder_deltas, expected, objects, tmp_path):
+    store = ObjectStore.open(f"file://{tmp_path}/objects") if url == "file" else objects
+    with capture_logs() as logs:
+        assert transport_for(DELTAS, store, folder_deltas).transport == expected
+        assert transport_for(WeightsSpec(), store, folder_deltas) == WeightsSpec()
+    assert [line["event"] for line in logs] == (["whole_files_chosen"] if expected == "store" else [])
 
 
 async def test_other_tensors_are_stored_whole(writer, export, written):

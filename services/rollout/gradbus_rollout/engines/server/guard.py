@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ def main(worker: int, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # the worker's limit is for its own memory, and a GPU's driver reserves more
     if os.getppid() != worker:
         sys.exit("the worker is gone")  # it died before prctl above took effect
     status = subprocess.call(command)

@@ -15,7 +15,7 @@ from typing import Final
 
 from gradbus.formats.hf_model import sanitized_config
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
-from gradbus.objects.cache_dir import written_below
+from gradbus.objects.cache_dir import written_below_cache
 from gradbus_rollout.engines.base import VersionProbe
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
@@ -84,7 +84,7 @@ def make_version_folder(root: Path, model: Path, shards: Sequence[Path], copy: b
 def new_version_folder(root: Path) -> Iterator[Path]:
     """An empty folder under `root` with a name never used before, removed if the block fails. Raises DiskError."""
     folder = root / f"{_PREFIX}{secrets.token_hex(8)}"
-    with written_below(root, "a version's weights"):
+    with written_below_cache("a version's weights"):
         folder.mkdir(parents=True)
         try:
             yield folder

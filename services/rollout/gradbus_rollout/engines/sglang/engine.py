@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gradbus.aio.threads import in_run_thread
 from gradbus.errors import EngineError, ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionProbe, check_group
@@ -69,7 +70,7 @@ class SGLangEngine:
     async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
         """See `Engine.load`. Also raises AttestationError when the weights did not arrive, EngineError when no server comes up."""
         self._sampler.refuse_if_ended()
-        prepared = await asyncio.to_thread(self._folders.prepare, weights, version, probe)
+        prepared = await in_run_thread(lambda: self._folders.prepare(weights, version, probe), "prepare version")
         await self._recovery.load(prepared)
         return prepared.digest
 

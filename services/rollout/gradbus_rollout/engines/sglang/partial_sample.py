@@ -59,7 +59,8 @@ class PartialSample:
         spans = _spans(meta, len(tokens), len(self._ids), versions)
         if not all(logprob is not None and math.isfinite(logprob) for _, logprob in tokens):
             version = spans[-1].version
-            raise ModelError(f"policy version {version} gives logits that are not finite; lower the learning rate and resume earlier")
+            advice = "lower trainer.learning_rate, or correct the model"
+            raise ModelError(f"policy version {version} gives logits that are not finite; {advice}")
         self._ids += [token for token, _ in tokens]
         self._logprobs.extend(logprob for _, logprob in tokens)
         self._spans = _joined(self._spans, spans)

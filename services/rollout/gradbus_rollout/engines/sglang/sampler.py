@@ -98,7 +98,7 @@ class GroupSampler:
                 await self._recovery.repair(error, loads)
                 continue
             except ModelError as error:
-                self._end(f"the engine broke ({error}); restart the worker")
+                self._end(f"the engine broke: {error}")
                 raise ModelError(self._end_reason) from error
             self._recovery.sample_completed()
             self.replies += 1

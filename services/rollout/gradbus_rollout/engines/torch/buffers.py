@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradbus_kernels.models.config import ModelConfig
+from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.operators.batch_invariant.layers import complex_pairs, row_spans
 
 

@@ -16,8 +16,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from gradbus.errors import ModelError
+from gradbus.aio.threads import in_run_thread
+from gradbus.errors import GradbusError, ModelError, first_line
+from gradbus.formats.model_weights import check_weights
 from gradbus.spec import LoraSpec
+from gradbus_kernels.models.loading import is_out_of_memory, loading, memory_advice
 from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionProbe, check_group
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
 from gradbus_rollout.engines.torch.calls import GenerateCall
@@ -67,8 +70,11 @@ class TorchEngine:
         With `lora` a version is adapters, and the base is the folder's model.
         """
         like = empty_like(config.device, config.torch_dtype)
-        model = DecoderModel(read_supported_config(folder), like, arithmetic_for(config.numerics))
-        return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
+        with loading():
+            model_config = read_supported_config(folder)
+            check_weights(folder, model_config)
+            model = DecoderModel(model_config, like, arithmetic_for(config.numerics))
+            return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
 
     @property
     def name(self) -> str:
@@ -88,12 +94,12 @@ class TorchEngine:
         return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
 
     async def progress(self) -> int:
-        """See `Engine.progress`: decode steps and commands begun."""
-        return self._progress
+        """See `Engine.progress`: decode steps and commands begun, and chunks of prompts computed."""
+        return self._progress + self._scheduler.prefilled_chunks
 
     async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`. The swap falls between two decode steps."""
-        tensors = await asyncio.to_thread(self._versions.read, weights)
+        tensors = await in_run_thread(lambda: self._versions.read(weights), "read version")
         load = _LoadCommand(tensors, version)
         self._post(load)
         return await asyncio.wrap_future(load.future)
@@ -132,9 +138,9 @@ class TorchEngine:
                 while self._take_commands():
                     self._progress += 1
                     self._scheduler.step()
-        except Exception as error:  # noqa: BLE001 -- the thread's boundary: the callers get the error
+        except BaseException as error:  # noqa: BLE001 -- the thread's boundary: the callers get the error, also a library's panic
             _log.exception("engine_failed", engine=self.name, version=self._version)
-            reason = f"the engine broke ({error}); restart the worker"
+            reason = f"the engine broke: {_cause(error)}"
         self._refuse_all(reason)
 
     def _take_commands(self) -> bool:
@@ -156,8 +162,8 @@ class TorchEngine:
             digest = self._versions.replace(load.tensors)
             self._scheduler.begin_version(load.version)
             self._version = load.version
-        except Exception as error:
-            _settle(load.future, ModelError(f"loading version {load.version} broke the engine ({error}); restart the worker"))
+        except BaseException as error:
+            _settle(load.future, ModelError(f"loading version {load.version} broke the engine: {_cause(error)}"))
             raise
         if load.future.set_running_or_notify_cancel():
             load.future.set_result(digest)
@@ -172,6 +178,12 @@ class TorchEngine:
                     waiting.append(command.future)
         for future in waiting:
             _settle(future, ModelError(reason))
+
+
+def _cause(error: BaseException) -> str:
+    if is_out_of_memory(error):
+        return memory_advice(error)
+    return str(error) if isinstance(error, GradbusError) else f"{type(error).__name__}: {first_line(error)}; see the worker's log"
 
 
 def _settle(future: Future[Any], error: ModelError) -> None:

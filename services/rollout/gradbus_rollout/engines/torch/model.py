@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus_kernels.models.config import ModelConfig, read_model_config
+from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators.batch_invariant.attention import pages
 from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows

@@ -37,6 +37,8 @@ class Prefill:
         self._last = torch.zeros(lanes, model.config.hidden_size, dtype=model.dtype, device=device)
         self.lanes = lanes
         self.cache: KvCache = model.new_cache(lanes)
+        self.computed = 0
+        """Chunks computed so far; long prompts have thousands."""
 
     def run(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Fill the lanes with `prompts`, at most `lanes` of them.
@@ -54,4 +56,5 @@ class Prefill:
             hidden = self._model.forward(chunk.to(self._device), positions.to(self._device), self.cache)
             ending = np.flatnonzero((start <= last) & (last < end))
             self._last[ending] = hidden[ending * (end - start) + last[ending] - start]
+            self.computed += 1
         return self._model.logits(self._last)

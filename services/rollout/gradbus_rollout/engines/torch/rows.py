@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus_kernels.operators import counter_uniform
+from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_rollout.engines.base import Completion
 from gradbus_rollout.engines.torch.calls import RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
+
+_UNIFORMS_AT_ONCE: Final = 1 << 20
 
 
 class Draws(NamedTuple):
@@ -54,8 +57,7 @@ class Rows:
         Draws all uniforms that the samples will need.
         """
         groups = [sample.prompt_group for sample in samples]
-        seeds = torch.tensor([group.seeds[sample.n] for group, sample in zip(groups, samples, strict=True)])
-        self._uniforms.reshape(len(self._active), -1)[rows] = counter_uniform(seeds[:, None], self._steps).numpy()
+        self._draw_uniforms(rows, [group.seeds[sample.n] for group, sample in zip(groups, samples, strict=True)])
         source = [sample.lane for sample in samples], [sample.n for sample in samples]
         self._token[rows] = self._token_ids[self._first[rows]] = first.tokens[source]
         self._logprobs[self._first[rows]] = first.logprobs[source]
@@ -65,6 +67,12 @@ class Rows:
         self._greedy[rows] = [group.greedy for group in groups]
         self._update_greedy()
         return [row for row in rows if self._stops[self._token[row]] or self._next[row] > self._last[row]]
+
+    def _draw_uniforms(self, rows: list[int], seeds: list[int]) -> None:
+        """Draws some rows at a time: the integers behind the uniforms take several times their memory."""
+        uniforms, at_once = self._uniforms.reshape(len(self._active), -1), max(1, _UNIFORMS_AT_ONCE // len(self._steps))
+        for part in slices(len(rows), at_once):
+            uniforms[rows[part]] = counter_uniform(torch.tensor(seeds[part])[:, None], self._steps).numpy()
 
     def drawn(self, row: int) -> int:
         """Number of tokens of the sample in `row`."""

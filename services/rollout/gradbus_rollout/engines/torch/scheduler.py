@@ -42,6 +42,11 @@ class Scheduler:
         self._version = -1
         self.calls: set[GenerateCall] = set()
 
+    @property
+    def prefilled_chunks(self) -> int:
+        """Chunks of prompts computed so far, also within a step. May be read from other threads."""
+        return self._prefill.computed
+
     def submit(self, call: GenerateCall) -> None:
         """Queue the groups of a checked call."""
         self.calls.add(call)
@@ -71,7 +76,8 @@ class Scheduler:
         drawn = sample_at(logits, uniforms.to(device), sampling)
         draws = Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
         if not math.isfinite(draws.logprobs.sum()):
-            raise ModelError(f"policy version {self._version} gives logits that are not finite; lower the learning rate and resume earlier")
+            advice = "lower trainer.learning_rate, or correct the model"
+            raise ModelError(f"policy version {self._version} gives logits that are not finite; {advice}")
         return draws
 
     def _admit(self) -> None:

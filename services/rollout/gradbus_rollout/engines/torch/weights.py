@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
-from gradbus_kernels.models.config import ModelConfig
 from gradbus_kernels.weights.digest import weights_digest
 
 
@@ -118,7 +118,8 @@ def _load(file: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read the weights in {file} ({error}); fetch them again") from error
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise ModelError(f"cannot read the weights in {file.name} ({reason}); fetch them again") from error
     return tensors
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradbus_trainer.step.batch import Batch, TrainSample
 
-Name = Literal["open", "train", "weight", "moment", "probe", "restore", "rest", "stop"]
+Name = Literal["open", "train", "weight", "moment", "probe", "restore", "release", "rest", "stop"]
 _LENGTH_BYTES = 8
 
 

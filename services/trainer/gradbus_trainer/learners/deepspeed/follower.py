@@ -11,6 +11,7 @@ from gradbus.errors import ModelError, TrainingError
 from gradbus.objects import materialise
 from gradbus.spec import RunSpec
 from gradbus.telemetry import configure_logging, get_logger
+from gradbus_kernels.models.loading import return_device_memory
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_of
 from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
@@ -51,19 +52,25 @@ class Follower:
     def _carry_out(self, command: Command) -> None:
         if command.name == "open":
             self._open(command)
+        elif command.name == "release":
+            self._release()
         elif self._engine is not None and command.name != "rest":
             _take_part(self._engine, command)
 
     def _open(self, command: Command) -> None:
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self._release()
         spec = RunSpec.model_validate_json(command.arguments["spec"])
         folder = Path(command.arguments["folder"])
         if not folder.is_dir():  # on another machine
             objects = self._settings.open_objects()
             folder = asyncio.run(materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models"))
         self._engine = RankEngine(folder, spec, self._ranks)
+
+    def _release(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+            return_device_memory()
 
 
 def _take_part(engine: RankEngine, command: Command) -> None:

@@ -44,6 +44,14 @@ class Leader:
             self._engine = RankEngine(folder, spec, self.ranks)
             return self._engine
 
+    def release(self) -> None:
+        """Drops the engine on every rank."""
+        with self._lock:
+            if self._engine is not None:
+                with self._together(Command("release")):
+                    self._engine.close()
+                    self._engine = None
+
     def lead(self, engine: RankEngine, command: Command, work: Callable[[], _Result]) -> _Result:
         """Sends the command and does rank 0's part, `work`. Raises FencedError when `engine` has been replaced."""
         with self._lock:

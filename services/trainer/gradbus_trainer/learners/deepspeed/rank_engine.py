@@ -114,7 +114,7 @@ class RankEngine:
         self._engine.destroy()
 
     def _load(self, folder: Path) -> CausalLM:
-        model, fault = None, f"another rank cannot load the model of {folder}; see its log"
+        model, fault = None, "another rank cannot load the model; see its log"
         try:
             model = load_causal_lm(folder)
         except ModelError as error:

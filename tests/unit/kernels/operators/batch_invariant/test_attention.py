@@ -1,5 +1,7 @@
 """A query's bits depend on the keys it sees alone: they are equal in decode, in a chunk and in a whole sequence."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -49,7 +51,7 @@ def refuse(monkeypatch, depends):
     """This machine's BLAS sums a query in an order that depends on its index, in the shapes for which `depends` is true."""
     agrees = attention._agrees
     monkeypatch.setattr(attention, "_agrees", lambda count, shape: not depends(shape) and agrees(count, shape))
-    for name in ("_head_size", "query_width"):
+    for name in ("_head_size", "_query_width"):
         monkeypatch.setattr(attention, name, getattr(attention, name).__wrapped__)
 
 
@@ -98,6 +100,25 @@ def test_pages_cover_a_length_and_do_not_depend_on_it():
         assert spans[0][0] == 0
         assert spans[-1][0] < length <= spans[-1][1]
         assert pages(1000)[: len(spans)] == spans
+
+
+def test_the_pages_of_few_lengths_are_kept():
+    """A decode asks for every length: those of a long context would take gigabytes."""
+    for length in range(1, 20_000, 7):
+        pages(length)
+    assert attention._pages.cache_info().currsize <= 16
+
+
+def test_the_queries_of_a_product_follow_the_present_number_of_threads(monkeypatch):
+    """A worker serves runs with different numbers of threads, one after the other."""
+    monkeypatch.setattr(attention, "_agrees", lambda count, shape: count == 32 or shape.threads == 1)
+    for name in ("_head_size", "_query_width"):
+        monkeypatch.setattr(attention, name, cache(getattr(attention, name).__wrapped__))
+    widths = []
+    for threads in (1, 2, 1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        widths.append(attention.query_width(1, 16, (32, 64), torch.float32))
+    assert widths == [1, 32, 1]
 
 
 @pytest.mark.parametrize(("rows", "count", "length"), [(2, 0, 3), (2, 0, 0), (0, 2, 3)])

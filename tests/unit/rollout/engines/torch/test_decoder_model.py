@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from gradbus_rollout.engines.torch import cache
 from gradbus_rollout.engines.torch.cache import pages
 from gradbus_rollout.engines.torch.prefill import Prefill
 
@@ -16,9 +17,9 @@ def test_decoded_logits_equal_transformers(tmp_path, hf_model, decoder):
     model = decoder(tmp_path / "model")
     ids = torch.randint(0, 48, (4, 70))  # three pages
     expected = hf_model.double()(ids).logits.float()
-    cache = model.new_cache(4)
+    kept = model.new_cache(4)
     for position in range(ids.shape[1]):
-        hidden = model.forward(ids[:, position : position + 1], torch.full((4, 1), position), cache)
+        hidden = model.forward(ids[:, position : position + 1], torch.full((4, 1), position), kept)
         torch.testing.assert_close(model.logits(hidden), expected[:, position], atol=2e-5, rtol=1e-5)
 
 
@@ -51,14 +52,29 @@ def test_more_pages_than_a_row_needs_do_not_change_its_bits(tmp_path, hf_model, 
     ids, positions = torch.randint(0, 48, (8, 1)), torch.arange(8)[:, None]
 
     def logits(longest_neighbour: int):
-        cache = model.new_cache(8)
-        cache.reserve(longest_neighbour + 1)
-        cache._storage.normal_(generator=torch.Generator().manual_seed(longest_neighbour))  # junk of another life
-        cache._storage[..., :8, :] = torch.linspace(-1, 1, 8)[:, None]
+        used = model.new_cache(8)
+        used.reserve(longest_neighbour + 1)
+        used._storage.normal_(generator=torch.Generator().manual_seed(longest_neighbour))  # junk of another life
+        used._storage[..., :8, :] = torch.linspace(-1, 1, 8)[:, None]
         at = positions.clone()
         at[7] = longest_neighbour
-        return model.logits(model.forward(ids, at, cache))[:7]
+        return model.logits(model.forward(ids, at, used))[:7]
 
     alone = logits(7)
     for longest in (31, 40, 100, 600):
         assert torch.equal(logits(longest), alone)
+
+
+@torch.inference_mode()
+def test_prompts_copied_in_parts_arrive_as_those_copied_at_once(model_folder, decoder, monkeypatch):
+    model = decoder(model_folder)
+    prefill = Prefill(model, 4, "cpu")
+    prefill.run([tuple(torch.randint(0, 48, (40,)).tolist()) for _ in range(4)])
+    lanes, rows = torch.tensor([2, 0, 2, 3, 1]), torch.tensor([6, 1, 0, 3, 5])
+    copies = []
+    for elements in (1 << 24, 1):
+        monkeypatch.setattr(cache, "_COPIED_ELEMENTS", elements)
+        copies.append(model.new_cache(8))
+        copies[-1].copy_rows(rows, prefill.cache, lanes, 40)
+    assert copies[0]._storage.any()
+    assert torch.equal(copies[0]._storage, copies[1]._storage)

@@ -25,8 +25,8 @@ def test_a_good_folder_tells_what_to_take(model_folder):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "choose a model of one of"),
-        ({"architectures": None}, "choose a model of one of"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "use one of"),
+        ({"architectures": None}, "use one of"),
         ({"model_type": "llama"}, "set model_type to 'qwen2'"),
         ({"vocab_size": True}, "vocab_size"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),

@@ -1,8 +1,10 @@
 // The REST interface, authenticated by the session's cookie.
 export class Problem extends Error {
-  constructor(status, detail) {
+  /** `retryAfter` is in seconds. */
+  constructor(status, detail, retryAfter = 0) {
     super(detail);
     this.status = status;
+    this.retryAfter = retryAfter;
   }
 }
 
@@ -17,12 +19,14 @@ export async function fetchJson(path, { method = "GET", signal } = {}) {
   }
   const body = await response.json().catch(() => null);
   if (response.ok) return body;
-  throw new Problem(response.status, body?.detail ?? `The gateway responded with status ${response.status}.`);
+  const retryAfter = Number(response.headers.get("Retry-After")) || 0;
+  throw new Problem(response.status, body?.detail ?? `The gateway responded with status ${response.status}.`, retryAfter);
 }
 
-/** Fetches `path` every `seconds`, and when the tab becomes visible, until `signal` is aborted or `onResponse` returns false. */
+/** Fetches `path` every `seconds`, later if the gateway asks for it, and when the tab becomes visible, until `signal` is aborted or `onResponse` returns false. */
 export async function poll(path, seconds, signal, onResponse, onError) {
   while (!signal.aborted) {
+    let pause = seconds;
     if (!document.hidden) {
       try {
         const response = await fetchJson(path, { signal });
@@ -32,9 +36,11 @@ export async function poll(path, seconds, signal, onResponse, onError) {
         if (error.name === "AbortError") return;
         onError(error);
         if (error.status === 401 || error.status === 404) return;
+        // Pages that were refused together come again one after the other.
+        pause = Math.max(seconds, error.retryAfter * (1 + Math.random() / 4));
       }
     }
-    await sleep(seconds, signal);
+    await sleep(pause, signal);
   }
 }
 

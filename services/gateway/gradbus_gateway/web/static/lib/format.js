@@ -1,10 +1,10 @@
 // Formats numbers, times and states.
 const STATES = {
   queued: ["Queued", "waiting for a free trainer"],
-  starting: ["Starting", "loading the model"],
+  starting: ["Starting", "the model is loaded, or a service has not answered yet"],
   running: ["Running", ""],
   paused: ["Paused", "deadlines are suspended; Resume continues where it stopped"],
-  waiting_for_reward: ["Waiting for rewards", "the scorer does not respond"],
+  waiting_for_reward: ["Waiting for rewards", "the scorer or the reference service fails, or is slow"],
   evaluating: ["Evaluating", "sampling the held-out rows with the last version"],
   cancelling: ["Cancelling", "its tasks are being removed"],
   succeeded: ["Succeeded", ""],

@@ -23,7 +23,7 @@ export function diagramState(run, history, workers, shares) {
       gateway: "REST, web UI",
       conductor: run.state.replaceAll("_", " "),
       reward: run.spec.reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
-      reference: usesReference ? `kl ${number(algorithm.kl)}` : "not used",
+      reference: !usesReference ? "not used" : isOver ? "idle" : `busy ${percent(shares.reference)}`,
       rollout: isOver ? "idle" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
       buffer: isOver ? "archived" : claimed ? `${claimed} groups sampling` : "experience log",
       trainer: isOver ? `${run.progress.step} steps` : trainers.length ? `waits ${percent(shares.wait)}` : "no trainer",

@@ -2,8 +2,9 @@
 import { fetchJson } from "../lib/api.js";
 import { RunHistory } from "./run_history.js";
 
-const TYPES = ["metrics", "state", "evaluation", "checkpoint", "alarm", "diverged", "unchanged", "dropped", "broadcast", "learner"];
+const TYPES = ["metrics", "state", "evaluation", "checkpoint", "alarm", "diverged", "unchanged", "dropped", "broadcast", "learner", "unreadable"];
 const NOTIFY_MS = 150;
+const MAX_PAUSE_MS = 60_000;
 const BATCH = 1000;
 const MAX_BATCHES = 20;
 const cache = { runId: "", history: null };
@@ -27,6 +28,7 @@ export async function loadHistory(runId, history, signal) {
 export function followEvents(runId, history, signal, onChange, isOver) {
   let source = null;
   let timer = 0;
+  let refusals = 0;
   const notify = () => {
     timer ||= setTimeout(() => {
       timer = 0;
@@ -42,11 +44,16 @@ export function followEvents(runId, history, signal, onChange, isOver) {
     source = new EventSource(`/v1/runs/${runId}/events?after=${history.newest}`);
     for (const type of TYPES) source.addEventListener(type, onEvent);
     source.onmessage = onEvent;
+    source.onopen = () => {
+      refusals = 0;
+    };
     source.onerror = () => {
-      // The stream of a run that is over has ended for good; any other is opened again.
-      const isClosed = source.readyState === EventSource.CLOSED;
+      // The stream of a run that is over has ended for good; any other is opened again, a refused one after growing pauses.
+      const isRefused = source.readyState === EventSource.CLOSED;
       close();
-      if (!isOver()) setTimeout(open, isClosed ? 3000 : 500);
+      const pause = isRefused ? Math.min(3000 * 2 ** refusals, MAX_PAUSE_MS) * (1 + Math.random() / 4) : 500;
+      refusals += isRefused ? 1 : 0;
+      if (!isOver()) setTimeout(open, pause);
     };
   };
   const close = () => {

@@ -1,4 +1,4 @@
-// What limits the run: the trainer's time as one bar, how busy the rollouts and the scorer are, and the bottleneck that follows.
+// What limits the run: the trainer's time as one bar, how busy the rollouts, the scorer and the reference are, and the bottleneck that follows.
 import { make, setText } from "../lib/elements.js";
 import { percent } from "../lib/format.js";
 
@@ -9,8 +9,10 @@ const LOW_WAIT = 0.15;
 /** [name, sentence, advice] of the run's bottleneck; null before the first step. */
 function bottleneck(shares) {
   if (shares.wait === undefined) return null;
-  const { generate = 0, score = 0 } = shares;
+  const { generate = 0, score = 0, reference = 0 } = shares;
   const wait = percent(shares.wait);
+  if (shares.wait >= HIGH_WAIT && reference > Math.max(generate, score) && reference > 0.5)
+    return ["Reference-bound", `The trainer waits ${wait} of its time, and the reference is busy ${percent(reference)}.`, "A faster device for the reference service, or several replicas of it, would help most. With adapters (trainer.lora) a run needs none."];
   if (shares.wait >= HIGH_WAIT && score > generate && score > 0.5)
     return ["Reward-bound", `The trainer waits ${wait} of its time, and the scorer is busy ${percent(score)}.`, "A faster scorer, or several replicas of it, would help most."];
   if (shares.wait >= HIGH_WAIT)

@@ -19,8 +19,8 @@ export class MeanUtilization {
 /** Busy shares: `generate` is the mean of the live rollouts, `wait`, `train` and `publish` are shares of the trainer's newest steps. */
 export function timeShares(run, history, workers) {
   const rollouts = workers.filter((worker) => worker.role === "rollout");
-  const { score, generate } = run.progress.shares;
-  return { score, generate: rollouts.length ? average(rollouts.map((worker) => worker.busy)) : generate, ...history.shares() };
+  const { score, reference, generate } = run.progress.shares;
+  return { score, reference, generate: rollouts.length ? average(rollouts.map((worker) => worker.busy)) : generate, ...history.shares() };
 }
 
 const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;

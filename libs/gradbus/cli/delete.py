@@ -1,0 +1,76 @@
+"""The subcommand that deletes finished runs."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradbus.cli.options import State, connect, find_run
+from gradbus.cli.output import JsonLines, print_json_line
+from gradbus.errors import ApiError, StackError
+
+if TYPE_CHECKING:
+    from gradbus.client import Client
+
+_AGE = re.compile(r"(\d{1,6})([dhm])")
+_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+
+
+def delete(
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Run ids or their beginnings, names, or `last`.")] = None,
+    finished_before: Annotated[
+        str, typer.Option(metavar="AGE|DATE", help="Also every run that ended before: an age such as 30d, 12h or 90m, or a date.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
+    state: State = None,
+    as_json: JsonLines = False,
+) -> None:
+    """Delete finished runs with their events, samples, versions and checkpoints. There is no way back."""
+    if not (run_ids or finished_before):
+        raise StackError("nothing to delete; name runs, or give --finished-before")
+    moment = _moment(finished_before) if finished_before else None
+    with connect(state) as client:
+        found = [find_run(client, given)["id"] for given in run_ids or ()]
+        found += _finished_before(client, moment) if moment else []
+        for run_id in dict.fromkeys(found):
+            if not dry_run:
+                _delete(client, run_id)
+            if as_json:
+                print_json_line({"object": "run", "id": run_id, "deleted": not dry_run})
+            else:
+                typer.echo(f"run {run_id} {'would be' if dry_run else 'is'} deleted")
+    if not found and not as_json:
+        typer.echo("no run has ended before that")
+
+
+def _delete(client: Client, run_id: str) -> None:
+    """Deletes a run that was there a moment ago."""
+    try:
+        client.delete(run_id)
+    except ApiError as error:
+        # Retention was faster, or the gateway's first answer was lost and the request repeated.
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+
+
+def _finished_before(client: Client, moment: datetime) -> list[str]:
+    return [run["id"] for run in client.all_runs() if _ended(run, moment)]
+
+
+def _ended(run: dict[str, Any], moment: datetime) -> bool:
+    return run["finished_at"] is not None and datetime.fromisoformat(run["finished_at"]) < moment
+
+
+def _moment(given: str) -> datetime:
+    """The moment that an age or a date names. Raises StackError."""
+    try:
+        if age := _AGE.fullmatch(given):
+            return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+        moment = datetime.fromisoformat(given)
+        return moment if moment.tzinfo else moment.astimezone()
+    except (OverflowError, ValueError):
+        raise StackError(f"{given!r} is no age and no date; give for example 30d, 12h, 2026-11-01 or 2026-11-01T08:00+01:00") from None

@@ -1,0 +1,55 @@
+"""`python source_check.py`: reads Python source, and writes why it cannot be a grader, or nothing.
+
+A process of its own: Python's parser lets no other thread run, and takes minutes for some sources. It imports nothing else of Gradbus,
+so that it starts in a moment.
+"""
+
+from __future__ import annotations
+
+import ast
+import resource
+import sys
+from collections.abc import Iterator
+
+_CPU_SECONDS = 2
+_MEMORY_BYTES = 256 << 20
+
+
+def main() -> None:
+    """Writes the fault of the source on the input; ends with another status than 0 if the source is too much for the parser."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 1))  # SIGXCPU, not SIGKILL
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    sys.stdout.buffer.write(_fault(sys.stdin.buffer.read().decode()).encode("utf-8", "backslashreplace"))
+
+
+def _fault(source: str) -> str:
+    try:
+        module = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return f"not Python: {error}"
+    return "" if any(map(_binds_grade, _top_level(module.body))) else "no function `grade` at the top level"
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, also those under an `if`. A loop: a long `elif` chain is deeper than Python's stack."""
+    waiting = [*body]
+    while waiting:
+        statement = waiting.pop()
+        if isinstance(statement, ast.If):
+            waiting += [*statement.body, *statement.orelse]
+        yield statement
+
+
+def _binds_grade(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.FunctionDef(name="grade"):
+            return True
+        case ast.Assign(targets=targets):
+            return any(isinstance(target, ast.Name) and target.id == "grade" for target in targets)
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return any((alias.asname or alias.name) == "grade" for alias in names)
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a process may take of its machine: time without its event loop, memory, and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import faulthandler
+import gc
+import os
+import resource
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import RestartNeededError, SettingsError
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+_CHECKS: Final = 8
+"""Signs of life within the time limit."""
+_LAST_RESORT: Final = 1.5
+"""Part of the time limit after which the interpreter ends the process without the watching thread."""
+_RSS: Final = "RssAnon:"
+
+
+async def end_if_frozen(ready: asyncio.Event, seconds: float) -> None:
+    """Ends the process, with every thread's stack in its log, when the event loop does not run for `seconds`; runs until cancelled.
+
+    A process that starts is left alone: it may import for a long time. A thread that never releases the interpreter lock stops the watching
+    thread too: then the interpreter itself writes the stacks, as plain text, and ends the process.
+    """
+    await ready.wait()
+    alive, over = threading.Event(), threading.Event()
+    watch = contextvars.copy_context().run  # the log line names the service
+    threading.Thread(target=watch, args=(_end_without_sign_of_life, alive, over, seconds), name="frozen", daemon=True).start()
+    try:
+        while True:
+            faulthandler.dump_traceback_later(_LAST_RESORT * seconds, exit=True)
+            alive.set()
+            await asyncio.sleep(seconds / _CHECKS)
+    finally:
+        over.set()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _end_without_sign_of_life(alive: threading.Event, over: threading.Event, seconds: float) -> None:
+    """Many short waits, and not one long one: a process that was stopped and continued as a whole has missed one of them."""
+    missed = 0
+    while missed < _CHECKS and not over.is_set():
+        missed = 0 if alive.wait(seconds / _CHECKS) else missed + 1
+        alive.clear()
+    if not over.is_set():
+        _log.critical("event_loop_frozen", seconds=seconds, stacks=_stacks())
+        os._exit(1)
+
+
+def _stacks() -> dict[str, str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    return {f"{names.get(ident, 'thread')} {ident}": "".join(traceback.format_stack(frame)) for ident, frame in frames.items()}
+
+
+def limit_memory(limit: int | None) -> None:
+    """Lets allocations beyond `limit` bytes fail in this process and its children, so that the error names what asked for them."""
+    if limit is not None and sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def check_threads(threads: int, field: str) -> None:
+    """Raises SettingsError if `threads`, which the spec's `field` asks for, are more than this machine has processors.
+
+    They would only wait for each other, and take the processors from other runs.
+    """
+    processors = os.cpu_count() or 1
+    if threads > processors:
+        raise SettingsError(f"{field} = {threads}, but this machine has {processors} processors; set it to at most {processors}")
+
+
+class IdleMemory:
+    """What a worker holds without a run; what it holds beyond that, once its run is over, is the run's."""
+
+    def __init__(self, most_leftover: int) -> None:
+        self._most_leftover = most_leftover
+        self._idle = return_memory()
+
+    def check(self) -> None:
+        """Returns freed memory to the system. Raises RestartNeededError if too much is left: only the end of the process frees that."""
+        leftover = return_memory() - self._idle
+        _log.info("memory_returned", idle_bytes=self._idle, leftover_bytes=leftover)
+        if leftover > self._most_leftover:
+            raise RestartNeededError(
+                f"{leftover / 1e6:.0f} MB of a run that is over are left, at most {self._most_leftover / 1e6:.0f} MB may be "
+                "(GRADBUS_LEFTOVER_MEMORY); the worker ends: start it again"
+            )
+
+
+def return_memory() -> int:
+    """Bytes that this process holds after it has returned what is free; 0 where that is not known."""
+    if sys.platform != "linux":
+        return 0
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc keeps freed memory
+    if trim is not None:
+        trim(0)
+    status = Path("/proc/self/status").read_text()
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(_RSS)), 0)

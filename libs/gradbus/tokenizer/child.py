@@ -1,0 +1,83 @@
+"""A tokenizer's process: loads one model folder's tokenizer and serves its parent's requests until the stream ends.
+
+    request                                   reply
+    {"load": folder, "limits": {...}}         {"stop_token_ids": [...]}
+    {"encode": [[line, prompt]], "check": b}  {"lengths": [...]} and the ids; with `check`, none
+    {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
+
+A request that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
+the encoding of one row, come reports {"working_on": file}: if this process is lost, its parent knows which file is to blame.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from io import BufferedRWPair
+from pathlib import Path
+from typing import Any
+
+from gradbus.errors import DatasetError, ModelError
+from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
+from gradbus.tokenizer.errors import ModelFileError, described
+from gradbus.tokenizer.frames import Frame, read_frame
+from gradbus.tokenizer.limits import limit_cpu, limit_process
+
+
+def serve(connection: socket.socket) -> None:
+    """Serves until the parent closes its end. The process is limited before it opens any file of the model."""
+    limit_process()
+    stream = connection.makefile("rwb")  # closed by the end of the process alone: how it ends is known when the parent sees it closed
+    child = _Child(stream)
+    while (request := read_frame(stream)) is not None:
+        child.reply(request)
+
+
+class _Child:
+    def __init__(self, stream: BufferedRWPair) -> None:
+        self._stream = stream
+        self._encoder: PromptEncoder | None = None
+        self._folder = ""
+        self._reports = False
+
+    def reply(self, request: Frame) -> None:
+        limit_cpu(request.header["seconds"])
+        try:
+            reply = self._answer(request).to_bytes()
+        except (DatasetError, ModelError) as error:
+            reply = Frame(self._fault(error)).to_bytes()
+        except BaseException as error:  # noqa: BLE001 - whatever a user's files raise becomes the reply
+            failure = f"the tokenizer fails ({described(error)}); save it again with `save_pretrained`"
+            reply = Frame({"error": failure, "kind": "file", "file": TOKENIZER}).to_bytes()
+        self._send(reply)
+
+    def _answer(self, request: Frame) -> Frame:
+        header = request.header
+        if "load" in header:
+            self._folder, self._reports = header["load"], True
+            self._encoder = PromptEncoder(Path(self._folder), PromptLimits(**header["limits"]), self._report)
+            return Frame({"stop_token_ids": sorted(self._encoder.stop_token_ids)})
+        if self._encoder is None:
+            raise ModelError("no tokenizer is loaded; send a load first")
+        if "encode" in header:
+            rows: list[tuple[int, Any]] = header["encode"]
+            self._reports = len(rows) == 1
+            encoded = (self._encoder.encode(prompt, line) for line, prompt in rows)
+            return Frame.of_sequences({}, deque(encoded, maxlen=0 if header["check"] else None))
+        self._reports = False
+        return Frame({"texts": self._encoder.decode(list(request.sequences()))})
+
+    def _report(self, file: str) -> None:
+        if self._reports:
+            self._send(Frame({"working_on": file}).to_bytes())
+
+    def _fault(self, error: DatasetError | ModelError) -> dict[str, str]:
+        """The error as a reply, without the folder's path on this machine."""
+        if isinstance(error, ModelFileError):
+            return {"error": error.text.replace(self._folder, "the model folder"), "kind": "file", "file": error.file}
+        kind = "dataset" if isinstance(error, DatasetError) else "model"
+        return {"error": str(error).replace(self._folder, "the model folder"), "kind": kind}
+
+    def _send(self, frame: bytes) -> None:
+        self._stream.write(frame)
+        self._stream.flush()

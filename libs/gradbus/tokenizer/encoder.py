@@ -1,0 +1,201 @@
+"""Prompts to tokens, and responses to text. Runs in a tokenizer's process: what it computes is the user's to decide.
+
+Text is tokenised here once; every other service works on the ids (R11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gradbus.errors import DatasetError, ModelError, first_line
+from gradbus.formats.hf_model import check_model_folder, read_object
+from gradbus.tokenizer.errors import SHOWN, ModelFileError, described
+from gradbus.tokenizer.limits import MEMORY_BYTES
+
+TOKENIZER: Final = "tokenizer.json"
+CHAT_TEMPLATE: Final = "chat_template.jinja"
+_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+"""Where older folders have their chat template."""
+_STOP_FILES: Final = ("config.json", "generation_config.json")
+_KINDS: Final = "a prompt is a text, or a list of {role, content} messages; correct the dataset's prompt column"
+_MAX_PROMPT_TOKENS: Final = 1 << 20
+"""As many as a row of a dataset has bytes: a tokenizer may make any number of tokens of a character."""
+_MAX_STOP_IDS: Final = 1024
+_MAX_ID: Final = 2**31 - 1
+_MAX_CHARACTERS_PER_TOKEN: Final = 1024
+"""A decoder may replace every token by any text; this bounds what a response brings into the buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """What a run allows its prompts."""
+
+    max_new_tokens: int
+    max_prompt_tokens: int | None = None
+    """None: as many as the model's context has room for."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Stop ids beyond those of the model."""
+
+
+def _no_report(_file: str) -> None:
+    pass
+
+
+class PromptEncoder:
+    """The tokenizer of a model folder, and a run's limits on prompts."""
+
+    def __init__(self, folder: Path, limits: PromptLimits, report: Callable[[str], None] = _no_report) -> None:
+        """Raises ModelError when the folder has no tokenizer that works, or its context is shorter than the response.
+
+        `report` is told the name of each file before work with it begins.
+        """
+        info = check_model_folder(folder)
+        room = info.context_length - limits.max_new_tokens
+        if room < 1:
+            raise ModelError(
+                f"max_new_tokens = {limits.max_new_tokens} fills the model's context of {info.context_length}; lower max_new_tokens"
+            )
+        self.max_prompt_tokens = min(room, limits.max_prompt_tokens or room, _MAX_PROMPT_TOKENS)
+        self._vocab_size = info.vocab_size
+        self._report = report
+        _check_tokenizer_config(folder)
+        self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
+        report(TOKENIZER)
+        self._tokenizer = _loaded(folder)
+        fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
+        self._backend = self._tokenizer.backend_tokenizer if fast else None
+        self.stop_token_ids = frozenset(limits.stop_token_ids) | _stop_ids(folder) | _as_ids(self._tokenizer.eos_token_id, TOKENIZER)
+
+    def encode(self, prompt: object, line: int) -> tuple[int, ...]:
+        """Token ids `[P]` of a prompt: plain text by the tokenizer, messages by the chat template.
+
+        Raises DatasetError (naming `line`) for a prompt of another kind, empty or too long, ModelError for files that fail on it.
+        """
+        if isinstance(prompt, str):
+            _check_text(prompt, line)
+            ids = self._ids(prompt, line, special=True)
+        else:
+            # The template has written the special tokens.
+            ids = self._ids(self._rendered(prompt, line), line, special=False)
+        if not ids:
+            raise DatasetError(f"line {line} has an empty prompt; remove the line")
+        if len(ids) > self.max_prompt_tokens:
+            raise DatasetError(
+                f"the prompt of line {line} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
+            )
+        if max(ids) >= self._vocab_size:
+            raise ModelError(f"the tokenizer gives id {max(ids)}, the model has {self._vocab_size}; use the model's own tokenizer")
+        return ids
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of responses, without special tokens. Raises ModelFileError when the tokenizer fails, or makes too much of them."""
+        self._report(TOKENIZER)
+        try:
+            texts = self._decoded(sequences)
+        except BaseException as error:
+            raise ModelFileError(TOKENIZER, f"the tokenizer cannot decode a response ({_cause(error)}); correct its decoder") from error
+        for ids, text in zip(sequences, texts, strict=True):
+            if len(text) > _MAX_CHARACTERS_PER_TOKEN * (len(ids) + 1):
+                raise ModelFileError(TOKENIZER, f"{len(ids)} tokens decode to {len(text)} characters; correct the tokenizer's decoder")
+        return texts
+
+    def _decoded(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """With a fast tokenizer in one call, which saves transformers' cost per text."""
+        if self._backend is None:
+            return [str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in sequences]
+        texts: list[str] = self._backend.decode_batch(list(sequences), skip_special_tokens=True)
+        return texts
+
+    def _ids(self, text: str, line: int, *, special: bool) -> tuple[int, ...]:
+        self._report(TOKENIZER)
+        try:
+            return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        except BaseException as error:
+            message = f"the tokenizer cannot encode the prompt of line {line} ({_cause(error)}); correct the tokenizer or the line"
+            raise ModelFileError(TOKENIZER, message) from error
+
+    def _rendered(self, prompt: object, line: int) -> str:
+        """The text that the chat template makes of messages."""
+        from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
+
+        messages = _messages(prompt, line)
+        if self._tokenizer.chat_template is None:
+            raise ModelError(
+                "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
+            )
+        self._report(self._template_file)
+        try:
+            text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            text.encode()
+        except BaseException as error:
+            if type(error) is TemplateError:  # what a template's raise_exception raises
+                refusal = f"the chat template refuses the messages of line {line} ({first_line(error)[:SHOWN]}); correct the line"
+                raise DatasetError(refusal) from error
+            message = f"the chat template does not render the messages of line {line} ({_cause(error)}); correct the template"
+            raise ModelFileError(self._template_file, message) from error
+        return text
+
+
+def _loaded(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - the fork server has imported it without torch
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except BaseException as error:
+        raise ModelFileError(
+            TOKENIZER, f"the tokenizer cannot be loaded ({_cause(error)}); save it again with `save_pretrained`"
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    return f"it needs more than {MEMORY_BYTES >> 20} MiB" if isinstance(error, MemoryError) else described(error)
+
+
+def _check_text(text: str, line: int) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DatasetError(f"the prompt of line {line} is no Unicode text, it holds half of a surrogate pair; correct the line") from None
+
+
+def _messages(prompt: object, line: int) -> list[dict[str, Any]]:
+    if not isinstance(prompt, Sequence) or not prompt:
+        raise DatasetError(f"line {line}: {_KINDS}")
+    for message in prompt:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise DatasetError(f"line {line}: {_KINDS}")
+        _check_text(message["role"] + message["content"], line)
+    return [dict(message) for message in prompt]
+
+
+def _stop_ids(folder: Path) -> frozenset[int]:
+    """End tokens in config.json and generation_config.json."""
+    stops: frozenset[int] = frozenset()
+    for name in _STOP_FILES:
+        if (folder / name).is_file():
+            stops |= _as_ids(_file_content(folder / name).get("eos_token_id"), name)
+    return stops
+
+
+def _check_tokenizer_config(folder: Path) -> None:
+    """Reads it as every worker will, which takes code out of it."""
+    if (folder / _TOKENIZER_CONFIG).is_file():
+        _file_content(folder / _TOKENIZER_CONFIG)
+
+
+def _file_content(path: Path) -> dict[str, object]:
+    try:
+        return read_object(path)
+    except ModelError as error:
+        raise ModelFileError(path.name, str(error).replace(path.name, "the file", 1)) from None
+
+
+def _as_ids(value: object, file: str) -> frozenset[int]:
+    """Ids in an `eos_token_id`, which is absent, a number or a list."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if len(ids) > _MAX_STOP_IDS or not all(type(token) is int and 0 <= token <= _MAX_ID for token in ids):
+        raise ModelFileError(file, f"eos_token_id = {str(value)[:SHOWN]}; give a token id, or a list of at most {_MAX_STOP_IDS}")
+    return frozenset(ids)

@@ -1,0 +1,28 @@
+"""How a tokenizer fails: by a file of the model, or because this machine cannot run its process."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradbus.errors import ModelError, RestartNeededError
+
+SHOWN: Final = 300
+"""Characters of an error's text that are passed on: the text may be the user's."""
+
+
+class ModelFileError(ModelError):
+    """A file of the model folder cannot be used; `file` is its name, `text` the message without it."""
+
+    def __init__(self, file: str, message: str) -> None:
+        self.file = file
+        self.text = message
+        super().__init__(f"{file}: {message}")
+
+
+class TokenizerProcessError(RestartNeededError):
+    """This service cannot run a tokenizer's process, whatever the model."""
+
+
+def described(error: BaseException) -> str:
+    """The error's kind and the first line of its text, shortened."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:SHOWN]

@@ -1,0 +1,203 @@
+"""The tokenizer of one run: calls its process, and replaces a process that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from gradbus.errors import DatasetError, ModelError
+from gradbus.telemetry import get_logger
+from gradbus.tokenizer.encoder import TOKENIZER, PromptLimits
+from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
+from gradbus.tokenizer.frames import Frame
+from gradbus.tokenizer.launcher import ForkServer
+from gradbus.tokenizer.process import ProcessLostError, TokenizerProcess
+
+_log = get_logger(__name__)
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds of the processor that a call may take."""
+
+    load: float
+    call: float
+
+
+@dataclass(frozen=True, slots=True)
+class _CallSize:
+    """What one call takes, so that it is far from its deadline and from the limit of a frame."""
+
+    items: int
+    total: int
+
+
+_PROMPTS: Final = _CallSize(items=64, total=256 << 10)  # bytes of JSON
+_RESPONSES: Final = _CallSize(items=1024, total=16 << 10)  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedPrompt:
+    """A prompt of a dataset, with its line."""
+
+    line: int
+    prompt: object
+
+
+class Tokenizer:
+    """The tokenizer and chat template of a model folder, in a process of their own.
+
+    A call whose process is lost is made once more in a new process, because a process may be killed from outside. A second loss is
+    the fault of the model's files, and so is a first one for too much work.
+    """
+
+    def __init__(self, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines) -> None:
+        self._server = server
+        self._deadlines = deadlines
+        self._loading = {"load": str(folder), "limits": asdict(limits)}
+        self._process: TokenizerProcess | None = None
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self.stop_token_ids: frozenset[int] = frozenset()
+        """The run's stop ids and the model's, once it is loaded."""
+
+    @classmethod
+    async def open(cls, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines) -> Tokenizer:
+        """The tokenizer, loaded. Raises ModelError, and TokenizerProcessError if this machine cannot run it."""
+        tokenizer = cls(server, folder, limits, deadlines)
+        try:
+            async with tokenizer._lock:
+                await tokenizer._loaded()
+        except BaseException:
+            await tokenizer.close()
+            raise
+        return tokenizer
+
+    async def encode(self, prompts: Sequence[NumberedPrompt]) -> list[tuple[int, ...]]:
+        """Token ids `[P]` of each prompt. Raises DatasetError, naming the line, and ModelError for files that fail on a prompt."""
+        encoded: list[tuple[int, ...]] = []
+        for part in _parts(prompts, _bytes, _PROMPTS):
+            encoded += await self._encoded(part)
+        return encoded
+
+    async def check(self, prompts: Sequence[NumberedPrompt]) -> None:
+        """Encodes the prompts and keeps nothing: their ids may take gigabytes. Raises as `encode` does."""
+        for part in _parts(prompts, _bytes, _PROMPTS):
+            await self._encoded(part, check=True)
+
+    async def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each response, without special tokens. Raises ModelError for a tokenizer that fails on one."""
+        texts: list[str] = []
+        for part in _parts(sequences, len, _RESPONSES):
+            request = Frame.of_sequences({"decode": True}, part)
+            reply = await _repeated(partial(self._request, request), "responses cannot be decoded")
+            texts += reply.header["texts"]
+        return texts
+
+    async def close(self) -> None:
+        """Ends the process. Nothing of the model computes or holds memory afterwards."""
+        self._closed = True
+        if self._process is not None:
+            await self._process.end()
+
+    async def _encoded(self, prompts: Sequence[NumberedPrompt], *, check: bool = False) -> list[tuple[int, ...]]:
+        try:
+            return await self._encode(prompts, check=check)
+        except ProcessLostError as error:
+            if error.too_much_work and len(prompts) == 1:
+                raise _blamed(error, f"the prompt of line {prompts[0].line} cannot be encoded") from error
+            _note(error)
+        encoded: list[tuple[int, ...]] = []
+        for one in prompts:  # one by one, so that a second loss names the line
+            try:
+                encoded += await self._encode([one], check=check)
+            except ProcessLostError as error:
+                raise _blamed(error, f"the prompt of line {one.line} cannot be encoded") from error
+        return encoded
+
+    async def _encode(self, prompts: Sequence[NumberedPrompt], *, check: bool) -> list[tuple[int, ...]]:
+        reply = await self._request(Frame({"encode": [(given.line, given.prompt) for given in prompts], "check": check}))
+        return list(reply.sequences())
+
+    async def _request(self, request: Frame) -> Frame:
+        async with self._lock:
+            process = await self._loaded()
+            return _checked(await process.call(request, self._deadlines.call))
+
+    async def _loaded(self) -> TokenizerProcess:
+        """The process, if it is alive, or a new one that has loaded the tokenizer."""
+        if self._closed:
+            raise TokenizerProcessError("the tokenizer is closed; open another one")
+        if self._process is None or not self._process.alive:
+            self._process = await _repeated(self._load, "the tokenizer cannot be loaded")
+        return self._process
+
+    async def _load(self) -> TokenizerProcess:
+        process = await TokenizerProcess.start(self._server)
+        try:
+            reply = _checked(await process.call(Frame(self._loading), self._deadlines.load))
+        except BaseException:
+            await process.end()
+            raise
+        self.stop_token_ids = frozenset(reply.header["stop_token_ids"])
+        return process
+
+
+async def _repeated(work: Callable[[], Awaitable[_Result]], what: str) -> _Result:
+    """The result of `work`, which is called once more if its process is lost, unless for too much work."""
+    try:
+        return await work()
+    except ProcessLostError as error:
+        if error.too_much_work:
+            raise _blamed(error, what) from error
+        _note(error)
+    try:
+        return await work()
+    except ProcessLostError as error:
+        raise _blamed(error, what) from error
+
+
+def _checked(reply: Frame) -> Frame:
+    """The reply; raises the error in it."""
+    header = reply.header
+    if "error" not in header:
+        return reply
+    match header["kind"]:
+        case "dataset":
+            raise DatasetError(header["error"])
+        case "file":
+            raise ModelFileError(header["file"], header["error"])
+    raise ModelError(header["error"])
+
+
+def _note(error: ProcessLostError) -> None:
+    _log.warning("tokenizer_lost", cause=str(error), file=error.file)
+
+
+def _blamed(error: ProcessLostError, what: str) -> ModelFileError:
+    """The error of the file that the process worked on."""
+    file = error.file or TOKENIZER
+    return ModelFileError(file, f"{what}: {error}; simplify the {'tokenizer' if file == TOKENIZER else 'chat template'}")
+
+
+def _bytes(given: NumberedPrompt) -> int:
+    return len(json.dumps(given.prompt))
+
+
+def _parts(items: Sequence[_Item], size_of: Callable[[_Item], int], call: _CallSize) -> Iterator[Sequence[_Item]]:
+    """Consecutive items in parts of the size of one call; an item that is larger makes a part alone."""
+    start, total = 0, 0
+    for n, size in enumerate(map(size_of, items)):  # as each part is asked for: to measure a dataset's rows takes a second
+        if n > start and (total + size > call.total or n - start == call.items):
+            yield items[start:n]
+            start, total = n, 0
+        total += size
+    if items:
+        yield items[start:]

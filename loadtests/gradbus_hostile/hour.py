@@ -1,0 +1,129 @@
+"""Hostile users beside a run that trains, and what that run had by itself before and after them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final
+
+from gradbus.client import Client
+from gradbus_hostile.answer_times import measured
+from gradbus_hostile.attack import Ended, Trained, attacked, newest, submit_all, train
+from gradbus_hostile.clients import CLIENTS
+from gradbus_hostile.material import Json, Material
+from gradbus_hostile.submissions import SUBMISSIONS
+from gradbus_hostile.table.submission import Submission
+from gradbus_hostile.target import Target, memory, new_key, settled
+
+_STUCK_SECONDS: Final = 120.0
+"""Without any end for so long, the runs that are left are stuck."""
+_SETTLE_SECONDS: Final = 60.0
+_QUIET_SECONDS: Final = 10.0
+_HOSTILE: Final = {
+    "name": "hostile",
+    "rollout": {"slots": 16, "group_size": 4, "max_new_tokens": 6},
+    "schedule": {"groups_per_step": 4, "steps": 2},
+    "checkpoint": {"every": 2},
+}
+"""In place of the well-behaved run's sections: short, for each run has a trainer while others wait."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """Well-behaved runs one after the other, and the answers of the API meanwhile."""
+
+    runs: list[Trained] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+    """Seconds, sorted."""
+
+
+@dataclass(slots=True)
+class Hour:
+    """What was seen."""
+
+    before: Phase = field(default_factory=Phase)
+    neighbours: Phase = field(default_factory=Phase)
+    """Beside another well-behaved run: what the machine gives to two."""
+    beside: Phase = field(default_factory=Phase)
+    """Beside hostile users."""
+    after: Phase = field(default_factory=Phase)
+    ends: list[Ended] = field(default_factory=list)
+    memory_before: dict[str, int] = field(default_factory=dict)
+    memory_after: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> set[str]:
+        """Of every well-behaved run; they have one spec."""
+        return {run.digest for phase in (self.before, self.neighbours, self.beside, self.after) for run in phase.runs}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how much."""
+
+    minutes: float = 60.0
+    """Of the attack, at least; it ends with a whole table."""
+    baseline_runs: int = 4
+    """Well-behaved runs before the attack, beside each other, and after it."""
+    clients_at_once: int = 8
+    submissions: Sequence[Submission] = SUBMISSIONS
+
+
+class Measurement:
+    """Measures on an embedded stack: `client` is the well-behaved user's, `spec` the run that this user trains again and again."""
+
+    def __init__(self, state: Path, client: Client, spec: Json, plan: Plan) -> None:
+        self._state = state
+        self._client = client
+        self._spec = spec
+        self._plan = plan
+        self._hour = Hour()
+
+    async def run(self) -> Hour:
+        """The whole measurement. Raises AssertionError if a well-behaved run does not succeed."""
+        hour = self._hour
+        first = await train(self._client, self._spec)
+        watcher = Target.of(self._state, new_key(self._state, "watcher"), first.run_id)
+        async with measured(watcher, hour.neighbours.answers):
+            await asyncio.gather(*(self._train(hour.neighbours, self._plan.baseline_runs // 2) for _ in range(2)))
+        async with measured(watcher, hour.before.answers):
+            await self._train(hour.before, self._plan.baseline_runs)
+        await asyncio.sleep(_QUIET_SECONDS)
+        hour.memory_before = memory(self._state)
+        async with measured(watcher, hour.beside.answers):
+            await self._attacked()
+        hour.memory_after = await settled(self._state, hour.memory_before, _SETTLE_SECONDS)
+        async with measured(watcher, hour.after.answers):
+            await self._train(hour.after, self._plan.baseline_runs)
+        return hour
+
+    async def _train(self, phase: Phase, runs: int) -> None:
+        for _ in range(runs):
+            phase.runs.append(await train(self._client, self._spec))
+
+    async def _attacked(self) -> None:
+        over = asyncio.Event()
+        beside = asyncio.create_task(self._train_until(over))
+        key, turn = new_key(self._state, "hostile"), 0
+        deadline = time.monotonic() + 60 * self._plan.minutes
+        try:
+            with Client(self._client.url, key) as hostile, tempfile.TemporaryDirectory(prefix="gradbus-hostile-") as folder:
+                while not beside.done() and (not turn or time.monotonic() < deadline):
+                    first = turn * self._plan.clients_at_once
+                    kinds = list(islice(cycle(CLIENTS), first % len(CLIENTS), first % len(CLIENTS) + self._plan.clients_at_once))
+                    material = Material(Path(folder) / str(turn), self._spec | _HOSTILE)
+                    async with attacked(Target.of(self._state, key, newest(self._client, self._spec["name"])), kinds):
+                        self._hour.ends += await submit_all(hostile, material, self._plan.submissions, _STUCK_SECONDS)
+                    turn += 1
+        finally:
+            over.set()
+            await beside
+
+    async def _train_until(self, over: asyncio.Event) -> None:
+        while not over.is_set():
+            self._hour.beside.runs.append(await train(self._client, self._spec))

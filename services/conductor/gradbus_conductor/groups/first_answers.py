@@ -1,0 +1,34 @@
+"""The first call to each service waits until the service is there; as long as it lasts, the run is starting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class FirstAnswers:
+    """The services that one run has called, and those whose first call is in progress."""
+
+    def __init__(self) -> None:
+        self._called: set[str] = set()
+        self._waiting: dict[str, float] = {}
+        """When the first call to a service began, by the service's description."""
+
+    @contextmanager
+    def call(self, service: str) -> Iterator[bool]:
+        """Surrounds a call. Yields whether it is to wait for the service instead of failing: no call to the service has ended yet."""
+        is_first = service not in self._called
+        if is_first:
+            self._waiting.setdefault(service, time.monotonic())
+        try:
+            yield is_first
+        finally:
+            self._called.add(service)
+            self._waiting.pop(service, None)
+
+    def waiting_for(self, seconds: float) -> str:
+        """The service whose first call has taken longer than `seconds`, and what to do; else empty."""
+        now = time.monotonic()
+        late = next((service for service, since in self._waiting.items() if now - since > seconds), "")
+        return f"{late}, which has not answered yet: start it, or wait if it is starting" if late else ""

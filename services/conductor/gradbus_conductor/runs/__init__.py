@@ -1,0 +1,1 @@
+"""All runs: which need a conductor, and what finished ones left behind."""

@@ -1,0 +1,107 @@
+"""Downloads models from the hub, each in a process that is killed when it takes too long, into a folder that is removed afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import Fault, SpecError
+from gradbus.objects.folder import partial_folder
+from gradbus_gateway.intake.check_turns import CheckTurns
+from gradbus_gateway.settings import GatewaySettings
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_MAX_DOWNLOADS: Final = 2
+_VARIABLES: Final = (
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_TOKEN",
+    "HOME",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "PATH",
+    "PYTHONPATH",
+    "SSL_CERT_FILE",
+)
+"""What the downloading process sees of the gateway's environment: none of its other secrets."""
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether `path` reads `owner/name`."""
+    return _HUB_ID.fullmatch(path) is not None
+
+
+class Hub:
+    """Downloads of models: one of a model and one of a caller at a time, and few of all models."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._folder = settings.cache_dir / "hub"
+        self._downloads = CheckTurns(_MAX_DOWNLOADS, settings.max_hub_seconds)
+        self._turns: dict[tuple[str, str], asyncio.Lock] = {}
+        self._waiting = Counter[tuple[str, str]]()
+
+    @asynccontextmanager
+    async def turn(self, hub_id: str, revision: str) -> AsyncIterator[None]:
+        """Inside the block, nobody else is inside with this model."""
+        key = (hub_id, revision)
+        self._waiting[key] += 1
+        try:
+            async with self._turns.setdefault(key, asyncio.Lock()):
+                yield
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key], self._turns[key]
+
+    @asynccontextmanager
+    async def downloaded(self, hub_id: str, revision: str, caller: str) -> AsyncIterator[Path]:
+        """The model's files, in a folder that exists inside the block. Raises SpecError with the hub's reason."""
+        async with self._downloads.turn(caller), partial_folder(self._folder) as folder:
+            if reason := await self._download(hub_id, revision, folder):
+                allowed = "a hub id with a revision that the server may read, or a folder"
+                raise SpecError([Fault("model.path", f"cannot be taken from the hub: {reason}", f"{hub_id} at {revision}", allowed)])
+            yield folder
+
+    async def _download(self, hub_id: str, revision: str, folder: Path) -> str:
+        """Why the download failed, or nothing."""
+        order = {"hub_id": hub_id, "revision": revision, "folder": str(folder), "max_bytes": self._settings.max_model_bytes}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gradbus_gateway.intake.hub_download"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=self._environment(folder),
+        )
+        assert process.stdin is not None  # noqa: S101 - they are pipes
+        assert process.stdout is not None  # noqa: S101
+        try:
+            async with asyncio.timeout(self._settings.max_hub_seconds):
+                # The order's pipe stays open: its end tells the process that the gateway is gone.
+                process.stdin.write(json.dumps(order).encode() + b"\n")
+                answer = await process.stdout.read()
+                await process.wait()
+        except TimeoutError:
+            return f"it took longer than {self._settings.max_hub_seconds:g} s (GRADBUS_MAX_HUB_SECONDS)"
+        except ConnectionError:
+            answer = b""
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return "" if process.returncode == 0 else answer.decode(errors="replace").strip() or "the download ended without a reason"
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        given = {name: value for name in _VARIABLES if (value := os.environ.get(name))}
+        token = self._settings.hf_token.get_secret_value()
+        here = {"HF_XET_CACHE": str(folder / ".xet"), "TMPDIR": str(folder)}
+        return {"HF_HOME": str(folder / ".home")} | given | here | ({"HF_TOKEN": token} if token else {})

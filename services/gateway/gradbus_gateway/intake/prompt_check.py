@@ -1,0 +1,109 @@
+"""Encodes the first prompts of a submission as a rollout worker will, in a limited process.
+
+Without it, a run whose tokenizer or chat template fails would wait for a trainer and a rollout worker before it could fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from gradbus.errors import DatasetError, Fault, ModelError
+from gradbus.formats.jsonl import numbered
+from gradbus.objects import ObjectStore
+from gradbus.spec import DataSpec, RunSpec
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
+from gradbus.tokenizer.launcher import ForkServer
+from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer
+from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
+from gradbus_gateway.intake.lru_cache import LruCache
+
+_ROWS: Final = 200
+_ROWS_AT_ONCE: Final = 20
+_ROWS_SECONDS: Final = 10.0
+_DEADLINES: Final = Deadlines(load=10, call=5)
+_CHECKS: Final = 1
+"""Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
+_WAIT_SECONDS: Final = 30.0
+_CACHED: Final = 1024
+
+_Key = tuple[frozenset[tuple[str, str]], str, str | None, str, PromptLimits]
+"""Files of the model, datasets, prompt column, limits."""
+
+
+class PromptCheck:
+    """Loads the tokenizers of submissions and encodes the first rows of their datasets. What passed before is not checked again."""
+
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer) -> None:
+        self._objects = objects
+        self._tokenizers = tokenizers
+        self._turns = CheckTurns(_CHECKS, _WAIT_SECONDS)
+        self._passed = LruCache[_Key, bool](_CACHED)
+
+    async def fault(self, spec: RunSpec, caller: str) -> Fault | None:
+        """The first fault of a spec whose model and data are stored. Raises the problem 503 if this gateway is too busy to tell."""
+        rollout, files = spec.rollout, spec.model.files or {}
+        limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids)
+        small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
+        key = (small, spec.data.train, spec.data.eval, spec.data.prompt, limits)
+        if self._passed.get(key):
+            return None
+        async with self._turns.turn(caller):
+            if self._passed.get(key):
+                return None  # an equal submission had its turn before
+            fault = await self._checked(spec, limits)
+            if fault is None:
+                self._passed.put(key, True)
+        return fault
+
+    async def _checked(self, spec: RunSpec, limits: PromptLimits) -> Fault | None:
+        with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
+            await self._write_folder(Path(name), spec.model.files or {})
+            try:
+                tokenizer = await Tokenizer.open(self._tokenizers, Path(name), limits, _DEADLINES)
+                try:
+                    return await self._rows_fault(tokenizer, spec.data)
+                finally:
+                    await tokenizer.close()
+            except ModelFileError as error:
+                return Fault(f"model.files.{error.file}", error.text, spec.model.path)
+            except ModelError as error:
+                return Fault("model", str(error), spec.model.path)
+            except TokenizerProcessError as error:
+                detail = f"the prompts cannot be checked ({error}); send the run again later"
+                raise ProblemError(503, "busy", detail, retry_after=RETRY_SECONDS) from error
+
+    async def _rows_fault(self, tokenizer: Tokenizer, data: DataSpec) -> Fault | None:
+        deadline = time.monotonic() + _ROWS_SECONDS
+        for field, digest in {"train": data.train, "eval": data.eval}.items():
+            try:
+                if digest is not None:
+                    await self._check_first_rows(tokenizer, await self._first_rows(digest, data.prompt), deadline)
+            except DatasetError as error:
+                return Fault(f"data.{field}", str(error), str(digest))
+        return None
+
+    async def _first_rows(self, digest: str, column: str) -> list[NumberedPrompt]:
+        content = await self._objects.get_blob(digest)
+        # In a thread, because a row may have a megabyte of JSON.
+        return await asyncio.to_thread(lambda: [NumberedPrompt(line, row[column]) for line, row in islice(numbered(content), _ROWS)])
+
+    async def _check_first_rows(self, tokenizer: Tokenizer, prompts: list[NumberedPrompt], deadline: float) -> None:
+        """At least some; at the deadline the tokenizer is slow, and yet it works."""
+        for start in range(0, len(prompts), _ROWS_AT_ONCE):
+            await tokenizer.check(prompts[start : start + _ROWS_AT_ONCE])
+            if time.monotonic() > deadline:
+                break
+
+    async def _write_folder(self, folder: Path, files: Mapping[str, str]) -> None:
+        """The files that a tokenizer reads, and empty ones in place of the weights."""
+        for file, digest in files.items():
+            content = b"" if file.endswith(".safetensors") else await self._objects.get_blob(digest)
+            await asyncio.to_thread((folder / file).write_bytes, content)

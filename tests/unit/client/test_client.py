@@ -1,0 +1,62 @@
+"""What the client refuses before it sends anything, and how it takes answers that are cut short."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import pytest
+
+from gradbus.client import Client
+from gradbus.client.answers import checked
+from gradbus.errors import SpecError, StackError
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan"), 10**400])
+def test_a_spec_that_no_json_can_carry_names_the_field(value):
+    with Client("http://127.0.0.1:9", "key") as client, pytest.raises(SpecError) as refused:
+        client.submit({"name": "run", "model": {"path": value}})
+    assert [fault.path for fault in refused.value.faults] == ["model.path"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"json": {"type": "urn:gradbus:problem:busy", "detail": "other submissions are being checked"}}, "other submissions"),
+        ({"json": {"oops": 1}}, "cannot answer now"),
+        ({"text": "<html>Bad luck</html>"}, "cannot answer now"),
+    ],
+)
+def test_a_gateway_that_cannot_answer_now_says_why(answer, message):
+    with pytest.raises(StackError, match=message):
+        checked(httpx2.Response(503, request=httpx2.Request("GET", "http://there"), **answer))
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Has a run that is over, with three events; closes a stream after the first."""
+
+    def do_GET(self):
+        events = [{"id": number, "type": "metrics"} for number in (1, 2, 3)]
+        if "text/event-stream" in self.headers["Accept"]:
+            self._send("text/event-stream", f"id: 1\nevent: metrics\ndata: {json.dumps(events[0])}\n\n")
+        elif "after=1" in self.path:
+            self._send("application/json", json.dumps({"data": events[1:], "has_more": False}))
+        else:
+            self._send("application/json", json.dumps({"state": "succeeded"}))
+
+    def _send(self, kind, body):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_events_behind_the_end_of_a_stream_that_was_closed_early_are_read_too():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
+            assert [event["id"] for event in client.follow_events("run-1")] == [1, 2, 3]
+        server.shutdown()

@@ -1,0 +1,268 @@
+"""The features that config.json may ask for."""
+
+import json
+import tracemalloc
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gradbus.errors import ModelError
+from gradbus.formats.hf_model import check_model_folder
+from gradbus.formats.model_config import RopeConfig, read_model_config, redundant_shapes, tensor_shapes
+from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
+
+BASE = {
+    "model_type": "qwen2",
+    "vocab_size": 29,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def shape_of(tmp_path):
+    def read(**changes):
+        (tmp_path / "config.json").write_text(json.dumps(BASE | changes))
+        return read_model_config(tmp_path)
+
+    return read
+
+
+@pytest.mark.parametrize("family", MODEL_FAMILIES.values(), ids=MODEL_FAMILIES)
+def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_path):
+    shape = shape_of(model_type=family.model_type, architectures=[family.architecture])
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert shape.family == check_model_folder(tmp_path).family == family
+
+
+def test_what_is_not_said_has_the_usual_value(shape_of):
+    shape = shape_of(num_key_value_heads=None, head_dim=None)
+    assert (shape.kv_heads, shape.head_dim, shape.norm_eps, shape.tied) == (4, 8, 1e-6, False)
+    assert shape.rope == RopeConfig(10_000.0, "default", {})
+    assert shape.windows == (None,) * 4
+
+
+def test_biases_are_each_familys_own(shape_of):
+    asked = {"attention_bias": True, "mlp_bias": True}
+    found = [shape_of(model_type=family, **extra) for family in ("llama", "qwen2") for extra in ({}, asked)]
+    assert [(shape.qkv_bias, shape.out_bias, shape.mlp_bias) for shape in found] == [
+        (False, False, False),
+        (True, True, True),
+        (True, False, False),
+        (True, False, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 2}},
+        {"rope_theta": 50, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ],
+)
+def test_old_and_new_names_of_the_rotary_settings_say_the_same(shape_of, fields):
+    assert shape_of(**fields).rope == RopeConfig(50.0, "linear", {"factor": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("fields", "original"),
+    [({}, 64.0), ({"rope_scaling": {"original_max_position_embeddings": 16}}, 16.0), ({"original_max_position_embeddings": 8}, 8.0)],
+)
+def test_the_context_before_stretching_is_found_where_it_stands(shape_of, fields, original):
+    scaling = {"type": "yarn", "factor": 4.0} | fields.pop("rope_scaling", {})
+    assert shape_of(**fields, rope_scaling=scaling).rope.scaling["original_max_position_embeddings"] == original
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}, (None, None, None, 7)),
+        ({"use_sliding_window": True, "max_window_layers": 2}, (None, None, 4096, 4096)),
+        ({"use_sliding_window": False, "sliding_window": 7, "max_window_layers": 0}, (None,) * 4),
+        (
+            {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["sliding_attention", *["full_attention"] * 3]},
+            (7, None, None, None),
+        ),
+        ({"model_type": "llama", "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}, (None,) * 4),
+    ],
+)
+def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
+    assert shape_of(**fields).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "mistral"}, "use one of llama, qwen2"),
+        ({"model_type": None}, "use one of llama, qwen2"),
+        ({"hidden_size": "wide"}, "must be a whole number above 0"),
+        ({"num_hidden_layers": 0}, "must be a whole number above 0"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"head_dim": 7}, "do not divide"),
+        ({"hidden_act": "gelu"}, "choose another model"),
+        ({"quantization_config": {"bits": 4}}, "choose another model"),
+        ({"partial_rotary_factor": 0.5}, "choose another model"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "choose a model with one of default, linear, llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "misstates factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "misstates low_freq_factor"),
+        ({"rope_scaling": [1]}, "save the model again"),
+        ({"rms_norm_eps": "small"}, "save the model again"),
+        ({"layer_types": ["full_attention"]}, "save the model again"),
+        ({"layer_types": ["chunked_attention"] * 4}, "save the model again"),
+    ],
+)
+def test_what_is_not_computed_is_refused_with_what_to_do(shape_of, fields, message):
+    with pytest.raises(ModelError, match=message):
+        shape_of(**fields)
+
+
+HUGE = 1 << 62
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 1 << 20},
+        {"vocab_size": 1 << 33},
+        {"intermediate_size": 1 << 33},
+        {"num_hidden_layers": 10**7},
+        {"max_position_embeddings": 1 << 40},
+        {"num_attention_heads": 1 << 20},
+        {"num_attention_heads": 64},
+        {"num_key_value_heads": 8},
+        {"num_key_value_heads": HUGE},
+        {"num_key_value_heads": 0},
+        {"num_key_value_heads": 2.0},
+        {"head_dim": HUGE},
+        {"head_dim": True},
+        {"head_dim": -8},
+        {"head_dim": 1024},
+        {"hidden_size": 32.0},
+        {"hidden_size": True},
+        {"hidden_size": -32},
+        {"hidden_size": 10**299},
+        {"num_hidden_layers": "4"},
+        {"num_hidden_layers": None},
+        {"rms_norm_eps": -1.0},
+        {"rms_norm_eps": True},
+        {"rms_norm_eps": 1e300},
+        {"tie_word_embeddings": "no"},
+        {"tie_word_embeddings": 1},
+        {"model_type": "llama", "attention_bias": "yes"},
+        {"model_type": "llama", "mlp_bias": []},
+        {"use_sliding_window": "yes"},
+        {"use_sliding_window": True, "sliding_window": HUGE},
+        {"use_sliding_window": True, "sliding_window": -1},
+        {"max_window_layers": [1]},
+        {"layer_types": "full_attention"},
+        {"layer_types": [{}] * 4},
+        {"layer_types": ["full_attention"] * 100_000},
+        {"eos_token_id": 29},
+        {"eos_token_id": -1},
+        {"eos_token_id": [1, 29]},
+        {"eos_token_id": ["a", {}]},
+        {"eos_token_id": True},
+        {"bos_token_id": 1 << 40},
+        {"bos_token_id": 1.5},
+        {"rope_theta": 0.5},
+        {"rope_theta": -1.0},
+        {"rope_theta": 1e300},
+        {"rope_theta": "fast"},
+        {"rope_scaling": "yarn"},
+        {"rope_scaling": {"rope_type": ["yarn"]}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": -2}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 1e300}},
+        {"rope_scaling": {"rope_type": "linear", "factor": [2]}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": HUGE}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0.5}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": 0.0}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+        {"partial_rotary_factor": [1.0]},
+        {"hidden_act": {"silu": 1}},
+    ],
+)
+def test_sizes_and_settings_beyond_what_models_have_are_refused(shape_of, fields):
+    tracemalloc.start()
+    with pytest.raises(ModelError, match=r"config\.json .*; ") as refused:
+        shape_of(**fields)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20, "sizes are bounded before anything is made of them"
+    assert len(str(refused.value)) < 500
+
+
+def test_the_largest_models_of_today_are_read(shape_of):
+    seventy_billion = {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "bos_token_id": 128_000,
+        "eos_token_id": [128_001, 128_008, 128_009],
+    }
+    config = shape_of(**seventy_billion)
+    assert len(tensor_shapes(config)) == 723
+    assert sum(rows * (columns[0] if columns else 1) for rows, *columns in tensor_shapes(config).values()) == 70_553_706_496
+    largest = {"num_hidden_layers": 126, "hidden_size": 16_384, "intermediate_size": 53_248, "num_attention_heads": 128}
+    assert shape_of(**seventy_billion | largest).layers == 126
+
+
+NUMBERS = st.integers(-2, 40) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "yarn", "llama3", "linear", "full_attention", "silu"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+SCALING = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["yarn", "llama3", "linear"])},
+    optional=dict.fromkeys(
+        ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "original_max_position_embeddings"), VALUES
+    ),
+)
+FIELDS = [
+    *BASE,
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"),
+    *("sliding_window", "max_window_layers", "layer_types", "eos_token_id", "bos_token_id", "rope_theta", "rope_parameters"),
+    *("hidden_act", "partial_rotary_factor", "quantization_config", "original_max_position_embeddings"),
+]
+
+
+@given(
+    family=st.sampled_from(sorted(MODEL_FAMILIES)),
+    changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
+    scaling=st.none() | SCALING | VALUES,
+)
+def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp_path_factory, family, changes, scaling):
+    folder = tmp_path_factory.mktemp("config", numbered=True)
+    (folder / "config.json").write_text(json.dumps(BASE | {"model_type": family, "rope_scaling": scaling} | changes))
+    try:
+        config = read_model_config(folder)
+    except ModelError:
+        return
+    shapes = tensor_shapes(config)
+    assert len(shapes) >= 9 * config.layers
+    assert all(size > 0 for shape in (*shapes.values(), *redundant_shapes(config).values()) for size in shape)
+    frequencies = inverse_frequencies(config.rope, config.head_dim)
+    assert frequencies.isfinite().all()
+    assert attention_factor(config.rope) >= 0.0

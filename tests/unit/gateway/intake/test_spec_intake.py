@@ -1,0 +1,153 @@
+"""Submission refuses a spec over an algorithm or a model family that lacks something, as planted in the registries."""
+
+import dataclasses
+import json
+
+import pytest
+
+from gradbus.algorithms import ALGORITHMS, Needs
+from gradbus.errors import SpecError
+from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus.objects import ObjectStore
+from gradbus.spec import MAX_FAULTS
+from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+def body(tmp_path, write_model):
+    """A spec whose model and rows lie under a root of the gateway."""
+    write_model(tmp_path / "roots" / "model")
+    (tmp_path / "roots" / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    grader = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
+    return {
+        "name": "sums",
+        "model": {"path": "model"},
+        "data": {"train": "train.jsonl"},
+        "rollout": {"max_new_tokens": 8, "group_size": 4},
+        "reward": {"grader": grader},
+        "schedule": {"steps": 4, "groups_per_step": 2},
+    }
+
+
+@pytest.fixture
+def refused(tmp_path, fork_server):
+    """Submits a spec in this process, and returns the faults as text."""
+    settings = GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache")
+
+    async def submit(body):
+        try:
+            await SpecIntake(ObjectStore.open(f"file://{tmp_path}/objects"), fork_server, settings).accept(body, "key")
+        except SpecError as error:
+            return [str(fault) for fault in error.faults]
+        return []
+
+    return submit
+
+
+@pytest.fixture
+def plant_needs(monkeypatch):
+    """Puts an algorithm with other needs in the place of GRPO."""
+
+    def plant(**changed):
+        @dataclasses.dataclass(frozen=True)
+        class Planted:
+            spec: object
+            needs = Needs(**{"reference": False, "values": False, "valid_samples": 2} | changed)
+
+        monkeypatch.setitem(ALGORITHMS, "grpo", Planted)
+
+    return plant
+
+
+async def test_the_spec_is_accepted_with_the_registries_as_they_are(refused, body):
+    assert await refused(body) == []
+
+
+async def test_an_algorithm_that_needs_a_critic_is_refused(refused, body, plant_needs):
+    plant_needs(values=True)
+    [fault] = await refused(body)
+    assert fault.startswith("algorithm.name: needs a critic's values, which no learner computes")
+    assert "an algorithm without a critic" in fault
+
+
+async def test_an_algorithm_that_needs_more_samples_than_a_group_has_is_refused(refused, body, plant_needs):
+    plant_needs(valid_samples=4)
+    assert await refused(body) == []
+    plant_needs(valid_samples=5)
+    [fault] = await refused(body)
+    assert fault.startswith("rollout.group_size: grpo trains a group from 5 valid samples on")
+    assert "at least 5" in fault
+
+
+async def test_an_algorithm_without_a_critic_is_named_where_there_is_one(refused, body, plant_needs, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "plain", ALGORITHMS["grpo"])
+    plant_needs(values=True)
+    [fault] = await refused(body)
+    assert "plain" in fault
+
+
+async def test_an_embedded_engine_is_refused_for_a_family_that_it_does_not_compute(refused, body, monkeypatch):
+    able = MODEL_FAMILIES["llama"]
+    without = dataclasses.replace(able, capabilities=able.capabilities - {"embedded_engine"})
+    monkeypatch.setitem(MODEL_FAMILIES, "llama", without)
+    [fault] = await refused(body)
+    assert fault.startswith("rollout.engine: this engine runs in the worker's process and does not compute LlamaForCausalLM; given torch")
+    assert fault.endswith("a model of one of: Qwen2ForCausalLM")
+    body["rollout"]["engine"], body["schedule"]["mode"], body["deterministic"] = "sglang", "free", False
+    assert await refused(body) == []
+
+
+async def test_adapters_wider_than_the_model_are_refused(refused, body):
+    [fault] = await refused(body | {"trainer": {"lora": {"rank": 5}}})
+    assert fault.startswith("trainer.lora.rank: an adapter is smaller than its matrix; given 5; allowed: at most 4")
+    assert await refused(body | {"trainer": {"lora": {"rank": 4}}}) == []
+
+
+async def test_stop_tokens_that_the_model_does_not_have_are_refused(refused, body):
+    body["rollout"]["stop_token_ids"] = [3, 16, 99]
+    [fault] = await refused(body)
+    assert fault == "rollout.stop_token_ids: the model has no such tokens; given 16, 99; allowed: ids below 16"
+
+
+async def test_a_group_whose_rows_do_not_fit_into_a_call_is_refused(refused, body, tmp_path):
+    row = {"prompt": "1+1=", "answer": "2", "context": "x" * 1_000_000}
+    (tmp_path / "roots" / "train.jsonl").write_text(json.dumps(row))
+    body["rollout"]["group_size"] = 17
+    [fault] = await refused(body)
+    assert fault.startswith("data.train: the samples of a group, each with its row, do not fit into a call of the scorer; given 17 samples")
+    body["rollout"]["group_size"] = 16
+    assert await refused(body) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (b'{"prompt": "a", "answer": "\\ud800"}', "answer has half of a surrogate pair"),
+        (b'{"prompt": "\\ud800", "answer": "2"}', "prompt has half of a surrogate pair"),
+        (b'{"prompt": [{"role": "user", "content": "\\udfff"}], "answer": "2"}', "prompt.0.content has half of a surrogate pair"),
+        (b'{"prompt": "a", "answer": 1e999}', "64-bit floats"),
+    ],
+)
+async def test_a_row_that_could_not_be_sent_on_is_refused_with_its_line(refused, body, tmp_path, row, words):
+    (tmp_path / "roots" / "train.jsonl").write_bytes(b'{"prompt": "1+1=", "answer": "2"}\n' + row)
+    [fault] = await refused(body)
+    assert fault.startswith("data.train: line 2 ")
+    assert words in fault
+
+
+async def test_faults_of_a_grader_over_wide_rows_are_few_and_short(refused, body, tmp_path):
+    (tmp_path / "roots" / "train.jsonl").write_text(json.dumps({"prompt": "a"} | {f"{'wide' * 50}{n}": 0 for n in range(900)}))
+    body["reward"]["grader"]["reference"] = "".join(f"{{{{item.x{n}}}}}" for n in range(4000))
+    faults = await refused(body)
+    assert len(faults) == MAX_FAULTS
+    assert max(map(len, faults)) < 6000
+
+
+async def test_a_dataset_beyond_the_limit_is_refused_unread(body, tmp_path, fork_server):
+    path = tmp_path / "roots" / "train.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    settings = GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache")
+    with pytest.raises(SpecError, match=f"the dataset has {1 << 40} bytes"):
+        await SpecIntake(ObjectStore.open(f"file://{tmp_path}/objects"), fork_server, settings).accept(body, "key")

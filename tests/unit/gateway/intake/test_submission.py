@@ -1,0 +1,87 @@
+"""A body is read, or refused with its place, before anything is made of it."""
+
+import pytest
+
+from gradbus.errors import SpecError
+from gradbus_gateway.http.problems import ProblemError, invalid_spec
+from gradbus_gateway.intake.submission import parse_body
+
+JSON, TOML = "application/json", "application/toml"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "path"),
+    [
+        (JSON, b'{"seed": 1e999}', "seed"),
+        (JSON, b'{"a": [0, NaN]}', "a.1"),
+        (TOML, b"seed = inf", "seed"),
+        (TOML, b"[a]\nb = nan", "a.b"),
+        (TOML, b"seed = 0x" + b"f" * 5000, "seed"),
+        (JSON, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", "a" + ".0" * 60),
+    ],
+    ids=["1e999", "NaN", "inf", "nan of TOML", "hexadecimal", "deep"],
+)
+def test_a_value_that_could_not_be_stored_is_a_fault_with_its_path(kind, data, path):
+    with pytest.raises(SpecError) as refused:
+        parse_body(data, kind)
+    [fault] = refused.value.faults
+    assert fault.path[:100] == path[:100]
+    assert invalid_spec(refused.value.faults).errors
+
+
+def test_a_grader_s_source_may_be_long_in_toml():
+    source = "table = [" + ", ".join(f"{n}.5" for n in range(150)) + "]\n" + "a.b.c(d.e)\n" * 5000
+    assert parse_body(f"source = '''\n{source}'''\n".encode(), TOML) == {"source": source}
+
+
+def test_more_values_than_a_spec_has_are_one_fault():
+    with pytest.raises(SpecError) as refused:
+        parse_body(b'{"a": [' + b"0," * 400_000 + b"1e999]}", JSON)
+    [fault] = refused.value.faults
+    assert str(fault) == "(body): has more than 10000 values; allowed: the fields of a run spec"
+
+
+@pytest.mark.parametrize("data", [b'{"name": "\\ud800"}', b'{"model": {"path": "a\\udfff"}}', b'{"\\ud800": 1}'])
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(data):
+    with pytest.raises((SpecError, ProblemError)) as refused:
+        parse_body(data, JSON)
+    assert str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (JSON, b"[" * 100_000),
+        (JSON, b"9" * 5000),
+        (JSON, b"\xff"),
+        (TOML, b"a = " + b"[" * 100_000),
+        (TOML, b"a = " + b"9" * 5000),
+        (TOML, b'a = "\\ud800"'),
+        (TOML, b"\xff"),
+        (TOML, b".".join([b"a"] * 100_000) + b" = 1"),
+        (TOML, b"[" + b".".join([b"a"] * 4000) + b"]\n" + b"a = {b.c = 1}\n" * 4000),
+        (TOML, b"a = 1\n" * 50_000),
+    ],
+    ids=[
+        "deep",
+        "digits",
+        "bytes",
+        "deep TOML",
+        "digits of TOML",
+        "surrogate of TOML",
+        "bytes of TOML",
+        "a long key",
+        "a long table",
+        "a long document",
+    ],
+)
+def test_what_is_no_document_is_a_problem(kind, data):
+    with pytest.raises((ProblemError, SpecError)) as refused:
+        parse_body(data, kind)
+    assert str(refused.value).encode()
+
+
+@pytest.mark.parametrize("data", [b"a" + b".a" * 50_000 + b"=1", b"[a" + b".a" * 50_000 + b"]"])
+def test_a_key_of_thousands_of_parts_is_refused_before_it_takes_gigabytes(data):
+    with pytest.raises(ProblemError, match="dots"):
+        parse_body(data, "application/toml")

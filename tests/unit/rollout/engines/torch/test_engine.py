@@ -1,0 +1,39 @@
+"""What the engine's thread shows while it works, and how it ends."""
+
+import pytest
+
+from gradbus.errors import ModelError
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import rows
+from gradbus_rollout.engines.torch.prefill import chunks
+from gradbus_rollout.engines.torch.scheduler import Scheduler
+
+GROUPS = [PromptGroup(str(n), tuple(range(3, 20 + n)), (n, n + 1, n + 2)) for n in range(4)]
+
+
+class Panic(BaseException):
+    """As a library written in Rust raises."""
+
+
+async def test_a_long_prompt_is_progress_by_chunk(start_engine):
+    engine = await start_engine(slots=4, max_new_tokens=1)
+    before = await engine.progress()
+    await engine.generate([PromptGroup("long", tuple(range(3, 40)) * 10, (1,))])
+    assert await engine.progress() - before >= len(list(chunks(370)))
+
+
+async def test_uniforms_drawn_in_parts_are_those_drawn_at_once(start_engine, monkeypatch):
+    at_once = await (await start_engine(slots=8, max_new_tokens=20)).generate(GROUPS)
+    monkeypatch.setattr(rows, "_UNIFORMS_AT_ONCE", 1)
+    assert await (await start_engine(slots=8, max_new_tokens=20)).generate(GROUPS) == at_once
+
+
+async def test_a_librarys_panic_ends_every_call_with_its_cause(start_engine, monkeypatch):
+    engine = await start_engine()
+
+    def panic(_scheduler):
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(Scheduler, "step", panic)
+    with pytest.raises(ModelError, match="the engine broke: Panic: index out of bounds; see the worker's log"):
+        await engine.generate(GROUPS)
