@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradbus_kernels.operators import PackedGroups, pack_groups
-from gradbus_kernels.operators.prefix_shared_attention.packing import worth_sharing
+from gradbus_kernels.operators import PackedGroups
+from gradbus_kernels.operators.prefix_shared_attention.packing import pack_arrays, worth_sharing
 
 Int32 = NDArray[np.int32]
 
@@ -61,5 +61,4 @@ def _prompt_tokens(sequence: TokenSequence, rows: int) -> int:
 
 def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedGroups:
     """Packs `sequences` (at least one); rows with equal prompts share it where that saves time."""
-    prompts = [torch.tensor(sequence.prompt_ids) for sequence in sequences]
-    return pack_groups(prompts, [torch.tensor(sequence.token_ids) for sequence in sequences], device)
+    return pack_arrays([sequence.prompt_ids for sequence in sequences], [sequence.token_ids for sequence in sequences], device)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
+Ids = NDArray[np.integer[Any]]
+Lengths = NDArray[np.int64]
 _SHARED_AT_LEAST = 64
 """Tokens that sharing must save; fewer do not pay for the extra calls of a group."""
 
@@ -35,13 +40,17 @@ class PackedGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """The tokens of one root or branch."""
+class _Segment:
+    """A root or a branch: the first `prompt` tokens of its first row's prompt, then the first `response` tokens of its response."""
 
-    ids: Tensor
     rows: tuple[int, ...]
-    """Rows that have response tokens predicted from this piece; several for a shared prompt."""
+    """Rows that have response tokens predicted from this segment; several for a shared prompt."""
+    prompt: int
+    response: int
     parent: int | None = None
+
+    def __len__(self) -> int:
+        return self.prompt + self.response
 
 
 def pack_groups(prompts: Sequence[Tensor], responses: Sequence[Tensor], device: torch.device | str = "cpu") -> PackedGroups:
@@ -50,21 +59,35 @@ def pack_groups(prompts: Sequence[Tensor], responses: Sequence[Tensor], device: 
     The last response token predicts nothing, so it is not an input. Rows with an empty response are left out. Raises ValueError,
     which names the argument.
     """
-    _check(prompts, responses)
-    roots = _roots(prompts, responses)
-    pieces = roots + _branches(roots, prompts, responses)
-    layout = PrefixLayout.of_lengths([len(piece.ids) for piece in pieces], [piece.parent for piece in pieces])
-    read_from: list[list[Tensor]] = [[] for _ in prompts]
-    for piece, first, depth in zip(pieces, layout.offsets, layout.depths, strict=False):
-        for row in piece.rows:
-            skipped = max(len(prompts[row]) - 1 - depth, 0)
-            read_from[row].append(torch.arange(first + skipped, first + len(piece.ids)))
+    for name, rows in (("prompts", prompts), ("responses", responses)):
+        for row, ids in enumerate(rows):
+            fits = ids.dim() == 1 and ids.device.type == "cpu" and not (ids.is_floating_point() or ids.is_complex())
+            found = f"{ids.dtype} {tuple(ids.shape)} on {ids.device}"
+            require(fits, name, f"hold {found} in row {row}; pass integers of one dimension, on the CPU")
+    return pack_arrays([ids.numpy() for ids in prompts], [ids.numpy() for ids in responses], device)
+
+
+def pack_arrays(prompts: Sequence[Ids], responses: Sequence[Ids], device: torch.device | str = "cpu") -> PackedGroups:
+    """`pack_groups` for arrays of integers of one dimension. Nothing but their lengths is a loop over rows."""
+    require(len(prompts) == len(responses), "responses", f"are {len(responses)}; pass one for each of {len(prompts)} prompts")
+    lengths = np.array([[len(ids) for ids in rows] for rows in (prompts, responses)], dtype=np.int64).reshape(2, -1)
+    row = int(lengths[0].argmin()) if prompts else 0
+    require(
+        not prompts or lengths[0, row] > 0, "prompts", f"are empty in row {row}; pass at least one token, a response is predicted from it"
+    )
+    ids = np.concatenate([np.empty(0, np.int64), *prompts, *responses], dtype=np.int64)
+    begins = (np.cumsum(lengths) - lengths.ravel()).reshape(2, -1)
+
+    segments = _segments([ids[first : first + length].tobytes() for first, length in zip(begins[0], lengths[0], strict=True)], lengths)
+    layout = PrefixLayout.of_lengths([len(segment) for segment in segments], [segment.parent for segment in segments])
+    owners = [segment.rows[0] for segment in segments]
+    inputs = _ranges(begins[:, owners], np.array([(segment.prompt, segment.response) for segment in segments], dtype=np.int64).T)
     return PackedGroups(
-        input_ids=_joined([piece.ids for piece in pieces], device)[None],
+        input_ids=torch.from_numpy(ids[inputs]).to(device)[None],
         position_ids=layout.position_ids(device)[None],
         layout=layout,
-        selected=_joined([part for parts in read_from for part in parts], device),
-        targets=_joined(responses, device),
+        selected=torch.from_numpy(_predicting(segments, layout, lengths)).to(device),
+        targets=torch.from_numpy(ids[lengths[0].sum() :]).to(device),
     )
 
 
@@ -73,44 +96,44 @@ def worth_sharing(prompt: int, rows: int) -> bool:
     return prompt * (rows - 1) >= _SHARED_AT_LEAST
 
 
-def _roots(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[_Piece]:
-    """Shared prompts and whole sequences, in order of length."""
+def _segments(prompts: Sequence[bytes], lengths: Lengths) -> list[_Segment]:
+    """Roots, which are shared prompts and whole sequences, in order of length; then branches in order of their root and length.
+
+    A response of one token has no branch, because its root predicts it. `lengths`: of prompts and responses, `[2, rows]`.
+    """
+    prompt_lengths, response_lengths = lengths.tolist()
     groups: dict[bytes, list[int]] = {}
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        if len(response):
-            groups.setdefault(prompt.long().numpy().tobytes(), []).append(row)
-    roots: list[_Piece] = []
+    for row, prompt in enumerate(prompts):
+        if response_lengths[row]:
+            groups.setdefault(prompt, []).append(row)
+    roots: list[_Segment] = []
     for rows in groups.values():
-        prompt = prompts[rows[0]]
-        if worth_sharing(len(prompt), len(rows)):
-            roots.append(_Piece(prompt, tuple(rows)))
+        prompt_length = prompt_lengths[rows[0]]
+        if worth_sharing(prompt_length, len(rows)):
+            roots.append(_Segment(tuple(rows), prompt_length, 0))
         else:
-            roots.extend(_Piece(torch.cat((prompt, responses[row][:-1])), (row,)) for row in rows)
-    return sorted(roots, key=lambda piece: len(piece.ids))
-
-
-def _branches(roots: Sequence[_Piece], prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[_Piece]:
-    """Responses of shared prompts, by root and length. A response of one token has no branch, because its root predicts it."""
-    return [
-        _Piece(responses[row][:-1], (row,), index)
+            roots += [_Segment((row,), prompt_length, response_lengths[row] - 1) for row in rows]
+    roots.sort(key=len)
+    return roots + [
+        _Segment((row,), 0, response_lengths[row] - 1, index)
         for index, root in enumerate(roots)
-        if len(root.ids) == len(prompts[root.rows[0]])
-        for row in sorted(root.rows, key=lambda row: len(responses[row]))
-        if len(responses[row]) > 1
+        if len(root.rows) > 1
+        for row in sorted(root.rows, key=response_lengths.__getitem__)
+        if response_lengths[row] > 1
     ]
 
 
-def _joined(parts: Sequence[Tensor], device: torch.device | str) -> Tensor:
-    empty = torch.empty(0, dtype=torch.int64)
-    return torch.cat([empty, *(part.long() for part in parts)]).to(device)
+def _predicting(segments: Sequence[_Segment], layout: PrefixLayout, lengths: Lengths) -> Lengths:
+    """The positions that predict the response tokens, `[R]`: the last of a row's prompt and those after it in its root, then its branch."""
+    roots, branches = np.zeros_like(lengths)
+    for index, segment in enumerate(segments):
+        (roots if segment.parent is None else branches)[list(segment.rows)] = index
+    offsets, prompt_lengths, response_lengths = np.array(layout.offsets), *lengths
+    in_branch = np.where(branches > 0, response_lengths - 1, 0)  # segment 0 is a root
+    return _ranges(np.stack([offsets[roots] + prompt_lengths - 1, offsets[branches]]), np.stack([response_lengths - in_branch, in_branch]))
 
 
-def _check(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> None:
-    require(len(prompts) == len(responses), "responses", f"are {len(responses)}; pass one for each of {len(prompts)} prompts")
-    for name, rows in (("prompts", prompts), ("responses", responses)):
-        for row, ids in enumerate(rows):
-            fits = ids.dim() == 1 and ids.device.type == "cpu" and not (ids.is_floating_point() or ids.is_complex())
-            found = f"{ids.dtype} {tuple(ids.shape)} on {ids.device}"
-            require(fits, name, f"hold {found} in row {row}; pass integers of one dimension, on the CPU")
-    for row, prompt in enumerate(prompts):
-        require(len(prompt) > 0, "prompts", f"are empty in row {row}; pass at least one token, a response is predicted from it")
+def _ranges(begins: Lengths, lengths: Lengths) -> Lengths:
+    """The numbers of all ranges [begin, begin + length) side by side, column by column. Both are `[2, columns]`."""
+    starts, counts = begins.T.ravel(), lengths.T.ravel()
+    return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
