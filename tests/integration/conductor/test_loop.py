@@ -132,11 +132,11 @@ async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
     loop._learning_signal = LearningSignal(
         loop._context.record.spec.model_copy(update={"schedule": loop._context.record.spec.schedule.model_copy(update={"mode": "free"})})
     )
-    for index in range(1024):
+    for index in range(256):
         loop._learning_signal.add(LogEntry(index=index, verdict=Verdict.VERDICT_FILTERED, reason="all 2 valid rewards are equal"))
     ending = await loop._pass()
     assert ending.state == "failed"
-    assert "none of the last 1024 groups could be trained: all 2 valid rewards are equal" in ending.reason
+    assert "none of the last 256 groups could be trained: all 2 valid rewards are equal" in ending.reason
 
 
 async def test_entries_that_the_log_lost_and_the_bitmap_kept_are_asked_for_again(loop, clients, run_id):
