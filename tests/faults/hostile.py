@@ -35,6 +35,20 @@ def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stumbles() -> None:
+    """Trains a step, and dies at the next one: it needs more memory than there is."""
+    from gradbus_trainer.learners.torch import TorchLearner
+
+    train = TorchLearner.train
+
+    def train_and_die(self, batch):
+        if batch.step == 1:
+            dies()
+        return train(self, batch)
+
+    TorchLearner.train = train_and_die
+
+
 def grows() -> None:
     """Takes memory until there is none."""
     kept = []
@@ -51,7 +65,7 @@ def leaks() -> None:
     _ = 1 // 0
 
 
-ATTACKS = {attack.__name__: attack for attack in (divides, spins, freezes, dies, grows, leaks)}
+ATTACKS = {attack.__name__: attack for attack in (divides, spins, freezes, dies, stumbles, grows, leaks)}
 
 
 def plant() -> None:
