@@ -10,6 +10,7 @@ import re
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 
@@ -43,6 +44,7 @@ def stumbles() -> None:
 
     def train_and_die(self, batch):
         if batch.step == 1:
+            time.sleep(2.0)  # a step takes a while: the heartbeat has shown that the trainer is ready
             dies()
         return train(self, batch)
 
