@@ -108,6 +108,25 @@ def test_a_service_that_hangs_now_and_then_changes_no_bit_and_is_waited_for_by_n
     assert lab.final_digest(run) == lab.final_digest(quiet)
 
 
+def failing_after_a_step(samples):
+    return failing(samples) if any(sample["weight_version"] > 0 for sample in samples) else judged(samples)
+
+
+@pytest.mark.slow
+def test_a_run_whose_service_is_away_leaves_its_trainer_to_another_one_and_ends_in_the_same_bits(lab, spec, served, scorer):
+    quiet = lab.train(served)
+    scorer.behaviour = failing_after_a_step
+    run_id = lab.submit(served)
+    lab.until(run_id, lambda run: run["state"] == "waiting_for_reward")
+    other = lab.submit(spec())
+    queued = lab.until(run_id, lambda run: run["state"] == "queued")
+    assert "responded with 500" in queued["reason"]
+    lab.ends(other)
+    scorer.behaviour = judged
+    run = lab.ends(run_id)
+    assert lab.final_digest(run) == lab.final_digest(quiet)
+
+
 def out_of_range(samples):
     return [result | {"reward": 1e200} for result in judged(samples)]
 

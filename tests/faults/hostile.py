@@ -10,6 +10,7 @@ import re
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 
@@ -35,6 +36,21 @@ def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stumbles() -> None:
+    """Trains a step, and dies at the next one: it needs more memory than there is."""
+    from gradbus_trainer.learners.torch import TorchLearner
+
+    train = TorchLearner.train
+
+    def train_and_die(self, batch):
+        if batch.step == 1:
+            time.sleep(2.0)  # a step takes a while: the heartbeat has shown that the trainer is ready
+            dies()
+        return train(self, batch)
+
+    TorchLearner.train = train_and_die
+
+
 def grows() -> None:
     """Takes memory until there is none."""
     kept = []
@@ -51,7 +67,7 @@ def leaks() -> None:
     _ = 1 // 0
 
 
-ATTACKS = {attack.__name__: attack for attack in (divides, spins, freezes, dies, grows, leaks)}
+ATTACKS = {attack.__name__: attack for attack in (divides, spins, freezes, dies, stumbles, grows, leaks)}
 
 
 def plant() -> None:

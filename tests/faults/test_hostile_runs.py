@@ -83,3 +83,13 @@ async def test_every_attack_ends_its_run_alone(stack_of, short, name, module):
             while abs(tree_usage(worker.pid).held_bytes - before) > 100_000_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         client.close()
+
+
+@pytest.mark.slow
+async def test_a_step_that_kills_every_trainer_ends_its_run(stack_of, short):
+    async with stack_of(1, **attacked("trainer-0", "gradbus_trainer")) as stack:
+        client = Client(stack.url, stack.api_key)
+        ended = await end_of(client, short, "stumbles")
+        assert ended["state"] == "failed"
+        assert "8 trainer processes in a row ended after version 1 and made no other, the last was trainer-0" in ended["reason"]
+        client.close()

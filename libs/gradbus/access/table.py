@@ -67,6 +67,7 @@ KEYS: Final = (
     Keys(Buckets.RUNS, "uploads.*.*", "the size of a file that a key uploaded", ("gateway",)),
     Keys(Buckets.RUNS, "*.status", "state, progress, reason of a wait", ("conductor",)),
     Keys(Buckets.RUNS, "*.evaluations", "the newest result on held-out rows", ("conductor",)),
+    Keys(Buckets.RUNS, "*.served", "when a run of an API key last got a trainer", ("conductor",)),
     Keys(Buckets.WORKERS, ">", "presence, loaded version, claims", ("rollout", "trainer")),
     Keys(Buckets.ASSIGNMENTS, ">", "the run assigned to a worker", ("conductor",)),
     Keys(Buckets.LEASES, "conductor.*", "the conductor that drives a run", ("conductor",)),

@@ -72,6 +72,8 @@ class RunStatus(StoredModel):
     prompts: str = ""
     """Digest of the prompts object: the dataset without its answers."""
     evaluation_prompts: str = ""
+    yielded_unix_ns: int = 0
+    """When the run gave its trainer to another one because its scorer was away; 0 once it has a trainer again."""
     updated_unix_ns: int = 0
     finished_unix_ns: int = 0
 

@@ -1,7 +1,7 @@
 """The conductor's main loop: takes every run that no conductor drives, one task per run.
 
-A run waits as `queued` until a trainer is free; the oldest comes first. Runs with unreadable keys are skipped. However many wait, few are
-driven.
+A run waits as `queued` until a trainer is free; API keys take turns, and of a key the oldest run comes first. Runs with unreadable keys are
+skipped. However many wait, few are driven.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Conductor:
     def _start_runs(self, runs_bucket: Bucket, runs: RunIndex, pool: WorkerPool) -> None:
         for run_id in [run_id for run_id, task in self._tasks.items() if task.done()]:
             del self._tasks[run_id]
-        needed = runs.to_drive(_MAX_WAITING, pool.assigned_runs())
+        needed = runs.to_drive(_MAX_WAITING, pool.assigned_runs(), pool.runs_with_trainers())
         for run_id in self._tasks.keys() - needed:
             if runs.place(run_id) in _UNDRIVEN:
                 self._tasks[run_id].cancel()

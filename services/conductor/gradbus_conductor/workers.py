@@ -62,6 +62,14 @@ class WorkerPool:
         """Runs that have a worker, present or not."""
         return {self.run_of(worker) for worker in self._assigned.entries}
 
+    def runs_with_trainers(self) -> list[str]:
+        """Runs that have a live trainer."""
+        return [run_id for worker in self.present("trainer") if (run_id := self.run_of(worker.worker))]
+
+    async def catch_up(self) -> None:
+        """Returns once the assignments show every write that NATS stored before the call. Raises an error of NATS, or TimeoutError."""
+        await self._assigned.catch_up()
+
     def assigned_to(self, run_id: str) -> list[str]:
         """Names of all workers assigned to the run, present or not."""
         return [worker for worker in self._assigned.entries if self.run_of(worker) == run_id]

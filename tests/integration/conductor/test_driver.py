@@ -16,6 +16,7 @@ from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.v1.reward_pb2 import RewardStatus
 from gradbus_conductor import service
+from gradbus_conductor.groups.pipeline import GroupPipeline
 from gradbus_conductor.run import driver, trainers
 from gradbus_conductor.run.context import Ending
 from gradbus_conductor.service import Conductor
@@ -140,7 +141,7 @@ async def test_a_queued_run_names_the_paused_one_that_has_the_trainer(stage):
 
 
 async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_resumed(stage, monkeypatch):
-    monkeypatch.setattr(trainers, "_YIELD_SECONDS", 0.0)
+    monkeypatch.setitem(trainers._YIELD_SECONDS, "paused", 0.0)
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
     await stage.waits("starting ")
@@ -163,6 +164,70 @@ async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_re
             await asyncio.sleep(0.02)
     await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
+
+
+async def test_a_run_whose_scorer_is_away_leaves_its_trainer_to_one_that_waits_and_does_not_take_it_back(stage, monkeypatch):
+    monkeypatch.setitem(trainers._YIELD_SECONDS, "waiting_for_reward", 0.0)
+    monkeypatch.setattr(GroupPipeline, "scoring_failure", lambda *_: "the scorer is on fire")
+    runs, assignments = stage.buckets[Buckets.RUNS], stage.buckets[Buckets.ASSIGNMENTS]
+    await stage.trainer()
+    driving = asyncio.create_task(stage.drive())
+    await stage.waits("waiting_for_reward the scorer is on fire")
+    assert await stage.assigned() == stage.run_id, "nobody else waits"
+    await runs.put("run-zzz.spec", stage.record.to_bytes())
+    status = await stage.waits("queued a free trainer: run run-zzz comes first")
+    assert status.reason.endswith("waits for its rewards: the scorer is on fire")
+    assert await stage.assigned() is None, "it is the older one, and leaves the trainer free"
+    await assignments.put("trainer", b'"run-zzz"')
+    await runs.put("run-zzz.status", RunStatus(state="running").to_bytes())
+    status = await stage.waits("queued a free trainer: trainer has run run-zzz, running")
+    assert status.reason.endswith("the scorer is on fire")
+    monkeypatch.undo()
+    await runs.put("run-zzz.status", RunStatus(state="succeeded").to_bytes())
+    await assignments.delete("trainer")
+    status = await stage.waits("starting ")
+    assert (status.reason, status.yielded_unix_ns) == ("", 0)
+    assert await stage.assigned() == stage.run_id
+    await stage.request("cancelled")
+    await asyncio.wait_for(driving, 60)
+
+
+async def test_users_take_turns_for_trainers(stage):
+    runs, older = stage.buckets[Buckets.RUNS], stage.record.model_copy(update={"run_id": "run-000", "key_id": "alice"})
+    await runs.put("alice.served", b"1")
+    await runs.put("run-000.spec", older.to_bytes())
+    await stage.until(lambda: len(stage.runs.names("queue")) == 2)
+    await stage.trainer()
+    driving = asyncio.create_task(stage.drive())
+    await stage.waits("starting ")
+    assert await stage.assigned() == stage.run_id
+    assert int((await runs.get("-.served")).value) > 1
+    await stage.request("cancelled")
+    await asyncio.wait_for(driving, 60)
+
+
+async def test_a_queued_run_names_the_run_of_another_user_that_comes_first(stage):
+    runs, younger = stage.buckets[Buckets.RUNS], stage.record.model_copy(update={"run_id": "run-zzz", "key_id": "alice"})
+    await runs.put("-.served", b"1")
+    await runs.put("run-zzz.spec", younger.to_bytes())
+    await stage.until(lambda: next(stage.runs.upcoming(()), "") == "run-zzz")
+    await stage.trainer()
+    driving = asyncio.create_task(stage.drive())
+    await stage.waits("queued a free trainer: run run-zzz comes first, for API keys take turns")
+    await stage.request("cancelled")
+    await asyncio.wait_for(driving, 60)
+
+
+async def test_a_run_that_has_a_trainer_keeps_it_when_its_conductor_dies_though_an_older_one_waits(stage):
+    runs = stage.buckets[Buckets.RUNS]
+    await runs.put("run-000.spec", stage.record.to_bytes())
+    await runs.put(f"{stage.run_id}.status", RunStatus(state="running", prompts="sha256:0").to_bytes())
+    await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", json.dumps(stage.run_id).encode())
+    await stage.until(lambda: stage.runs.names("active") == [stage.run_id] and stage.pool.run_of("trainer"))
+    await stage.trainer()
+    await stage.trained()
+    await asyncio.wait_for(stage.drive("second"), 60)
+    assert (await stage.status()).state == "succeeded"
 
 
 async def test_a_queued_run_says_that_there_is_no_trainer_or_who_comes_first(stage):

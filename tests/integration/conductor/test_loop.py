@@ -132,11 +132,25 @@ async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
     loop._learning_signal = LearningSignal(
         loop._context.record.spec.model_copy(update={"schedule": loop._context.record.spec.schedule.model_copy(update={"mode": "free"})})
     )
-    for index in range(1024):
+    for index in range(256):
         loop._learning_signal.add(LogEntry(index=index, verdict=Verdict.VERDICT_FILTERED, reason="all 2 valid rewards are equal"))
     ending = await loop._pass()
     assert ending.state == "failed"
-    assert "none of the last 1024 groups could be trained: all 2 valid rewards are equal" in ending.reason
+    assert "none of the last 256 groups could be trained: all 2 valid rewards are equal" in ending.reason
+
+
+async def test_a_run_whose_step_kills_every_trainer_fails_and_names_the_trainer(loop, clients, run_id):
+    workers, pool = await clients.bus.bucket(Buckets.WORKERS), loop._context.pool
+    for incarnation in map(str, range(9)):
+        trainer = WorkerPresence(worker=run_id, role="trainer", incarnation=incarnation, run_id=run_id, reached=0)
+        await workers.put(run_id, trainer.to_bytes())
+        async with asyncio.timeout(60):
+            while trainer not in pool.present("trainer"):  # noqa: ASYNC110 - a view has no condition of its own
+                await asyncio.sleep(0.01)
+        ending = await loop._pass()
+        assert (ending is None) is (incarnation < "8")
+    assert ending.state == "failed"
+    assert f"8 trainer processes in a row ended after version -1 and made no other, the last was {run_id}" in ending.reason
 
 
 async def test_entries_that_the_log_lost_and_the_bitmap_kept_are_asked_for_again(loop, clients, run_id):

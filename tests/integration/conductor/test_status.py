@@ -78,7 +78,7 @@ async def test_the_history_ends_before_the_status_says_so(runs, writer, history,
 
 
 async def test_the_next_conductor_goes_on_counting(runs, writer, history, run_id):
-    writer.set_prompts("sha256:p", "")
+    writer.begin("sha256:p", "")
     writer.count([entry(Verdict.VERDICT_FILTERED)])
     await writer.write("running", START)
     second = RunStatusWriter(runs, history, run_id, groups_per_step=2)

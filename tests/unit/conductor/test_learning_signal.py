@@ -58,9 +58,19 @@ def test_a_run_that_finds_every_group_too_late_says_so(learning_signal):
     assert found.warning == ""
 
 
-@pytest.mark.parametrize(("mode", "size", "groups"), [("free", 4, 1024), ("free", 512, 4096), ("fixed_lag", 4, None)])
-def test_a_free_run_that_fills_its_log_without_a_step_has_no_signal(learning_signal, mode, size, groups):
+@pytest.mark.parametrize(
+    ("mode", "size", "has_trained", "groups"),
+    [
+        ("free", 4, False, 256),
+        ("free", 4, True, 1024),
+        ("free", 512, False, 4096),
+        ("free", 512, True, 4096),
+        ("fixed_lag", 4, False, None),
+    ],
+)
+def test_a_free_run_that_fills_its_log_without_a_step_has_no_signal(learning_signal, mode, size, has_trained, groups):
     found = learning_signal(mode, size)
+    found.clear(has_trained=has_trained)
     for _ in range((groups or 10_000) - 1):
         found.add(entry(FILTERED))
     assert not found.no_signal
@@ -68,6 +78,16 @@ def test_a_free_run_that_fills_its_log_without_a_step_has_no_signal(learning_sig
     assert found.no_signal is (groups is not None)
     found.clear()
     assert not found.no_signal
+
+
+def test_a_free_run_that_found_a_group_to_train_is_given_more_time(learning_signal):
+    found = learning_signal("free")
+    found.add(entry(TRAIN))
+    for _ in range(1023):
+        found.add(entry(FILTERED))
+    assert not found.no_signal
+    found.add(entry(FILTERED))
+    assert found.no_signal
 
 
 def test_a_run_whose_first_groups_have_no_scored_sample_has_no_signal_in_whatever_order_they_come(learning_signal):

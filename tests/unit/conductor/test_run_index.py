@@ -36,8 +36,14 @@ class Runs:
         for listener in self.view._listeners:
             listener(key)
 
-    def submit(self, run_id):
-        self.put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=SPEC, created_unix_ns=1, key_id="k").to_bytes())
+    def submit(self, run_id, key_id="k"):
+        self.put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=SPEC, created_unix_ns=1, key_id=key_id).to_bytes())
+
+    def serve(self, key_id, unix_ns):
+        self.put(f"{key_id}.served", str(unix_ns).encode())
+
+    def upcoming(self, with_trainers=()):
+        return list(self.index.upcoming(with_trainers))
 
     def show(self, run_id, state, **fields):
         self.put(f"{run_id}.status", RunStatus(state=state, **fields).to_bytes())
@@ -114,12 +120,67 @@ def test_unreadable_runs_do_not_count_as_queued_until_they_are_repaired(key):
     runs = Runs({"run-1": None, "run-2": None, "run-3": None}, {"run-1": "cancelled"} if key == "status" else {})
     runs.put(f"run-1.{key}", b"\xff rotten")
     assert runs.to_drive(1) == ["run-2"]
-    assert list(runs.index.queued()) == ["run-2", "run-3"]
+    assert runs.upcoming() == ["run-2", "run-3"]
     assert f"run-1.{key} in the bucket `runs` cannot be read" in runs.index.unreadable()["run-1"]
     runs.put("run-1.desired", None)
     runs.put("run-1.status", None)
     runs.submit("run-1")
-    assert list(runs.index.queued()) == ["run-1", "run-2", "run-3"]
+    assert runs.upcoming() == ["run-1", "run-2", "run-3"]
+
+
+def test_a_user_with_many_runs_delays_no_other_users_run_by_more_than_one():
+    runs = Runs()
+    for n in range(60):
+        runs.submit(f"run-a{n:02}", "alice")
+    runs.submit("run-b", "bob")
+    assert runs.upcoming()[:3] == ["run-a00", "run-b", "run-a01"]
+    runs.show("run-a00", "running")
+    runs.serve("alice", 1)
+    assert runs.upcoming(["run-a00"])[:2] == ["run-b", "run-a01"], "alice has a trainer"
+    assert runs.index.to_drive(2, {"run-a00"}, ["run-a00"]) == ["run-a00", "run-b", "run-a01"]
+    runs.show("run-a00", "succeeded")
+    assert runs.upcoming()[:2] == ["run-b", "run-a01"], "alice was served, bob never"
+
+
+def test_of_users_with_equally_many_trainers_the_one_served_longest_ago_is_next():
+    runs = Runs()
+    for run_id, key_id, served in (("run-1", "alice", 30), ("run-2", "bob", 10), ("run-3", "carol", 20)):
+        runs.submit(run_id, key_id)
+        runs.serve(key_id, served)
+    assert runs.upcoming() == ["run-2", "run-3", "run-1"]
+    runs.serve("bob", 40)
+    assert runs.upcoming() == ["run-3", "run-1", "run-2"]
+
+
+def test_a_run_that_is_deleted_gives_its_user_no_earlier_turn():
+    runs = Runs()
+    runs.submit("run-1", "alice")
+    runs.serve("alice", 1)
+    runs.show("run-1", "succeeded")
+    for kind in ("spec", "status"):
+        runs.put(f"run-1.{kind}", None)
+    runs.submit("run-2", "alice")
+    runs.submit("run-3", "bob")
+    assert runs.upcoming() == ["run-3", "run-2"]
+
+
+def test_a_run_that_yielded_waits_behind_the_others_of_its_user_and_does_not_take_its_trainer_back():
+    runs = Runs({"run-1": None, "run-2": None})
+    runs.submit("run-3", "bob")
+    runs.submit("run-4", "bob")
+    runs.serve("k", 5)
+    runs.serve("bob", 6)
+    runs.show("run-1", "queued", yielded_unix_ns=7)
+    assert runs.upcoming(["run-3"]) == ["run-2", "run-4", "run-1"]
+    runs.show("run-2", "succeeded")
+    assert runs.upcoming(["run-3"]) == ["run-4", "run-1"], "bob has a trainer, but nobody was served since run-1 yielded"
+    runs.serve("bob", 8)
+    assert runs.upcoming(["run-3"]) == ["run-1", "run-4"], "run-4 took its turn, or did not want it"
+
+
+def test_a_run_whose_trainer_the_index_does_not_show_yet_does_not_wait():
+    runs = Runs({"run-1": "queued", "run-2": None})
+    assert runs.upcoming(["run-1"]) == ["run-2"]
 
 
 def test_a_run_that_is_to_be_deleted_stays_known_until_its_last_key_is_gone():
@@ -143,14 +204,18 @@ CHANGES = st.tuples(
                 st.none(),
                 st.just(b"rotten"),
                 st.builds(
-                    lambda state, prompts, ending: RunStatus(state=state, prompts=prompts, ending=ending).to_bytes(),
+                    lambda state, prompts, ending, yielded: RunStatus(
+                        state=state, prompts=prompts, ending=ending, yielded_unix_ns=yielded
+                    ).to_bytes(),
                     st.sampled_from(STATES),
                     st.sampled_from(["", "sha256:0"]),
                     st.sampled_from([None, "failed"]),
+                    st.sampled_from([0, 1, 3]),
                 ),
             ),
         ),
         st.just(("evaluations", b"{}")),
+        st.tuples(st.just("served"), st.sampled_from([None, b"1", b"2", b"rotten"])),
     ),
 )
 
@@ -165,3 +230,4 @@ def test_an_index_kept_by_changes_is_the_index_of_what_there_is(changes):
     assert runs.index._places == fresh._places
     assert sorted(name for names in fresh._names.values() for name in names) == sorted(fresh._places), "each run is in one place"
     assert runs.to_drive(2) == fresh.to_drive(2, set())
+    assert runs.upcoming() == list(fresh.upcoming(())), "every conductor finds the same run first"

@@ -15,7 +15,7 @@ from gradbus_conductor.workers import WorkerPool
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ends, or `paused` when it leaves its trainer to another run."""
+    """How a run ends; or `paused` or `queued` when it leaves its trainer to another run."""
 
     state: RunState
     reason: str = ""

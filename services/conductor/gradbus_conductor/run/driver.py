@@ -7,6 +7,7 @@ import contextlib
 
 from grpc.aio import AioRpcError
 
+from gradbus.aio.tasks import gather_or_cancel
 from gradbus.bus import Bucket, Buckets, EventLog, Lease, TaskQueue
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.failures import described
@@ -41,7 +42,7 @@ class Driver:
         self._runs_bucket = runs_bucket
         self._runs = runs
         self._pool = pool
-        self._trainer_queue = TrainerQueue(record.run_id, runs, pool)
+        self._trainer_queue = TrainerQueue(record.run_id, runs_bucket, runs, pool)
         events = EventLog(clients.bus, record.run_id)
         self._status = RunStatusWriter(runs_bucket, events, record.run_id, record.spec.schedule.groups_per_step)
         self._status.metrics.set("gradbus.run.steps", record.spec.schedule.steps)
@@ -83,8 +84,9 @@ class Driver:
         while await self._wait_for_trainer(context):
             if await self._run_with_trainer(context):
                 return
-            # Paused, and another run waits: the next trainer continues from the checkpoint and the log, as after a kill.
+            # Another run waits for the trainer: the next one continues from the checkpoint and the log, as after a kill.
             await self._pool.release(context.run_id)
+            await gather_or_cancel([self._pool.catch_up(), self._runs.catch_up()])  # else it would seem to have a trainer still
         await self._end("cancelled")
 
     async def _run_with_trainer(self, context: RunContext) -> bool:
@@ -95,12 +97,14 @@ class Driver:
         except (DatasetError, ObjectMissingError) as error:
             await self._end("failed", str(error))
             return True
-        self._status.set_prompts(data.train.prompts, data.evaluation.prompts if data.evaluation else "")
+        self._status.begin(data.train.prompts, data.evaluation.prompts if data.evaluation else "")
         state = self._status.status.state
         await self._status.transition("starting" if state == "queued" else state)
         loop = RunLoop(context, data)
         ending = await loop.drive()
-        if ending.state == "paused":
+        if ending.state == "queued":
+            await self._status.yield_trainer(ending.reason)
+        if ending.state in {"paused", "queued"}:
             return False
         if ending.state == "succeeded":
             await loop.drop_outstanding()
@@ -126,7 +130,8 @@ class Driver:
     async def _show(self, state: RunState, waiting_for: str) -> None:
         status = self._status.status
         if not status.updated_unix_ns or (status.state, status.waiting_for) != (state, waiting_for):
-            await self._status.transition(state, waiting_for=waiting_for)
+            reason = status.reason if status.yielded_unix_ns and state == "queued" else ""
+            await self._status.transition(state, reason, waiting_for)
 
     async def _end(self, state: RunState, reason: str = "") -> None:
         """Stores the decision, stops all writers, then writes the final status. Every part may be repeated."""

@@ -9,7 +9,11 @@ from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_conductor.run.context import Ending
 
 _NO_SIGNAL_STEPS = 8
+_FIRST_NO_SIGNAL_GROUPS = 256
+"""Of a `free` run that has not found a group to train yet. Where one group in 20 can be trained, so many in a row teach nothing in one
+of 500,000 runs; where one in 50 can, in one of 180. Where one in 100 can, in one of 13, and each step would take 100 times its groups."""
 _NO_SIGNAL_GROUPS = 1024
+"""Of one that has: its rewards can differ, and a long run meets the same chance again after every group."""
 _MIN_UNJUDGED_GROUPS = 64
 _DEADLINE_ADVICE = "raise schedule.group_deadline_seconds, or find out why rollouts or the scorer take so long"
 _REWARD_ADVICE = "check the scorer, or choose rows that the policy solves sometimes"
@@ -20,17 +24,20 @@ class LearningSignal:
 
     def __init__(self, spec: RunSpec) -> None:
         self._size = spec.schedule.groups_per_step
-        self._max_filtered = max(_NO_SIGNAL_GROUPS, _NO_SIGNAL_STEPS * self._size) if spec.schedule.mode == "free" else 0
+        self._is_free = spec.schedule.mode == "free"
         self._first_groups = max(_MIN_UNJUDGED_GROUPS, _NO_SIGNAL_STEPS * self._size)
         self._unjudged: set[int] = set()
         """Of the first groups, those without a sample that was scored. By index: the order of the log is not the same in every run."""
         self._filtered = 0
         self._late = 0
+        self._has_trained = False
+        """Whether a group could be trained, at any time."""
         self._reason = ""
 
-    def clear(self) -> None:
-        """Starts anew, before the log is read again."""
+    def clear(self, *, has_trained: bool = False) -> None:
+        """Starts anew, before the log is read again. `has_trained`: a checkpoint covers groups that could be trained."""
         self._filtered = self._late = 0
+        self._has_trained = has_trained
         self._unjudged.clear()
 
     def add(self, entry: LogEntry) -> None:
@@ -38,6 +45,7 @@ class LearningSignal:
         self._late = self._late + 1 if entry.verdict == VERDICT_DROPPED and entry.reason == "deadline" else 0
         if entry.verdict == VERDICT_TRAIN:
             self._filtered = 0
+            self._has_trained = True
         elif entry.verdict == VERDICT_FILTERED:
             self._filtered += 1
             if entry.index < self._first_groups and not any(reward.status == REWARD_STATUS_OK for reward in entry.rewards):
@@ -56,7 +64,9 @@ class LearningSignal:
     @property
     def no_signal(self) -> bool:
         """Whether the run should fail: no sample can be scored, or a `free` run fills its log and never completes a step."""
-        return len(self._unjudged) == self._first_groups or (bool(self._max_filtered) and self._filtered >= self._max_filtered)
+        groups = _NO_SIGNAL_GROUPS if self._has_trained else _FIRST_NO_SIGNAL_GROUPS
+        is_endless = self._is_free and self._filtered >= max(groups, _NO_SIGNAL_STEPS * self._size)
+        return is_endless or len(self._unjudged) == self._first_groups
 
 
 async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:

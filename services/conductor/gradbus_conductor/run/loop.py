@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from gradbus.bus import TaskQueue, subjects
-from gradbus.control.runs import RunState, WorkerPresence
+from gradbus.control.runs import DesiredState, RunState, RunStatus, WorkerPresence
 from gradbus.experience import ExperienceLog
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 from gradbus.v1.weights_pb2 import TrainerProgress
@@ -26,9 +26,9 @@ from gradbus_conductor.groups.schedule import schedule_for
 from gradbus_conductor.run.admission import GroupAdmission
 from gradbus_conductor.run.checkpoints import CheckpointArchiver
 from gradbus_conductor.run.context import Ending, RunContext
+from gradbus_conductor.run.deaths import PreparationWatch, StepWatch
 from gradbus_conductor.run.heads import Heads
 from gradbus_conductor.run.learning_signal import LearningSignal
-from gradbus_conductor.run.preparation import PreparationWatch
 from gradbus_conductor.run.recovery import recover_schedule
 from gradbus_conductor.run.stall import Blockers, StallDetector
 from gradbus_conductor.run.status import RunSnapshot
@@ -64,6 +64,7 @@ class RunLoop:
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
         self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
         self._preparation = PreparationWatch(record.run_id, context.pool.present)
+        self._step_watch = StepWatch(record.run_id, context.pool.present)
         self._stall = StallDetector()
         self._is_registered = False
         """Whether outstanding groups were registered; only groups that are new since then are dispatched without a search."""
@@ -100,7 +101,7 @@ class RunLoop:
         desired = self._context.desired
         if desired == "cancelled":
             return Ending("cancelled")
-        if fault := self._fault():
+        if fault := self._fault(desired):
             return Ending("failed", fault)
         if self._missing_report is not None:
             await self._recover()
@@ -112,17 +113,25 @@ class RunLoop:
             await self._dispatch_new(len(rollouts))
             await self._repair(rollouts)
         await self._checkpoints.archive()
-        await self._write_status(rollouts, paused=desired == "paused")
-        if self._trainer_watch.should_yield(self._heads.version, paused=desired == "paused"):
-            return Ending("paused")
+        status = await self._write_status(rollouts, paused=desired == "paused")
+        if self._trainer_watch.should_yield(self._heads.version, status.state):
+            return _yielded(status)
         return await self._checkpoints.ending() if self._is_complete() else None
 
-    def _fault(self) -> str:
+    def _fault(self, desired: DesiredState) -> str:
         """Why the run cannot succeed; empty as long as it can."""
         if self._learning_signal.no_signal:
             return self._learning_signal.warning
         scoring = self._pipeline.scoring_fault or self._evaluator.scoring_fault
-        return scoring or self._context.pool.run_fault(self._context.run_id) or self._preparation.fault()
+        reported = scoring or self._context.pool.run_fault(self._context.run_id)
+        died = self._step_watch.fault(self._heads.version, has_work=desired == "running" and self._trainer_has_work())
+        return reported or self._preparation.fault() or died
+
+    def _trainer_has_work(self) -> bool:
+        """Whether the log has all groups of the next step, or only the last checkpoint is missing."""
+        if self._heads.version >= self._steps:
+            return self._heads.checkpoint < self._steps
+        return not self._schedule.is_incomplete(self._heads.version)
 
     async def _recover(self) -> None:
         """Rebuilds the schedule from the log, and from the progress of the newest checkpoint or of a trainer that misses groups."""
@@ -164,7 +173,7 @@ class RunLoop:
         await self._trainer_watch.replace_lost()
         await self._pipeline.dispatch_missing(self._schedule.outstanding(), rollouts)
 
-    async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> None:
+    async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> RunStatus:
         scoring_failure = self._pipeline.scoring_failure(_SCORING_GRACE_SECONDS) or self._evaluator.scoring_failure(_SCORING_GRACE_SECONDS)
         snapshot = RunSnapshot(
             version=self._heads.version,
@@ -191,6 +200,7 @@ class RunLoop:
             blockers = Blockers(snapshot.trainers, rollouts, outstanding, self._evaluator.running)
             waiting_for = self._stall.reason(self._heads.version, len(outstanding), blockers)
         await self._context.status.write(state, snapshot, waiting_for)
+        return self._context.status.status
 
     def _is_complete(self) -> bool:
         stored = min(self._heads.checkpoint, self._checkpoints.archived_step)
@@ -226,3 +236,10 @@ class RunLoop:
             return  # the groups are still outstanding, and recovery reads the whole log; a waiting trainer repeats its report
         self._missing_report = progress
         self._wake.set()
+
+
+def _yielded(status: RunStatus) -> Ending:
+    """How a run leaves its trainer to another one, in the state in which it came to rest."""
+    if status.state == "paused":
+        return Ending("paused")
+    return Ending("queued", f"it left its trainer to another run and queues again, because it waits for its rewards: {status.waiting_for}")

@@ -22,7 +22,7 @@ async def recover_schedule(
     """
     entries: list[tuple[int, bool]] = []
     corrupt = []
-    learning_signal.clear()
+    learning_signal.clear(has_trained=trained.step > 0)
     after = "0-0"
     while stored := await log.read(after):
         after = stored[-1].stream_id

@@ -72,9 +72,10 @@ class RunStatusWriter:
             self._status = RunStatus.model_validate_json(value)
         return self._status
 
-    def set_prompts(self, prompts: str, evaluation_prompts: str) -> None:
-        """Notes the digests by which workers find the prompts."""
-        self._status = self._status.model_copy(update={"prompts": prompts, "evaluation_prompts": evaluation_prompts})
+    def begin(self, prompts: str, evaluation_prompts: str) -> None:
+        """Notes that the run has a trainer, and the digests by which workers find the prompts."""
+        update = {"prompts": prompts, "evaluation_prompts": evaluation_prompts, "yielded_unix_ns": 0}
+        self._status = self._status.model_copy(update=update)
 
     def count(self, entries: Iterable[LogEntry]) -> None:
         """Adds appended groups to the progress."""
@@ -98,6 +99,11 @@ class RunStatusWriter:
         self._update_rates(now, progress, snapshot)
         await self.transition(state, snapshot.warning, waiting_for)
         self._written_at = now
+
+    async def yield_trainer(self, reason: str) -> None:
+        """Writes that the run is queued again because its scorer is away. Raises FencedError as `transition` does."""
+        self._status = self._status.model_copy(update={"yielded_unix_ns": time.time_ns()})
+        await self.transition("queued", reason)
 
     async def transition(self, state: RunState, reason: str = "", waiting_for: str = "", ending: RunState | None = None) -> None:
         """Writes the status now; a changed state becomes an event. An `ending`, once set, stays.

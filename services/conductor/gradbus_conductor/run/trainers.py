@@ -1,45 +1,61 @@
-"""The trainer of a run: waiting for one in the queue, replacing one that is lost, and yielding it to another run while paused."""
+"""The trainer of a run: its turn in the queue, a lost trainer that is replaced, and one that is yielded to another run."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Final
 
+from gradbus.bus import Bucket
+from gradbus.control.runs import RunState
 from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
 
 _REPLACE_SECONDS = 10.0
 """Time for a trainer to restart under its name before the run takes another one."""
-_YIELD_SECONDS = 3.0
-"""Time without a new version after which a paused run has come to rest."""
+_YIELD_SECONDS: Final[dict[RunState, float]] = {"paused": 3.0, "waiting_for_reward": 60.0}
+"""Time without a new version after which a run in this state has come to rest. A scorer may restart meanwhile."""
 
 
 class TrainerQueue:
-    """A run's turn among the runs that wait for a trainer: the oldest comes first."""
+    """A run's turn among the runs that wait for a trainer."""
 
-    def __init__(self, run_id: str, runs: RunIndex, pool: WorkerPool) -> None:
+    def __init__(self, run_id: str, runs_bucket: Bucket, runs: RunIndex, pool: WorkerPool) -> None:
         self._run_id = run_id
+        self._bucket = runs_bucket
         self._runs = runs
         self._pool = pool
 
     async def acquire(self) -> bool:
-        """Whether a live trainer is assigned to the run; assigns a free one if it is the run's turn."""
-        return not self._older_run() and await self._pool.keep_trainer(self._run_id)
+        """Whether a live trainer is assigned to the run; assigns a free one if it is the run's turn.
+
+        A run that is in progress and lost its trainer together with its conductor waits for no turn.
+        """
+        if self._run_id in self._pool.runs_with_trainers():
+            return True
+        if self._runs.place(self._run_id) == "queue" and self._first() != self._run_id:
+            return False
+        if not await self._pool.keep_trainer(self._run_id):
+            return False
+        await self._bucket.put(f"{self._runs.key_of(self._run_id)}.served", str(time.time_ns()).encode())
+        return True
 
     def waiting_for(self) -> str:
         """What the run waits for: who has the trainers, or which run is first."""
         assigned = [(worker.worker, self._pool.run_of(worker.worker)) for worker in self._pool.present("trainer")]
         if not assigned:
             return "a free trainer: none is running; start one, or look into its log"
-        if any(not run_id for _, run_id in assigned) and (older := self._older_run()):
-            return f"a free trainer: run {older} comes first"
+        first = self._first()
+        if any(not run_id for _, run_id in assigned) and first not in {"", self._run_id}:
+            is_own = self._runs.key_of(first) == self._runs.key_of(self._run_id)
+            return f"a free trainer: run {first} comes first{'' if is_own else ', for API keys take turns'}"
         return "a free trainer: " + ", ".join(
             f"{worker} has run {run_id}, {self._state_text(run_id)}" for worker, run_id in assigned if run_id
         )
 
-    def _older_run(self) -> str:
-        """The oldest queued run if it is older than this one, else empty."""
-        oldest = next(self._runs.queued(), "")
-        return oldest if oldest < self._run_id else ""
+    def _first(self) -> str:
+        """The run that gets the next trainer; empty if none waits."""
+        return next(self._runs.upcoming(self._pool.runs_with_trainers()), "")
 
     def _state_text(self, run_id: str) -> str:
         state = self._runs.state(run_id)
@@ -53,8 +69,8 @@ class TrainerWatch:
         self._run_id = run_id
         self._runs = runs
         self._pool = pool
-        self._last_seen = self._progress_at = asyncio.get_running_loop().time()
-        self._version = -1
+        self._last_seen = self._resting_since = asyncio.get_running_loop().time()
+        self._seen: tuple[int, RunState] | None = None
 
     async def replace_lost(self) -> None:
         """Assigns a free trainer if the run's own has been away for `_REPLACE_SECONDS`."""
@@ -64,13 +80,14 @@ class TrainerWatch:
         elif now - self._last_seen > _REPLACE_SECONDS:
             await self._pool.keep_trainer(self._run_id)
 
-    def should_yield(self, version: int, *, paused: bool) -> bool:
-        """Whether the run is paused and at rest at `version` while another run waits for a trainer and none is free."""
+    def should_yield(self, version: int, state: RunState) -> bool:
+        """Whether the run rests at `version`, paused or for want of its scorer, while another one waits for a trainer and none is free."""
         now = asyncio.get_running_loop().time()
-        if not paused or version != self._version:
-            self._version, self._progress_at = version, now
-        return now - self._progress_at > _YIELD_SECONDS and self._is_trainer_wanted()
+        if (version, state) != self._seen:
+            self._seen, self._resting_since = (version, state), now
+        return state in _YIELD_SECONDS and now - self._resting_since > _YIELD_SECONDS[state] and self._is_trainer_wanted()
 
     def _is_trainer_wanted(self) -> bool:
-        waits = any(name != self._run_id for name in self._runs.queued())  # the view may still show this run as queued
+        upcoming = self._runs.upcoming(self._pool.runs_with_trainers())
+        waits = any(name != self._run_id for name in upcoming)  # the view may still show this run as queued
         return waits and all(self._pool.run_of(trainer.worker) for trainer in self._pool.present("trainer"))

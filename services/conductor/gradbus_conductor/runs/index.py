@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
@@ -12,11 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 from gradbus.bus import View
 from gradbus.control.runs import FINAL_STATES, DesiredState, RunState, RunStatus, read_run
 from gradbus.errors import CorruptRecordError
+from gradbus_conductor.runs.turns import TrainerTurns
 
 Place = Literal["active", "queue", "ending", "unsettled", "idle", "finished", "deleted"]
 _DESIRED: Final = TypeAdapter[DesiredState](DesiredState)
 _Value = TypeVar("_Value")
 _WAITING_STATES: Final = frozenset({None, "queued", "paused"})
+_NO_KEY: Final = "-"
+"""Stands for the API key of a run that has none."""
 
 
 class _Shown(NamedTuple):
@@ -28,6 +33,7 @@ class _Shown(NamedTuple):
     has_begun: bool = False
     finished_unix_ns: int = 0
     step: int = -1
+    yielded_unix_ns: int = 0
     is_readable: bool = True
 
 
@@ -35,7 +41,7 @@ class RunIndex:
     """Every run in one place, kept as keys change: what a waiting run costs does not grow with the number of runs.
 
     - `active`: in progress, or it is decided how it ends: a conductor drives it.
-    - `queue`: it waits for a trainer. Runs whose status cannot be read stand here too.
+    - `queue`: it waits for a trainer, in the order of `upcoming`. Runs whose status cannot be read stand here too.
     - `ending`: cancelled while it was paused or queued, after it had begun: a conductor must drive it to its end.
     - `unsettled`: its status does not show yet that it was paused, or that it was cancelled before it began.
     - `idle`: paused without a trainer.
@@ -52,6 +58,9 @@ class RunIndex:
         """Oldest first: run ids sort by time of creation."""
         self._reasons: dict[str, str] = {}
         """Why a run cannot be read, or empty. Only of runs that were asked about: to parse every spec would be most of the work."""
+        self._turns = TrainerTurns()
+        self._api_keys: dict[str, str] = {}
+        """API key of each run, of those that were asked about."""
         runs.listen(self._update)
 
     async def catch_up(self) -> None:
@@ -82,20 +91,30 @@ class RunIndex:
         """The runs in a place, oldest first, as of now: it changes with every change of a key."""
         return self._names[place]
 
-    def queued(self) -> Iterator[str]:
-        """Readable runs that wait for a trainer, oldest first. Valid until the caller waits for something."""
-        return (name for name in self._names["queue"] if not self.unreadable_reason(name))
+    def key_of(self, run_id: str) -> str:
+        """The API key that submitted the run; a dash if there is none, or if the spec cannot be read."""
+        if run_id not in self._api_keys:
+            self._api_keys[run_id] = _key_id(self._runs.get(f"{run_id}.spec"))
+        return self._api_keys[run_id]
 
-    def to_drive(self, most_waiting: int, with_workers: Collection[str]) -> list[str]:
-        """Readable runs that need a conductor now: those in progress or with workers, and the oldest `most_waiting` of the others.
+    def upcoming(self, with_trainers: Collection[str]) -> Iterator[str]:
+        """Readable runs that wait for a trainer, in the order of their turns. Valid until the caller waits for something.
+
+        `with_trainers`: the runs that have a live trainer.
+        """
+        held = Counter(map(self.key_of, with_trainers))
+        return self._turns.upcoming(held, lambda name: name not in with_trainers and not self.unreadable_reason(name))
+
+    def to_drive(self, most_waiting: int, with_workers: Collection[str], with_trainers: Collection[str] = ()) -> list[str]:
+        """Readable runs that need a conductor now: those in progress or with workers, and the first `most_waiting` of the others.
 
         Each driven run has a lease that is renewed all the time: for a queue of a thousand, renewals would be most of the load.
         """
         kept = sorted(name for name in with_workers if self._places.get(name) in {"queue", "ending", "unsettled", "idle"})
         needed = [name for name in (*self._names["active"], *kept) if not self.unreadable_reason(name)]
-        for place in ("ending", "queue"):
-            waiting = (name for name in self._names[place] if name not in with_workers and not self.unreadable_reason(name))
-            needed += islice(waiting, most_waiting)
+        ending = (name for name in self._names["ending"] if not self.unreadable_reason(name))
+        for waiting in (ending, self.upcoming(with_trainers)):
+            needed += islice((name for name in waiting if name not in with_workers), most_waiting)
         return needed
 
     def unreadable(self) -> dict[str, str]:
@@ -124,7 +143,12 @@ class RunIndex:
             _keep(self._desired, run_id, _desired(value))
         elif kind == "status":
             _keep(self._shown, run_id, _shown(value))
-        elif kind != "spec":
+        elif kind == "spec":
+            self._api_keys.pop(run_id, None)
+        elif kind == "served":
+            self._turns.serve(run_id, _unix_ns(value))  # the key of a user, not of a run
+            return
+        else:
             return
         self._reasons.pop(run_id, None)
         self._move(run_id, self._place_of(run_id))
@@ -150,6 +174,10 @@ class RunIndex:
             self._places[run_id] = place
             if before != place:
                 insort(self._names[place], run_id)
+        if place == "queue":
+            self._turns.add(run_id, self.key_of(run_id), self._shown.get(run_id, _Shown()).yielded_unix_ns)
+        else:
+            self._turns.remove(run_id)
 
 
 def _waiting_place(shown: _Shown, desired: DesiredState) -> Place:
@@ -181,4 +209,21 @@ def _shown(value: bytes | None) -> _Shown | None:
         status = RunStatus.model_validate_json(value)
     except ValidationError:
         return _Shown(is_readable=False)
-    return _Shown(status.state, status.ending is not None, status.has_begun, status.finished_unix_ns, status.progress.step)
+    return _Shown(
+        status.state, status.ending is not None, status.has_begun, status.finished_unix_ns, status.progress.step, status.yielded_unix_ns
+    )
+
+
+def _key_id(spec: bytes | None) -> str:
+    """A field of the record alone: to validate the spec of each waiting run would be most of the work."""
+    try:
+        return str(json.loads(spec or b"{}")["key_id"]) or _NO_KEY
+    except (ValueError, LookupError, TypeError):
+        return _NO_KEY
+
+
+def _unix_ns(value: bytes | None) -> int:
+    try:
+        return int(value or 0)
+    except ValueError:
+        return 0

@@ -1,10 +1,10 @@
-"""Workers that die before they are ready."""
+"""Workers that die before they are ready, and trainers that die at the same step."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.control.runs import WorkerPresence
-from gradbus_conductor.run.preparation import PreparationWatch
+from gradbus_conductor.run.deaths import PreparationWatch, StepWatch
 
 
 class Workers:
@@ -89,3 +89,50 @@ def test_kills_of_workers_that_serve_never_end_a_run(kinds):
         for attempt in range(deaths):
             assert workers.show("rollout", f"{incarnation}.{attempt}") == ""
         assert workers.show("rollout", incarnation, reached=incarnation) == ""
+
+
+class Trainers:
+    """What the conductor sees of the run's trainers and of its newest version."""
+
+    def __init__(self):
+        self.present = []
+        self.watch = StepWatch("run", lambda _role: self.present)
+
+    def serve(self, incarnation, version, has_work=True, run_id="run"):
+        self.present = [WorkerPresence(worker="trainer-0", role="trainer", incarnation=str(incarnation), run_id=run_id, reached=0)]
+        return self.watch.fault(version, has_work=has_work)
+
+    def kill(self, version, has_work=True):
+        self.present = []
+        return self.watch.fault(version, has_work=has_work)
+
+
+def test_trainers_that_die_at_one_step_again_and_again_end_the_run_and_the_worker_is_named():
+    trainers = Trainers()
+    for incarnation in range(8):
+        assert trainers.serve(incarnation, version=3) == ""
+        fault = trainers.kill(version=3)
+        assert bool(fault) is (incarnation == 7)
+    assert fault.startswith("8 trainer processes in a row ended after version 3 and made no other, the last was trainer-0")
+
+
+def test_a_new_version_between_deaths_clears_them():
+    trainers = Trainers()
+    for incarnation in range(100):
+        assert trainers.serve(incarnation, version=incarnation // 7) == ""
+        assert trainers.kill(version=incarnation // 7) == ""
+
+
+def test_trainers_that_die_while_they_wait_do_not_count():
+    trainers = Trainers()
+    for incarnation in range(100):
+        assert trainers.serve(incarnation, version=3, has_work=False) == ""
+        assert trainers.kill(version=3, has_work=False) == ""
+
+
+def test_trainers_that_are_stopped_by_a_signal_do_not_count():
+    trainers = Trainers()
+    for incarnation in range(100):
+        assert trainers.serve(incarnation, version=3) == ""
+        assert trainers.serve(incarnation, version=3, run_id="") == "", "a worker that is stopped gives the run back first"
+        assert trainers.kill(version=3) == ""
