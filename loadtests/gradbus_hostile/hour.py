@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
 
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.client import Client
 from gradbus_hostile.answer_times import measured
-from gradbus_hostile.attack import Ended, Trained, attacked, newest, submit_all, train
-from gradbus_hostile.clients import CLIENTS
-from gradbus_hostile.material import Json, Material
+from gradbus_hostile.attack import Ended, Trained, train
+from gradbus_hostile.attackers import Orders, attack
+from gradbus_hostile.material import Json
 from gradbus_hostile.submissions import SUBMISSIONS
 from gradbus_hostile.table.submission import Submission
 from gradbus_hostile.target import Target, memory, new_key, settled
 
-_STUCK_SECONDS: Final = 120.0
-"""Without any end for so long, the runs that are left are stuck."""
 _SETTLE_SECONDS: Final = 60.0
 _QUIET_SECONDS: Final = 10.0
-_HOSTILE: Final = {
-    "name": "hostile",
-    "rollout": {"slots": 16, "group_size": 4, "max_new_tokens": 6},
-    "schedule": {"groups_per_step": 4, "steps": 2},
-    "checkpoint": {"every": 2},
-}
-"""In place of the well-behaved run's sections: short, for each run has a trainer while others wait."""
 
 
 @dataclass(slots=True)
@@ -53,6 +42,8 @@ class Hour:
     """Beside hostile users."""
     after: Phase = field(default_factory=Phase)
     ends: list[Ended] = field(default_factory=list)
+    turns: dict[str, int] = field(default_factory=dict)
+    """Of each hostile client."""
     memory_before: dict[str, int] = field(default_factory=dict)
     memory_after: dict[str, int] = field(default_factory=dict)
 
@@ -67,7 +58,7 @@ class Plan:
     """How long and how much."""
 
     minutes: float = 60.0
-    """Of the attack, at least; it ends with a whole table."""
+    """Of the attack, at least; it ends with a whole table, when every client has had a turn."""
     baseline_runs: int = 4
     """Well-behaved runs before the attack, beside each other, and after it."""
     clients_at_once: int = 8
@@ -109,20 +100,19 @@ class Measurement:
     async def _attacked(self) -> None:
         over = asyncio.Event()
         beside = asyncio.create_task(self._train_until(over))
-        key, turn = new_key(self._state, "hostile"), 0
-        deadline = time.monotonic() + 60 * self._plan.minutes
-        try:
-            with Client(self._client.url, key) as hostile, tempfile.TemporaryDirectory(prefix="gradbus-hostile-") as folder:
-                while not beside.done() and (not turn or time.monotonic() < deadline):
-                    first = turn * self._plan.clients_at_once
-                    kinds = list(islice(cycle(CLIENTS), first % len(CLIENTS), first % len(CLIENTS) + self._plan.clients_at_once))
-                    material = Material(Path(folder) / str(turn), self._spec | _HOSTILE)
-                    async with attacked(Target.of(self._state, key, newest(self._client, self._spec["name"])), kinds):
-                        self._hour.ends += await submit_all(hostile, material, self._plan.submissions, _STUCK_SECONDS)
-                    turn += 1
-        finally:
-            over.set()
-            await beside
+        attacking = asyncio.create_task(attack(self._orders()))
+        await asyncio.wait({beside, attacking}, return_when=asyncio.FIRST_COMPLETED)
+        over.set()
+        if not attacking.done():  # the well-behaved run has failed
+            await cancel_and_wait(attacking)
+        await beside
+        report = attacking.result()
+        self._hour.ends, self._hour.turns = report.ends, report.turns
+
+    def _orders(self) -> Orders:
+        plan, key = self._plan, new_key(self._state, "hostile")
+        names = tuple(submission.name for submission in plan.submissions)
+        return Orders(str(self._state), self._client.url, key, self._spec, names, plan.minutes, plan.clients_at_once)
 
     async def _train_until(self, over: asyncio.Event) -> None:
         while not over.is_set():

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Final
 
 from gradbus_hostile.attack import Ended
+from gradbus_hostile.clients import CLIENTS
 from gradbus_hostile.hour import Hour, Phase
 from gradbus_hostile.target import KEPT_BYTES
 from gradbus_load.outcome import Finding, Outcome, percentile
@@ -40,6 +41,7 @@ def outcome(hour: Hour) -> Outcome:
         *(Finding(f"answers of the API, {name}: p99", percentile(phase.answers, 0.99), "s") for name, phase in phases.items()),
         Finding("answers of the API beside hostile users: p99", percentile(hour.beside.answers, 0.99), "s", ANSWER_SECONDS, "less"),
         *(Finding(f"memory that {name} gained", size / _MIB, "MiB", KEPT_BYTES / _MIB, "less") for name, size in sorted(grown.items())),
+        *(Finding(f"client: {client.name}", hour.turns.get(client.name, 0), "turns", 1) for client in CLIENTS),
     ]
     rows = [(ended.submission.name, ended.end, f"{ended.seconds:.1f}") for ended in slowest]
     return Outcome("hostile", findings, ("slowest submissions", "end", "s"), rows, _data(hour, phases))

@@ -205,4 +205,4 @@ def test_a_python_grader_that_never_ends_does_not_hold_the_run(lab, spec):
     run_id = lab.submit(spec(reward={"grader": {"type": "python", "source": source}, "timeout_seconds": 1.0}))
     waits = lab.until(run_id, lambda run: run["state"] == "waiting_for_reward")
     assert waits["waiting_for"].startswith("the scorer on sample")
-    assert "scored no sample yet: the grader was stopped" in lab.ends(run_id, "failed")["reason"]
+    assert "scores no sample: the grader was stopped" in lab.ends(run_id, "failed")["reason"]

@@ -15,6 +15,7 @@ from gradbus.errors import Fault, GraderError
 from gradbus.graders.formula import Formula
 from gradbus.graders.template import Template
 from gradbus.nearest import nearest_name
+from gradbus.niceness import USERS_NICENESS
 from gradbus.spec import MAX_FAULTS, Grader, MultiGrader, PythonGrader, SimpleGrader
 
 _NAMES_SHOWN: Final = 20
@@ -75,7 +76,7 @@ def _source_faults(source: str, path: str) -> Iterator[Fault]:
 @lru_cache(_SOURCES_KEPT)
 def _source_fault(source: str) -> str:
     """Why the source cannot be a grader, or nothing; many submissions have the same source. Raises TimeoutError for a lost process."""
-    command = [sys.executable, "-I", "-S", _SOURCE_CHECK]
+    command = [sys.executable, "-I", "-S", _SOURCE_CHECK, str(USERS_NICENESS)]
     try:
         done = subprocess.run(command, input=source.encode(), capture_output=True, env={}, timeout=_PARSE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

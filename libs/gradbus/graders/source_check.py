@@ -1,4 +1,4 @@
-"""`python source_check.py`: reads Python source, and writes why it cannot be a grader, or nothing.
+"""`python source_check.py NICENESS`: reads Python source, and writes why it cannot be a grader, or nothing.
 
 A process of its own: Python's parser lets no other thread run, and takes minutes for some sources. It imports nothing else of Gradbus,
 so that it starts in a moment.
@@ -7,6 +7,7 @@ so that it starts in a moment.
 from __future__ import annotations
 
 import ast
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ _MEMORY_BYTES = 256 << 20
 
 def main() -> None:
     """Writes the fault of the source on the input; ends with another status than 0 if the source is too much for the parser."""
+    os.nice(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 1))  # SIGXCPU, not SIGKILL
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     sys.stdout.buffer.write(_fault(sys.stdin.buffer.read().decode()).encode("utf-8", "backslashreplace"))

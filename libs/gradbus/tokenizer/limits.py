@@ -1,4 +1,4 @@
-"""Limits of a tokenizer's process: memory, CPU, files, and its life."""
+"""Limits of a tokenizer's process: memory, CPU, priority, files, and its life."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 from typing import Final
+
+from gradbus.niceness import USERS_NICENESS
 
 MEMORY_BYTES: Final = 1 << 30
 """Twice what the largest tokenizers in use need: 256,000 tokens in 30 MB of JSON take 490 MB while they load."""
@@ -27,6 +29,7 @@ def die_with(parent: int) -> None:
 
 def limit_process() -> None:
     """Limits this process for the rest of its life; above MEMORY_BYTES an allocation fails."""
+    os.nice(USERS_NICENESS)
     for kind, value in [
         (resource.RLIMIT_DATA, MEMORY_BYTES),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),

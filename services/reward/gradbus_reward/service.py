@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +13,7 @@ import grpc
 
 from gradbus.errors import ScorerError
 from gradbus.process import Process
+from gradbus.process.limits import return_memory
 from gradbus.rpc import RpcServer
 from gradbus.telemetry import get_logger
 from gradbus.v1.reward_pb2 import SampleReward, ScoreRequest, ScoreResponse
@@ -69,8 +71,10 @@ async def serve(settings: RewardSettings, process: Process) -> None:
     add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
     await server.start()
     process.ready = await _check_operator_scorer(settings, process.stopping)
+    gc.freeze()  # what exists now stays: to collect the rest takes less time from calls
     while not process.stopping.is_set():
-        await scorers.close_idle(_IDLE_SECONDS)
+        if await scorers.close_idle(_IDLE_SECONDS):
+            await asyncio.to_thread(return_memory)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.stopping.wait(), _IDLE_SECONDS / 4)
     await server.stop()

@@ -19,6 +19,8 @@ from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
 
 TOKEN = "of-the-test"
 EXACT = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
+KEPT_MIB = 60
+"""Of what calls took, once their runs are over."""
 OK, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_ERROR
 
 
@@ -67,6 +69,11 @@ def request(reward, *responses, run_id="run-a"):
 def resident_kib(pid):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+def anonymous_mib(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) >> 10
 
 
 def found(response):
@@ -134,3 +141,17 @@ async def test_a_call_without_the_token_is_refused(service):
 async def test_it_stays_small(stub, service):
     await stub.Score(request({"grader": EXACT}, "42"), timeout=60)
     assert resident_kib(service[0].pid) < 150 * 1024
+
+
+async def test_the_memory_of_large_calls_is_returned_after_their_runs(service, stub):
+    source = "def grade(sample, item):\n    return {'reward': 1.0, **{f'{n:02}' * 95: 1.0 for n in range(62)}}"
+    reward = {"grader": {"type": "python", "source": source}, "timeout_seconds": 120.0}
+    large = [request(reward, *map(str, range(1024)), run_id=f"run-{n}") for n in range(12)]
+    before = anonymous_mib(service[0].pid)
+    for _ in range(2):
+        await asyncio.gather(*(stub.Score(call, timeout=120) for call in large))
+    assert anonymous_mib(service[0].pid) > before + KEPT_MIB, "there is something to return"
+    deadline = time.monotonic() + 120
+    while anonymous_mib(service[0].pid) > before + KEPT_MIB:
+        assert time.monotonic() < deadline, f"{anonymous_mib(service[0].pid)} MiB, {before} before"
+        await asyncio.sleep(1)

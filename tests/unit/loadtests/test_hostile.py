@@ -7,9 +7,11 @@ import pytest
 
 from gradbus_hostile.answer_times import UNANSWERED_SECONDS, answer_time
 from gradbus_hostile.attack import Ended, Trained, attacked
-from gradbus_hostile.clients import HostileClient
+from gradbus_hostile.attackers import Orders, Report, attack, parties, turn_seconds
+from gradbus_hostile.clients import CLIENTS, HostileClient
 from gradbus_hostile.hour import Hour, Phase
 from gradbus_hostile.promises import broken, outcome
+from gradbus_hostile.submissions import SUBMISSIONS
 from gradbus_hostile.table.submission import ANY, FAILED, HARMLESS, Submission
 from gradbus_hostile.target import KEPT_BYTES, Target, kept
 
@@ -28,6 +30,7 @@ def hour(**changes):
         "beside": phase(8.5),
         "after": phase(9.5),
         "ends": [Ended(SUBMISSION, "failed", "its own fault", 3.0)],
+        "turns": {client.name: 2 for client in CLIENTS},
         "memory_before": {"trainer-0": 10},
         "memory_after": {"trainer-0": 10 + KEPT_BYTES},
     }
@@ -50,6 +53,7 @@ def test_an_hour_that_changed_little_keeps_every_promise():
         ({"ends": [Ended(SUBMISSION, "succeeded", "", 3.0)]}, "evil ended succeeded (1 times)"),
         ({"ends": [Ended(SUBMISSION, "queued", "a free trainer", 3.0)]}, "evil ended queued (1 times): a free trainer"),
         ({"ends": [Ended(SUBMISSION, "failed", "its own fault", 61.0)]}, "slowest end is 61 s; promised is at most 60"),
+        ({"turns": {client.name: 1 for client in CLIENTS[1:]}}, f"client: {CLIENTS[0].name} is 0 turns; promised is at least 1"),
         ({"memory_after": {"trainer-0": 2 * KEPT_BYTES}}, "memory that trainer-0 gained is 200 MiB; promised is at most 100"),
         ({"beside": phase(8.5, answers=[0.01, 1.5])}, "answers of the API beside hostile users: p99 is 1.5 s; promised is at most 1"),
     ],
@@ -83,3 +87,22 @@ async def test_a_hostile_client_that_ends_before_its_time_is_reported():
 
 async def test_a_request_that_is_refused_counts_as_unanswered(free_port):
     assert await answer_time(replace(TARGET, port=free_port()), "/") == UNANSWERED_SECONDS
+
+
+@pytest.mark.parametrize("minutes", [1.0, 20.0, 60.0])
+def test_every_client_has_a_turn_within_the_minutes(minutes):
+    orders = Orders("state", "http://127.0.0.1:1", "key", {}, (), minutes, clients_at_once=8)
+    taken = [client.name for party in parties(8) for client in party]
+    assert sorted(taken) == sorted(client.name for client in CLIENTS)
+    assert max(map(len, parties(8))) <= 8
+    assert len(parties(8)) * turn_seconds(orders) <= 60 * minutes
+
+
+def test_a_report_is_the_same_after_its_way_between_the_processes():
+    report = Report([Ended(SUBMISSIONS[0], "failed", "its own \ud800 fault", 3.5)], {"followers": 2})
+    assert Report.from_json(report.to_json().encode()) == report
+
+
+async def test_attackers_that_fail_are_reported(tmp_path):
+    with pytest.raises(RuntimeError, match="hostile users failed"):
+        await attack(Orders(str(tmp_path), "http://127.0.0.1:1", "key", {"name": "good"}, (), 0.0, 8))

@@ -182,9 +182,28 @@ async def test_a_grader_that_never_had_a_result_is_tried_again_after_a_moment(po
     monkeypatch.setattr(pool_module, "_USELESS_SECONDS", 0.0)
     assert rewards(await pool.grade([row("good")], frozenset(), 60.0)) == [1.0]
     monkeypatch.undo()
-    hung = await pool.grade([row("hang")] * 3, frozenset(), 4.0)
+    hung = await pool.grade([row("hang")] * 3, frozenset(), 8.0)
     assert len(hung.stopped) == 2
     assert rewards(await pool.grade([row("good")], frozenset(), 60.0)) == [1.0], "one that has graded is never given up"
+
+
+async def test_a_grader_that_stops_on_all_that_is_new_counts_as_one_without_results(pools):
+    pool = pools(HANGS)
+    await pool.grade([row("good")], frozenset(), 60.0)
+    for _ in range(pool_module._VAIN_CALLS):
+        assert pool.has_results
+        assert (await pool.grade([row("hang")], frozenset(), 1.0)).stops
+    assert not pool.has_results
+    tried_again = await pool.grade([row("good")], frozenset(), 60.0)
+    assert tried_again.results == {}, "for a moment no call tries it"
+
+
+async def test_samples_that_are_tried_again_prove_nothing_about_their_grader(pools):
+    pool = pools(HANGS)
+    await pool.grade([row("good")], frozenset(), 60.0)
+    for _ in range(pool_module._VAIN_CALLS):
+        assert (await pool.grade([row("hang")], frozenset({0}), 1.0)).stops
+    assert pool.has_results
 
 
 async def test_the_idle_processes_of_the_other_runs_make_room_in_turn(pools):

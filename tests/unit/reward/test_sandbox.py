@@ -1,6 +1,7 @@
 """What a user's Python cannot do, tried from inside."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from gradbus.errors import ScorerError
+from gradbus.niceness import USERS_NICENESS
 from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox import process, seccomp
 from gradbus_reward.sandbox.confinement import Confinement
@@ -53,6 +55,7 @@ REFUSED = {
     "choose that signal": f"{SIGNAL_BY_PIPE}    fcntl.fcntl(r, 10, 9)",
     "signal by ioctl": f"{SIGNAL_BY_PIPE}    fcntl.ioctl(r, 0x8901, b'1234')",
     "take the others' pipes": f"{SIGNAL_BY_PIPE}    fcntl.fcntl(r, 1031, 1 << 20)",
+    "take a higher priority": "import os\ndef grade(s, i):\n    os.setpriority(os.PRIO_PROCESS, 0, 0)",
     "take all memory": "def grade(s, i):\n    return len('x' * (2 << 30))",
     "third-party code": "def grade(s, i):\n    import grpc",
     "the service's code": "def grade(s, i):\n    import gradbus",
@@ -131,6 +134,14 @@ async def test_when_memory_ends_it_is_killed_before_any_service():
 
     grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
     assert badness(grader.pid) == "1000\n"
+    await grader.stop()
+
+
+async def test_it_computes_at_a_lower_priority_in_the_services_session():
+    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
+    own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, grader.pid))
+    assert its == min(own + USERS_NICENESS, 19)
+    assert (os.getsid(grader.pid), os.getpgid(grader.pid)) == (os.getsid(0), grader.pid)
     await grader.stop()
 
 

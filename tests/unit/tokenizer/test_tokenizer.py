@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.errors import DatasetError, ModelError
+from gradbus.niceness import USERS_NICENESS
 from gradbus.tokenizer import process as process_module
 from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
@@ -286,6 +287,8 @@ async def test_a_process_is_limited_and_knows_nothing_of_its_service(fork_server
         assert (limits["Max file size"], limits["Max core file size"], limits["Max open files"]) == ("0", "0", "64")
         assert limits["Max cpu time"] != "unlimited"
         assert (process / "oom_score_adj").read_text().strip() == "1000"
+        own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, pid_of(tokenizer)))
+        assert its == min(own + USERS_NICENESS, 19)
         variables = {entry.partition("=")[0] for entry in (process / "environ").read_text().split("\0") if entry}
         assert variables <= {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR"} | {
             *("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY")

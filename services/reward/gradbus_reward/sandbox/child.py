@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -35,7 +36,8 @@ PartResult = tuple[float, dict[str, float]] | str
 
 
 def main() -> None:
-    """Serves the parent until it closes the pipe."""
+    """Serves the parent until it closes the pipe. The second argument of the process is its niceness, added to the parent's."""
+    os.nice(int(sys.argv[2]))
     parent = os.getppid()
     incoming, outgoing = _private_pipes()
     layers = confine()

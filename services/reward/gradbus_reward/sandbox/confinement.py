@@ -87,6 +87,7 @@ def _set_limits() -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, SIGNALS),
+        (resource.RLIMIT_NICE, 0),
     ]:
         hard = resource.getrlimit(kind)[1]
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)

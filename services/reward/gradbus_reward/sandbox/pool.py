@@ -33,6 +33,11 @@ _USELESS_SECONDS = 4.0
 are then real tries: few enough for the run to end soon, and more than one for an honest grader on a machine that is busy for a moment."""
 
 
+_VAIN_CALLS = 6
+"""Calls in a row, each with samples that were not tried before, in which a grader only stopped: then it counts as one without results. A
+sample that is tried again proves nothing, and the samples of one call may have one row."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
     """Settings of the processes of one grader."""
@@ -111,8 +116,9 @@ class GraderPool:
         """When a grader without any result so far stopped on whatever it got, and why."""
         self._stops = 0
         """Times that a process stopped."""
-        self.has_graded = False
-        """Whether any row ever had a result."""
+        self._vain_calls = 0
+        self.has_results = False
+        """Whether a row has had a result, and since then fewer than `_VAIN_CALLS` were in vain."""
         budget.add(self)
 
     async def grade(self, rows: Sequence[Row], suspects: frozenset[int], seconds: float) -> GradeCall:
@@ -121,7 +127,7 @@ class GraderPool:
         A row may take a quarter of `seconds`: a sample that hangs costs one quarter to notice and at most one to find.
         Raises GraderSourceError for a source that does not load and ScorerError if it cannot be confined.
         """
-        call = GradeCall(rows, suspects, self._at_once or not self.has_graded)
+        call = GradeCall(rows, suspects, self._at_once or not self.has_results)
         workers = min(self._settings.processes, -(-len(rows) // self._batch))
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
@@ -132,6 +138,9 @@ class GraderPool:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         self._at_once = bool(call.stops)
+        if call.stops and not call.results and len(suspects) < len(rows):
+            self._vain_calls += 1
+            self.has_results = self.has_results and self._vain_calls < _VAIN_CALLS
         return call
 
     async def close(self) -> None:
@@ -164,7 +173,7 @@ class GraderPool:
 
     def _gives_up(self, call: GradeCall) -> bool:
         """Whether the grader stops on whatever it gets: in this call, or a moment ago in whichever call."""
-        if not self.has_graded and self._useless is not None and time.monotonic() - self._useless[0] < _USELESS_SECONDS:
+        if not self.has_results and self._useless is not None and time.monotonic() - self._useless[0] < _USELESS_SECONDS:
             call.stops.append(self._useless[1])
             return True
         return not call.results and len(call.stopped) >= _HOPELESS
@@ -172,7 +181,7 @@ class GraderPool:
     async def _grade(self, process: GraderProcess, call: GradeCall, taken: deque[int], seconds: float) -> None:
         def graded(result: Mapping[str, Any]) -> None:
             call.results[taken.popleft()] = result
-            self.has_graded = True
+            self.has_results, self._vain_calls = True, 0
 
         start = time.monotonic()
         try:

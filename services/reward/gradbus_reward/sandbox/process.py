@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from gradbus.errors import ScorerError
+from gradbus.niceness import USERS_NICENESS
 from gradbus_reward.sandbox.bounds import is_bounded
 from gradbus_reward.sandbox.confinement import MEMORY_BYTES, Confinement
 
@@ -67,14 +68,14 @@ class GraderProcess:
         """Starts, confines and loads. Raises GraderSourceError for sources that fail, ScorerError if it cannot be confined."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-B", "-c", _BOOT, _ROOT),
+                *(sys.executable, "-I", "-S", "-B", "-c", _BOOT, _ROOT, str(USERS_NICENESS)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 limit=LINE_BYTES,
                 cwd="/",
                 env={},
-                start_new_session=True,
+                process_group=0,  # no session: Linux may give each its own share of the processor, and niceness counts only within one
             )
         except OSError as error:
             raise ScorerError(f"no process could be started for the grader ({error}); raise the machine's limits on processes") from error

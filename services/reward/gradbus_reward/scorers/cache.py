@@ -74,10 +74,15 @@ class ScorerCache:
             entry.last_used = time.monotonic()
             entry.metrics.add_in_flight(-1)
 
-    async def close_idle(self, seconds: float) -> None:
-        """Closes scorers that no call has held for so long: their run has ended, is paused, or takes long steps."""
-        self._close(self._idle(seconds), "idle")
+    async def close_idle(self, seconds: float) -> bool:
+        """Closes scorers that no call has held for so long: their run has ended, is paused, or takes long steps.
+
+        Returns whether there were any.
+        """
+        idle = self._idle(seconds)
+        self._close(idle, "idle")
         await self._wait_closed()
+        return bool(idle)
 
     async def close(self) -> None:
         """Closes all scorers."""

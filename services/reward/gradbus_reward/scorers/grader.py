@@ -99,21 +99,21 @@ class GraderScorer:
         rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
         suspects = frozenset(n for n, key in enumerate(ids) if self._stops.count(key))
         call = await self._pool.grade(rows, suspects, max(seconds, 0.0))
-        failed = self._failed(ids, call, has_graded=self._pool.has_graded)
+        failed = self._failed(ids, call, has_results=self._pool.has_results)
         return [
             self._read(call.results[n]) if n in call.results else dict.fromkeys(self._sources, failed.get(n, _NOT_REACHED))
             for n in range(len(samples))
         ]
 
-    def _failed(self, ids: Sequence[_Key], call: GradeCall, *, has_graded: bool) -> dict[int, ScoreResult]:
+    def _failed(self, ids: Sequence[_Key], call: GradeCall, *, has_results: bool) -> dict[int, ScoreResult]:
         """The results of rows that stopped the grader or, in a call without any result, may have."""
         hopeless = dict.fromkeys(range(len(ids)), call.stops[-1]) if call.stops and not call.results else {}
-        if has_graded:
+        if has_results:
             # It hangs or dies now on whatever it gets: finding that out sample by sample would take hours.
             return {n: self._stopped(ids[n], reason) for n, reason in (hopeless or call.stopped).items()}
         for n in call.stopped:
             self._stops.add(ids[n])  # the next call begins with the others
-        return {n: ScoreResult.error(f"the grader has scored no sample yet: {reason}", permanent=True) for n, reason in hopeless.items()}
+        return {n: ScoreResult.error(f"the grader scores no sample: {reason}", permanent=True) for n, reason in hopeless.items()}
 
     def _stopped(self, key: _Key, reason: str) -> ScoreResult:
         """The result of a sample that stopped the grader once more."""
