@@ -165,7 +165,7 @@ def _stop_clock(now: datetime) -> None:
     """
     from transformers.utils import chat_template_utils  # noqa: PLC0415 - only a tokenizer's process has it
 
-    chat_template_utils.datetime = SimpleNamespace(now=lambda: now)
+    vars(chat_template_utils)["datetime"] = SimpleNamespace(now=lambda: now)
 
 
 def _cause(error: BaseException) -> str:

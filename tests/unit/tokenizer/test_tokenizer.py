@@ -132,7 +132,9 @@ async def test_a_template_is_told_the_day_of_the_submission(fork_server, chat_fo
     await tokenizer.close()
 
 
-@pytest.mark.parametrize("template", ["{% for n in range(20) %}{{ 'abcdefgh' | list | random }}{% endfor %}", "{{ lipsum(n=1, min=5, max=9) }}"])
+@pytest.mark.parametrize(
+    "template", ["{% for n in range(20) %}{{ 'abcdefgh' | list | random }}{% endfor %}", "{{ lipsum(n=1, min=5, max=9) }}"]
+)
 async def test_a_template_that_draws_draws_the_same_for_a_line_in_every_process(fork_server, chat_folder, processes, template):
     (chat_folder / "chat_template.jinja").write_text(template)
     found = []
