@@ -173,7 +173,8 @@ def _rope(fields: Mapping[str, Any], family: ModelFamily) -> RopeConfig:
     parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise _misstated("rope_scaling", parameters)
-    theta = _number({"rope_theta": parameters.get("rope_theta") or fields.get("rope_theta")}, "rope_theta", 10_000.0, 1.0, _MAX_THETA)
+    stated = {"rope_theta": _value(parameters, "rope_theta", fields.get("rope_theta"))}
+    theta = _number(stated, "rope_theta", 10_000.0, 1.0, _MAX_THETA)
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in family.rope_kinds:
         named = ", ".join(family.rope_kinds)
@@ -251,7 +252,7 @@ def _value(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
     asked = {
         "hidden_act": fields.get("hidden_act", "silu") != "silu",
-        "partial_rotary_factor": (fields.get("partial_rotary_factor") or 1.0) != 1.0,
+        "partial_rotary_factor": _value(fields, "partial_rotary_factor", 1.0) != 1.0,
         "quantization_config": bool(fields.get("quantization_config")),
     }
     faults = [f"{name} = {reprlib.repr(fields.get(name))}" for name, wrong in asked.items() if wrong]

@@ -5,9 +5,12 @@ Text is tokenised here once; every other service works on the ids (R11).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from gradbus.errors import DatasetError, ModelError, first_line
@@ -31,13 +34,15 @@ _MAX_CHARACTERS_PER_TOKEN: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What a run allows its prompts."""
+    """What a run lays down for its prompts."""
 
     max_new_tokens: int
     max_prompt_tokens: int | None = None
     """None: as many as the model's context has room for."""
     stop_token_ids: tuple[int, ...] = ()
     """Stop ids beyond those of the model."""
+    submitted_unix_ns: int | None = None
+    """When the run was submitted: the time that `strftime_now` gives to a chat template. None: the present."""
 
 
 def _no_report(_file: str) -> None:
@@ -67,6 +72,8 @@ class PromptEncoder:
         self._tokenizer = _loaded(folder)
         fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
         self._backend = self._tokenizer.backend_tokenizer if fast else None
+        if limits.submitted_unix_ns is not None:
+            _stop_clock(datetime.fromtimestamp(limits.submitted_unix_ns / 1e9, UTC))
         self.stop_token_ids = frozenset(limits.stop_token_ids) | _stop_ids(folder) | _as_ids(self._tokenizer.eos_token_id, TOKENIZER)
 
     def encode(self, prompt: object, line: int) -> tuple[int, ...]:
@@ -127,6 +134,7 @@ class PromptEncoder:
                 "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
             )
         self._report(self._template_file)
+        random.seed(line)  # of the filter `random`: a line has the same prompt in every process
         try:
             text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
             text.encode()
@@ -148,6 +156,16 @@ def _loaded(folder: Path) -> Any:
         raise ModelFileError(
             TOKENIZER, f"the tokenizer cannot be loaded ({_cause(error)}); save it again with `save_pretrained`"
         ) from error
+
+
+def _stop_clock(now: datetime) -> None:
+    """Makes `now` the time of every chat template of this process, so that a worker that starts on another day makes the same prompts.
+
+    transformers has its own `strftime_now`, and drops functions that a caller gives to a template.
+    """
+    from transformers.utils import chat_template_utils  # noqa: PLC0415 - only a tokenizer's process has it
+
+    vars(chat_template_utils)["datetime"] = SimpleNamespace(now=lambda: now)
 
 
 def _cause(error: BaseException) -> str:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -27,6 +27,7 @@ from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
 from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections, set_socket_bounds
+from gradbus_gateway.http.tls_listener import TlsListener
 from gradbus_gateway.intake.spec_intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.runs import RunQuota
@@ -123,14 +124,15 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens on `sockets`."""
         await self.lifespan.startup()
+        self.servers = []
         protocol: Any = self.config.http_protocol_class  # uvicorn passes more than a protocol of asyncio takes
         connect = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
-        limit = self._handshake_seconds if self.config.ssl else None
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(connect, sock=sock, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit)
-            for sock in sockets or []
-        ]
+        loop, context = asyncio.get_running_loop(), self.config.ssl
+        for sock in sockets or []:
+            if context is None:
+                self.servers.append(await loop.create_server(connect, sock=sock, backlog=_BACKLOG))
+            else:
+                self.servers.append(cast("asyncio.Server", TlsListener(sock, connect, context, self._handshake_seconds)))
         self.started = True
 
     @contextmanager

@@ -76,7 +76,7 @@ class RolloutService:
         runs = await self._clients.bus.bucket(Buckets.RUNS)
         folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
         rollout = record.spec.rollout
-        limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids)
+        limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids, record.created_unix_ns)
         tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES)
         opened.push_async_callback(tokenizer.close)
         status = await self._status(record, runs)

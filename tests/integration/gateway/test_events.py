@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
 
+from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
 from gradbus.bus import EventLog, subjects
 from gradbus.v1.event_pb2 import RunEvent
 
@@ -106,3 +109,53 @@ def test_a_number_out_of_range_is_a_wrong_parameter(http, submitted, parameter):
 @pytest.mark.parametrize("after", ["-1", str(2**63), "x"])
 def test_a_last_event_id_out_of_range_is_a_wrong_parameter(http, submitted, after):
     assert http.get(f"/v1/runs/{submitted['id']}/events", headers={"Last-Event-ID": after}).status_code == 422
+
+
+@asynccontextmanager
+async def key_for_a_while(stack):
+    """Headers of a key that is revoked at the block's end."""
+    path = Path(stack.environment["GRADBUS_API_KEYS_FILE"])
+    before = read_api_keys(path)
+    key, record = new_api_key("for a while", ["runs:read"])
+    write_api_keys(path, [*before, record])
+    yield {"Authorization": f"Bearer {key}"}
+    write_api_keys(path, before)
+
+
+@asynccontextmanager
+async def session_for_a_while(stack):
+    """Headers of a browser that signs out at the block's end."""
+    origin = {"Origin": stack.url}
+    async with httpx2.AsyncClient(base_url=stack.url) as browser:
+        link = (await browser.post("/v1/sign-ins", headers={"Authorization": f"Bearer {stack.key}"})).json()["path"]
+        signed_in = await browser.post("/sign-in", json={"code": link.partition("#")[2]}, headers=origin)
+        yield {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+        assert (await browser.post("/sign-out", headers=origin)).status_code == 204
+
+
+@pytest.fixture
+async def more_events(history):
+    """Events of the run, all the time."""
+
+    async def emit():
+        while True:
+            history.emit("metrics", "one more", {})
+            await history.flush()
+            await asyncio.sleep(0.5)
+
+    emitting = asyncio.create_task(emit())
+    yield
+    emitting.cancel()
+
+
+@pytest.mark.parametrize("for_a_while", [key_for_a_while, session_for_a_while])
+async def test_a_stream_ends_after_its_caller_may_not_read_any_more(stack, submitted, more_events, for_a_while):
+    async with AsyncExitStack() as opened:
+        http = await opened.enter_async_context(httpx2.AsyncClient(base_url=stack.url, timeout=60))
+        async with for_a_while(stack) as headers:
+            asked = {**headers, "Accept": "text/event-stream"}
+            answer = await opened.enter_async_context(http.stream("GET", f"/v1/runs/{submitted['id']}/events", headers=asked))
+            pieces = answer.aiter_text()
+            assert "step 0" in await anext(pieces)
+        async with asyncio.timeout(60):
+            assert "one more" in "".join([piece async for piece in pieces])

@@ -107,6 +107,19 @@ async def test_a_handshake_has_the_deadline_of_a_request(settings, api_key, cert
         assert (await listed(f"https://{settings.listen}", api_key, certificate / "ca.crt"))["object"] == "list"
 
 
+async def test_clients_that_never_shake_hands_make_room_for_others(settings, api_key, certificate, monkeypatch):
+    monkeypatch.setenv("GRADBUS_CONNECTIONS_TOTAL", "20")
+    monkeypatch.setenv("GRADBUS_CONNECTIONS_HEAD_SECONDS", "0")
+    async with served(settings):
+        host, _, port = settings.listen.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(100)]
+        async with asyncio.timeout(30):
+            assert [await reader.read() for reader, _ in idle[:80]] == [b""] * 80
+        assert (await listed(f"https://{settings.listen}", api_key, certificate / "ca.crt"))["object"] == "list"
+        for _, writer in idle:
+            writer.close()
+
+
 async def test_there_is_no_http_beside_it(address, api_key):
     with pytest.raises(StackError, match="does not answer"):
         await listed(f"http://{address}", api_key, None)

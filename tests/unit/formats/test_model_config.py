@@ -24,6 +24,10 @@ BASE = {
 }
 
 
+NO_EPSILON = (0, 0.0, -1e-6, 2.0, True)
+NO_THETA = (0, 0.0, -10_000.0, 1e13, False, "", [])
+
+
 @pytest.fixture
 def shape_of(tmp_path):
     def read(**changes):
@@ -108,11 +112,15 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
         ({"hidden_act": "gelu"}, "choose another model"),
         ({"quantization_config": {"bits": 4}}, "choose another model"),
         ({"partial_rotary_factor": 0.5}, "choose another model"),
+        ({"partial_rotary_factor": 0}, "choose another model"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "choose a model with one of default, linear, llama3, yarn"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "misstates factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "misstates low_freq_factor"),
         ({"rope_scaling": [1]}, "save the model again"),
         ({"rms_norm_eps": "small"}, "save the model again"),
+        *[({"rms_norm_eps": value}, "misstates rms_norm_eps") for value in NO_EPSILON],
+        *[({place: {"rope_theta": value}}, "misstates rope_theta") for value in NO_THETA for place in ("rope_scaling", "rope_parameters")],
+        *[({"rope_theta": value}, "misstates rope_theta") for value in NO_THETA],
         ({"layer_types": ["full_attention"]}, "save the model again"),
         ({"layer_types": ["chunked_attention"] * 4}, "save the model again"),
     ],

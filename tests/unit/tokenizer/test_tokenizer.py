@@ -124,6 +124,27 @@ async def test_a_check_finds_what_an_encoding_finds_and_keeps_no_ids(fork_server
         await tokenizer.check(numbered(["a", "b"]))
 
 
+async def test_a_template_is_told_the_day_of_the_submission(fork_server, chat_folder, processes):
+    (chat_folder / "chat_template.jinja").write_text("{{ strftime_now('%B %A') }}")
+    limits = PromptLimits(8, submitted_unix_ns=1_000_000_000 * 10**9)
+    tokenizer = await Tokenizer.open(fork_server, chat_folder, limits, PATIENT)
+    told, expected = await tokenizer.encode(numbered([CHAT, "September Sunday"]))
+    assert told == expected
+    await tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for n in range(20) %}{{ 'abcdefgh' | list | random }}{% endfor %}", "{{ lipsum(n=1, min=5, max=9) }}"]
+)
+async def test_a_template_that_draws_draws_the_same_for_a_line_in_every_process(fork_server, chat_folder, processes, template):
+    (chat_folder / "chat_template.jinja").write_text(template)
+    found = []
+    for rows in (slice(0, 2), slice(1, 2)):
+        async with opened(fork_server, chat_folder) as tokenizer:
+            found += await tokenizer.encode(numbered([CHAT, CHAT])[rows])
+    assert found[0] != found[1] == found[2]
+
+
 async def test_calls_at_the_same_time_get_their_own_replies(fork_server, model_folder, processes):
     encoder = PromptEncoder(model_folder, LIMITS)
     async with opened(fork_server, model_folder) as tokenizer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -75,14 +76,30 @@ class BoundedConnection(HttpToolsProtocol):
         self._unsent_since: float | None = None
         """Since when bytes wait to be sent."""
         self._fault: _Fault = _MALFORMED
+        self._abandon: Callable[[], None] | None = None
+        """Closes the connection while its TLS handshake is in progress."""
+
+    # The listener
+
+    def accepted(self, host: str, abandon: Callable[[], None]) -> None:
+        """Counts a connection of the address `host` before its TLS handshake, during which `abandon` closes it."""
+        self.peer, self._abandon = _network(host), abandon
+        self._table.opened(self)
+
+    def handshake_over(self) -> None:
+        """The TLS handshake has ended. If the connection is not made by now, it never will be."""
+        if self._abandon is not None:
+            self._table.closed(self)
 
     # The event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        self.peer = _network(self.client[0] if self.client else "")
-        self._table.opened(self)
+        if self._abandon is None:
+            self.peer = _network(self.client[0] if self.client else "")
+            self._table.opened(self)
+        self._abandon, self._since = None, self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -164,6 +181,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def check(self, now: float) -> None:
         """Closes the connection if the client is too slow. `now` is the event loop's time in seconds."""
+        if self._abandon is not None:
+            return  # the handshake has a deadline of its own
         if self._has_stalled(now):
             count_refusal("slow_reader", self.peer)
             self.transport.abort()
@@ -202,7 +221,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def displace(self, cause: RefusalCause) -> None:
         """Closes the connection because of a limit on connections."""
-        if self.cycle is None:
+        if self._abandon is not None:
+            count_refusal(cause, self.peer)
+            self._abandon()
+        elif self.cycle is None:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, cause, "too many connections are open; close some, or try again in a moment")
         else:  # a client expects no response on a connection that it has used
             count_refusal(cause, self.peer)

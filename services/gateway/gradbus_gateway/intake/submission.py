@@ -19,6 +19,7 @@ from gradbus.ids import digests_in, new_run_id
 from gradbus.spec import RunSpec, refuse_unstorable
 from gradbus.strict_json import collection_paused
 from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.spec_intake import SpecIntake
 from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.runs.idempotency import IdempotencyKeys, IdempotencyRecord
@@ -30,7 +31,8 @@ _CONTENT: Final = {"application/json": {"schema": _SPEC}, "application/toml": {"
 SPEC_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _CONTENT}}
 """How the OpenAPI document describes a submission's body."""
 
-
+_BODIES_AT_A_TIME: Final = 1
+"""A long TOML document takes half a second of the interpreter, which all requests share."""
 _CAUSE_CHARACTERS: Final = 200
 _MAX_TOML_BYTES: Final = 256 << 10
 _MAX_TOML_WORK: Final = 4_000_000
@@ -46,11 +48,6 @@ class Submission:
     key_id: str
     """API key of the caller."""
     idempotency_key: str | None
-
-
-async def read_body(request: Request) -> object:
-    """The request's body, parsed in a thread. Raises as `parse_body` does."""
-    return await asyncio.to_thread(parse_body, await request.body(), request.headers.get("content-type", ""))
 
 
 def parse_body(data: bytes, content_type: str) -> object:
@@ -77,6 +74,13 @@ class RunIntake:
         self._quota = quota
         self._specs = specs
         self._condemned = condemned
+        self._bodies = CheckTurns(_BODIES_AT_A_TIME)
+
+    async def read(self, request: Request, key_id: str) -> object:
+        """The request's body, parsed in a thread. Raises as `parse_body` does, and the problem 503 if this gateway is too busy."""
+        data, content_type = await request.body(), request.headers.get("content-type", "")
+        async with self._bodies.turn(key_id):
+            return await asyncio.to_thread(parse_body, data, content_type)
 
     async def submit(self, submission: Submission) -> Run:
         """The new run, or the run that an earlier request with the same idempotency key created.

@@ -8,12 +8,15 @@ from fastapi import Depends, Request, Security
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
 
 from gradbus.access.api_keys import ApiKeyRecord
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.routes.dependencies import Gateway, gateway_of
 
+_READ_SCOPE: Final = "runs:read"
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 
@@ -28,8 +31,7 @@ class _Authentication(SecurityBase):
     async def __call__(self, request: Request, required: SecurityScopes) -> ApiKeyRecord:
         """The caller's key, from the header or by the session. Raises the problem 401 without a valid key, 403 if it lacks a scope."""
         gateway = gateway_of(request)
-        header = request.headers.get("authorization")
-        record = await _key_of_session(request, gateway) if header is None else _key_in_header(header, gateway)
+        record = await _key_of(request, gateway)
         admission = admission_of(request)
         if record is None:
             admission.check_address()
@@ -52,6 +54,15 @@ async def require_api_key(request: Request, record: Annotated[ApiKeyRecord, Secu
     return record
 
 
+async def may_still_read(request: Request) -> bool:
+    """Whether the key or the session that sent `request` is still valid and may read runs. True while nobody can tell."""
+    try:
+        record = await _key_of(request, gateway_of(request))
+    except (NatsError, APIError, TimeoutError):
+        return True  # NATS is away, and no event comes meanwhile
+    return record is not None and record.allows(_READ_SCOPE)
+
+
 def cookie_name(request: Request) -> str:
     """Name of the session cookie. It contains the port, because browsers share cookies among all ports of a host."""
     _, _, port = request.headers.get("host", "").rpartition(":")
@@ -64,6 +75,11 @@ def check_same_origin(request: Request) -> None:
     _, _, origin = request.headers.get("origin", "").partition("://")
     if fetch_site != "same-origin" or origin != request.headers.get("host", ""):
         raise ProblemError(403, "foreign-origin", "only the gateway's own web UI may do this with a session; other callers send an API key")
+
+
+async def _key_of(request: Request, gateway: Gateway) -> ApiKeyRecord | None:
+    header = request.headers.get("authorization")
+    return await _key_of_session(request, gateway) if header is None else _key_in_header(header, gateway)
 
 
 def _key_in_header(header: str, gateway: Gateway) -> ApiKeyRecord | None:
@@ -85,7 +101,7 @@ async def _wait_for_turn(request: Request) -> None:
     await admission_of(request).list()
 
 
-READ = Security(_authenticate, scopes=["runs:read"])
+READ = Security(_authenticate, scopes=[_READ_SCOPE])
 WRITE = Security(_authenticate, scopes=["runs:write"])
 UPLOAD = Security(_authenticate, scopes=["files:write"])
 AUTHENTICATED = Security(_authenticate)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from gradbus.bus import EventLog
+from gradbus_gateway.events.revocation import while_allowed
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.page import INT64_END, Limit, Page
 from gradbus_gateway.resources.runs import EventResource
-from gradbus_gateway.routes.authentication import LIST, READ
+from gradbus_gateway.routes.authentication import LIST, READ, may_still_read
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
@@ -35,12 +37,14 @@ async def list_events(
 ) -> Page[EventResource] | StreamingResponse:
     """State changes, metrics, evaluations, checkpoints, alarms: oldest first.
 
-    With `Accept: text/event-stream` they are streamed as they happen, from `Last-Event-ID` or `after` on; the stream ends with the run.
+    With `Accept: text/event-stream` they are streamed as they happen, from `Last-Event-ID` or `after` on; the stream ends with the run,
+    and soon after the caller's key is revoked or its session ends.
     """
     await gateway.runs.get(run_id)
     if "text/event-stream" in request.headers.get("accept", ""):
         admission_of(request).follow()
-        stream = gateway.feeds.follow(run_id, after if last_event_id is None else last_event_id)
+        events = gateway.feeds.follow(run_id, after if last_event_id is None else last_event_id)
+        stream = while_allowed(events, partial(may_still_read, request))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
     found = await EventLog(gateway.bus, run_id).read(after, limit + 1)
     return Page[EventResource].of([(str(event.sequence), EventResource.of(event)) for event in found], limit)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Request, Response
 from gradbus.access.api_keys import ApiKeyRecord
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.intake.submission import SPEC_BODY, Submission, read_body
+from gradbus_gateway.intake.submission import SPEC_BODY, Submission
 from gradbus_gateway.resources.page import Limit, Page
 from gradbus_gateway.resources.runs import RunResource, RunSummary
 from gradbus_gateway.routes.authentication import LIST, READ, WRITE
@@ -31,7 +31,7 @@ async def post_run(
 
     A repeated `Idempotency-Key` with the same body returns the same run; with another body it is refused.
     """
-    body = await read_body(request)
+    body = await gateway.intake.read(request, key.id)
     run = await gateway.intake.submit(Submission(body, key.id, idempotency_key))
     response.headers["Location"] = f"/v1/runs/{run.run_id}"
     return RunResource.full(run)

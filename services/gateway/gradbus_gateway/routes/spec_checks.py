@@ -11,7 +11,7 @@ from gradbus.access.api_keys import ApiKeyRecord
 from gradbus.spec import RunSpec
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.intake.submission import SPEC_BODY, read_body
+from gradbus_gateway.intake.submission import SPEC_BODY
 from gradbus_gateway.routes.authentication import WRITE
 from gradbus_gateway.routes.dependencies import GatewayDep
 
@@ -28,5 +28,5 @@ class SpecCheckResource(BaseModel):
 @router.post("", summary="Check a run spec", openapi_extra=SPEC_BODY, responses=problems(400))
 async def post_spec_check(request: Request, gateway: GatewayDep, key: Annotated[ApiKeyRecord, WRITE]) -> SpecCheckResource:
     """Checks all that the submission of a run checks, and creates no run. Returns the spec with every default and digest filled in."""
-    body = await read_body(request)
+    body = await gateway.intake.read(request, key.id)
     return SpecCheckResource(spec=await gateway.intake.check(body, key.id))

@@ -1,10 +1,15 @@
 """A body is read, or refused with its place, before anything is made of it."""
 
+import asyncio
+import time
+
 import pytest
+from starlette.requests import Request
 
 from gradbus.errors import SpecError
 from gradbus_gateway.http.problems import ProblemError, invalid_spec
-from gradbus_gateway.intake.submission import parse_body
+from gradbus_gateway.intake import submission
+from gradbus_gateway.intake.submission import RunIntake, parse_body
 
 JSON, TOML = "application/json", "application/toml"
 
@@ -85,3 +90,26 @@ def test_what_is_no_document_is_a_problem(kind, data):
 def test_a_key_of_thousands_of_parts_is_refused_before_it_takes_gigabytes(data):
     with pytest.raises(ProblemError, match="dots"):
         parse_body(data, "application/toml")
+
+
+def request_with(body):
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+async def test_bodies_are_parsed_one_at_a_time_and_no_key_waits_for_all_of_another(monkeypatch):
+    begun, running = [], []
+
+    def parse(body, _content_type):
+        begun.append(body)
+        running.append(body)
+        time.sleep(0.05)
+        assert running == [body]
+        running.remove(body)
+
+    monkeypatch.setattr(submission, "parse_body", parse)
+    intake = RunIntake(None, None, None, None, None)
+    await asyncio.gather(*(intake.read(request_with(b"a"), "a") for _ in range(4)), intake.read(request_with(b"b"), "b"))
+    assert begun == [b"a", b"b", b"a", b"a", b"a"]
