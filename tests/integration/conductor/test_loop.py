@@ -32,7 +32,7 @@ async def loop(clients, record, run_id):
     runs, assignments, leases = [await clients.bus.bucket(name) for name in (Buckets.RUNS, Buckets.ASSIGNMENTS, Buckets.LEASES)]
     lease = await Lease.acquire(leases, f"conductor.{run_id}", "conductor")
     status = RunStatusWriter(runs, EventLog(clients.bus, run_id), run_id, 2)
-    workers = await clients.bus.bucket(Buckets.WORKERS)
+    workers = await clients.bus.bucket(f"workers-{run_id}")  # whose keys do not expire, however long the test takes
     presence = WorkerPresence(worker=run_id, role="rollout", incarnation="1", run_id=run_id, claims=[1])
     await workers.put(run_id, presence.to_bytes())
     await assignments.put(run_id, json.dumps(run_id).encode())
@@ -40,7 +40,7 @@ async def loop(clients, record, run_id):
         context = RunContext(clients, record(), runs, RunIndex(view), WorkerPool(assignments, present, assigned), lease, status)
         yield RunLoop(context, DATA)
     await lease.release()
-    await workers.delete(run_id)
+    await clients.bus.jetstream.delete_key_value(f"workers-{run_id}")
     await assignments.delete(run_id)
 
 
