@@ -228,7 +228,7 @@ async def test_a_long_history_is_read_at_its_readers_pace(buses):
     log = EventLog(made["trainer"], RUN)
     for _ in range(100):
         log.emit("metrics", "x" * 100_000)
-    await log.flush()
+    await log.wait_until_stored()
     async with asyncio.timeout(60):
         assert len(await EventLog(made["gateway"], RUN).read()) == 100
     assert refused == []
