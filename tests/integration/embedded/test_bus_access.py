@@ -216,7 +216,7 @@ async def test_history_is_written_and_followed(buses):
     for role in ("conductor", "trainer", "weight_store"):
         log = EventLog(made[role], RUN)
         log.emit("state", f"from {role}")
-        await log.flush()
+        await log.wait_until_stored()
     found = await EventLog(made["gateway"], RUN).read()
     assert [event.message for event in found] == ["from conductor", "from trainer", "from weight_store"]
     assert refused == []
