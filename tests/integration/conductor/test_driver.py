@@ -218,7 +218,7 @@ async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_d
     history = EventLog(stage.clients.bus, stage.run_id)
     if emitted:
         history.emit("checkpoint", f"checkpoint {STEPS}", key=f"checkpoint:{STEPS}")
-        await history.flush()
+        await history.wait_until_stored()
     await stage.trainer()
     await stage.drive()
     types = [event.type for event in await history.read()]

@@ -115,7 +115,7 @@ async def test_a_history_shows_its_figures_and_says_when_there_is_more(gradbus, 
     log = EventLog(bus, run_id)
     for step in range(3):
         log.emit("metrics", f"step {step}", {"step": step, "reward": 0.25, "loss": -0.5})
-    await log.flush()
+    await log.wait_until_stored()
     _, output, errors = gradbus("events", run_id, "--limit", "2")
     assert "step 1  reward 0.250  loss -0.500" in output
     further = errors.partition("`gradbus ")[2].partition("`")[0]
@@ -179,7 +179,7 @@ async def test_events_are_selected_by_type_level_and_tail(gradbus, bus, run_id, 
     for step in range(4):
         log.emit("metrics", f"step {step}", {"step": step})
         log.emit("alarm", f"alarm {step}", level="error" if step % 2 else "warning")
-    await log.flush()
+    await log.wait_until_stored()
     await set_state(run_id, "succeeded")
 
     def shown(*options):

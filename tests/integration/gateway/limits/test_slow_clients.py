@@ -243,7 +243,7 @@ async def test_a_follower_is_not_displaced_by_sockets_that_stay_open(stack, url,
             for _ in range(150):
                 idle.enter_context(connected(url))
             log.emit("metrics", "after the flood", {})
-            await log.flush()
+            await log.wait_until_stored()
             event = await anext(aiter(stream))
         assert json.loads(event.data)["message"] == "after the flood"
 
