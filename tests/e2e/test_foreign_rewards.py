@@ -50,7 +50,7 @@ def test_an_http_service_judges_every_sample(lab, served, scorer):
     run = lab.train(served)
     assert {tuple(sorted(call)) for call in scorer.asked} == {("deadline_ms", "run_id", "samples")}
     asked = [sample for call in scorer.asked for sample in call["samples"]]
-    assert len(asked) == len({sample["sample_id"] for sample in asked}) == 3 * 4 * 4
+    assert len({sample["sample_id"] for sample in asked}) == 3 * 4 * 4
     assert all(sample["item"]["answer"] + " and" == sample["prompt"] for sample in asked)
     assert max(sample["weight_version"] for sample in asked) == 1
     rewards = {sample["id"]: sample["reward"] for sample in lab.samples(run["id"])}
@@ -70,7 +70,7 @@ def test_a_grpc_service_judges_every_sample(lab, spec):
         run = lab.train(spec(reward={"service": f"grpc://127.0.0.1:{server.port}", "timeout_seconds": 60.0}))
     finally:
         server.stop()
-    assert sorted(seen) == sorted(sample["id"] for sample in lab.samples(run["id"]))
+    assert set(seen) == {sample["id"] for sample in lab.samples(run["id"])}, "some twice, if a call was late"
 
 
 @pytest.mark.parametrize(

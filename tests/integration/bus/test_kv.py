@@ -87,7 +87,7 @@ async def test_a_purged_key_is_gone_even_from_the_stream_after_a_while(own_bus, 
 async def test_a_key_written_for_a_time_expires(own_bus):
     bucket = await own_bus.bucket(Buckets.HEADS)
     await bucket.put("run-1.term", b"1")
-    await bucket.put_for("run-1.term", b"2", 1.0)
+    await bucket.put_for("run-1.term", b"2", 5.0)
     assert (await bucket.get("run-1.term")).value == b"2"
     async with asyncio.timeout(60):
         while await bucket.get("run-1.term") is not None:  # noqa: ASYNC110 - the server removes it

@@ -1,6 +1,7 @@
 """Views of buckets on a real NATS: filled before they are used, and up to date again after any fault."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from nats.aio.client import Client
@@ -213,8 +214,9 @@ async def test_a_listener_hears_what_changed_while_the_view_was_away(own_bus, mo
         await (await other.bucket(Buckets.RUNS)).put("run-7.spec", b"2")
         await until(view, lambda: dict(view.entries) == {"run-7.spec": b"2"})
         await other.close()
-    assert sorted(set(heard)) == sorted(f"run-{n}.spec" for n in range(100))
-    assert len(heard) == 100, "reading again repeats nothing"
+    counts = Counter(heard)
+    assert counts.pop("run-7.spec") in {1, 2}, "twice, if the view came between the new bucket and its key"
+    assert counts == {f"run-{n}.spec": 1 for n in range(100) if n != 7}, "reading again repeats nothing"
 
 
 async def test_a_view_that_caught_up_shows_what_was_written_before(bucket, unique):

@@ -34,6 +34,7 @@ from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, Publish
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus.v1.weights_pb2 import CheckpointManifest, Frontier, Shard, WeightManifest
 from gradbus_conductor.clients import Addresses, Clients
+from gradbus_conductor.groups import scoring
 from gradbus_conductor.run.driver import Driver
 from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.service import Conductor
@@ -59,10 +60,13 @@ class Scorer(RewardServiceServicer):
     calls: int = 0
     hanging: int = 0
     """Calls that hang at present."""
+    release: asyncio.Event | None = None
+    """The first call's results wait for it."""
     asked: dict[str, int] = field(default_factory=dict)
 
     async def Score(self, request, context):  # noqa: N802
         self.calls += 1
+        is_first = self.calls == 1
         if self.hangs([sample.sample_id for sample in request.samples], self.calls):
             await self._hang()
         if self.down:
@@ -75,6 +79,8 @@ class Scorer(RewardServiceServicer):
         for sample in request.samples:
             self.asked[sample.sample_id] = self.asked.get(sample.sample_id, 0) + 1
             results.append(self.answer(sample, self.asked[sample.sample_id]))
+        if is_first and self.release is not None:
+            await self.release.wait()
         return ScoreResponse(results=[result for result in reversed(results) if result is not None])
 
     async def _hang(self):
@@ -117,6 +123,13 @@ def scorer():
 @pytest.fixture
 def reference():
     return Reference()
+
+
+@pytest.fixture
+def never_late(monkeypatch):
+    """No call is repeated because it takes long: a busy machine would make the number of calls a matter of chance."""
+    monkeypatch.setattr(scoring, "_FIRST_LATE_SECONDS", 3600.0)
+    monkeypatch.setattr(scoring, "_MIN_LATE_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -254,9 +267,11 @@ class Stage:
         """A conductor beside the block."""
         process = Process("conductor")
         serving = asyncio.create_task(Conductor(self.clients, Settings(worker_id="conductor")).serve(process))
-        yield
-        process.stopping.set()
-        await serving
+        try:
+            yield
+        finally:
+            process.stopping.set()
+            await serving
 
 
 async def clear(buckets):

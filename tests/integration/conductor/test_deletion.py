@@ -41,7 +41,7 @@ class Life:
         await EventLog(self.clients.bus, run_id).flush()
         history = EventLog(self.clients.bus, run_id)
         history.emit("state", "succeeded")
-        await history.flush()
+        await history.wait_until_stored()
         if begun:
             await self.runs.put(f"{run_id}.evaluations", b"[]")
             log = ExperienceLog(self.clients.buffer, run_id)

@@ -234,8 +234,9 @@ async def test_a_queued_run_says_that_there_is_no_trainer_or_who_comes_first(sta
     driving = asyncio.create_task(stage.drive())
     await stage.waits("none is running; start one")
     await stage.buckets[Buckets.RUNS].put("run-000.spec", stage.record.to_bytes())
+    await stage.until(lambda: stage.runs.place("run-000") is not None)
     await stage.trainer()
-    await stage.waits("run run-000 comes first") if await stage.assigned() is None else None
+    await stage.waits("run run-000 comes first")
     await stage.request("cancelled")
     await asyncio.wait_for(driving, 60)
 
@@ -282,7 +283,7 @@ async def test_the_history_of_a_finished_run_holds_its_last_checkpoint_whoever_d
     history = EventLog(stage.clients.bus, stage.run_id)
     if emitted:
         history.emit("checkpoint", f"checkpoint {STEPS}", key=f"checkpoint:{STEPS}")
-        await history.flush()
+        await history.wait_until_stored()
     await stage.trainer()
     await stage.drive()
     types = [event.type for event in await history.read()]

@@ -8,6 +8,8 @@ from gradbus.bus import TaskQueue
 from gradbus.experience import GroupStore
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
 
+pytestmark = pytest.mark.usefixtures("never_late")
+
 
 @pytest.fixture
 async def pipeline(clients, record, run_id):

@@ -16,6 +16,7 @@ from gradbus_conductor.groups import scoring as scoring_module
 from gradbus_conductor.groups.scoring import Scoring
 from gradbus_conductor.groups.traces import GroupTraces
 
+pytestmark = pytest.mark.usefixtures("never_late")
 TOKEN = "of-the-test"
 OK, INVALID, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID, RewardStatus.REWARD_STATUS_ERROR
 

@@ -43,7 +43,7 @@ async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, writer
     await writer.write("waiting_for_reward", START, "the reward service: UNAVAILABLE")
     await writer.write("waiting_for_reward", START, "the reward service: UNAVAILABLE")
     assert (await stored(runs, run_id)).waiting_for == "the reward service: UNAVAILABLE"
-    await history.flush()
+    await history.wait_until_stored()
     events = await history.read()
     assert [(event.type, event.data["state"], event.level) for event in events] == [
         ("state", "running", "info"),

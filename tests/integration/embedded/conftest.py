@@ -21,7 +21,7 @@ def stack_config(tmp_path):
         services = service_names(settings.get("trainers", 1), settings.get("rollouts", 1))
         stand_ins = {name: [sys.executable, str(STAND_IN), name] for name in [*services, REFERENCE]}
         overrides = stand_ins | settings.pop("command_overrides", {})
-        return StackConfig(**{"state": tmp_path / "state", "port": 0, "ready_seconds": 30.0} | settings, command_overrides=overrides)
+        return StackConfig(**{"state": tmp_path / "state", "port": 0, "ready_seconds": 120.0} | settings, command_overrides=overrides)
 
     return make
 

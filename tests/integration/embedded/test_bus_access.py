@@ -216,7 +216,7 @@ async def test_history_is_written_and_followed(buses):
     for role in ("conductor", "trainer", "weight_store"):
         log = EventLog(made[role], RUN)
         log.emit("state", f"from {role}")
-        await log.flush()
+        await log.wait_until_stored()
     found = await EventLog(made["gateway"], RUN).read()
     assert [event.message for event in found] == ["from conductor", "from trainer", "from weight_store"]
     assert refused == []
@@ -228,7 +228,7 @@ async def test_a_long_history_is_read_at_its_readers_pace(buses):
     log = EventLog(made["trainer"], RUN)
     for _ in range(100):
         log.emit("metrics", "x" * 100_000)
-    await log.flush()
+    await log.wait_until_stored()
     async with asyncio.timeout(60):
         assert len(await EventLog(made["gateway"], RUN).read()) == 100
     assert refused == []

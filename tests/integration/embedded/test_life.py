@@ -111,7 +111,7 @@ async def test_children_die_with_a_killed_supervisor_and_the_next_stack_starts(s
     config = stack_config()
     state = StateFolder(config.state)
     with start_supervisor(config.state) as supervisor:
-        await until(lambda: state.read("stack.json").get("ready"), 30.0)
+        await until(lambda: state.read("stack.json").get("ready"))
         assert state.owner() == supervisor.pid
         noted = state.read("stack.json")
         supervisor.send_signal(signal.SIGKILL)
@@ -126,7 +126,7 @@ async def test_a_signal_stops_the_stack_in_order(stack_config, is_alive, number)
     config = stack_config()
     state = StateFolder(config.state)
     with start_supervisor(config.state) as supervisor:
-        await until(lambda: state.read("stack.json").get("ready"), 30.0)
+        await until(lambda: state.read("stack.json").get("ready"))
         running = [entry["pid"] for entry in state.read("stack.json")["processes"].values()]
         supervisor.send_signal(number)
         assert await asyncio.to_thread(supervisor.wait, 60) == 0

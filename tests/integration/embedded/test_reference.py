@@ -43,7 +43,7 @@ async def test_the_reference_comes_and_goes_with_the_runs_that_need_it(stack_con
         await stack.until_ready(["nats"], 60.0)
         assert stack.processes["reference"].restarts == 0
         await (await conductor.bucket("runs")).put("run-1.status", RunStatus(state="succeeded").to_bytes())
-        await until(lambda: "reference" not in stack.processes, 20.0)
+        await until(lambda: "reference" not in stack.processes)
         assert stack.state.log_tail("reference").endswith("drained")
         await gateway.close()
         await conductor.close()

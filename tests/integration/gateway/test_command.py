@@ -1,5 +1,6 @@
 """The command as a user types it, against a real gateway."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 
+from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, EventLog
 from gradbus.control.runs import WorkerPresence
 
@@ -113,7 +115,7 @@ async def test_a_history_shows_its_figures_and_says_when_there_is_more(gradbus, 
     log = EventLog(bus, run_id)
     for step in range(3):
         log.emit("metrics", f"step {step}", {"step": step, "reward": 0.25, "loss": -0.5})
-    await log.flush()
+    await log.wait_until_stored()
     _, output, errors = gradbus("events", run_id, "--limit", "2")
     assert "step 1  reward 0.250  loss -0.500" in output
     further = errors.partition("`gradbus ")[2].partition("`")[0]
@@ -139,7 +141,7 @@ def test_a_new_key_opens_the_gateway_at_once_and_a_revoked_one_no_more(gradbus, 
 
     keys = str(next(tmp_path_factory.getbasetemp().glob("gateway*/keys.json")))
     token = gradbus("keys", "create", "guest", "--file", keys)[1].strip()
-    ask = lambda: httpx2.get(stack.url + "/v1/runs", headers={"Authorization": f"Bearer {token}"}).status_code  # noqa: E731
+    ask = lambda: httpx2.get(stack.url + "/v1/runs", headers={"Authorization": f"Bearer {token}"}, timeout=60).status_code  # noqa: E731
     assert ask() == 200
     assert "guest" in gradbus("keys", "list", "--file", keys)[1]
     gradbus("keys", "revoke", token.partition(".")[0], "--file", keys)
@@ -177,7 +179,7 @@ async def test_events_are_selected_by_type_level_and_tail(gradbus, bus, run_id, 
     for step in range(4):
         log.emit("metrics", f"step {step}", {"step": step})
         log.emit("alarm", f"alarm {step}", level="error" if step % 2 else "warning")
-    await log.flush()
+    await log.wait_until_stored()
     await set_state(run_id, "succeeded")
 
     def shown(*options):
@@ -205,11 +207,18 @@ def test_an_export_refuses_a_folder_that_is_not_empty(gradbus, run_id, tmp_path)
 
 
 async def test_the_status_of_a_gateway_elsewhere_lists_its_workers(gradbus, bus):
-    bucket = await bus.bucket(Buckets.WORKERS)
-    await bucket.put("trainer-9", WorkerPresence(worker="trainer-9", role="trainer", incarnation="a", trouble="[no] disk").to_bytes())
-    status, output, _ = gradbus("status")
+    presence = WorkerPresence(worker="trainer-9", role="trainer", incarnation="a", trouble="[no] disk")
+
+    async def beat():
+        while True:
+            await (await bus.bucket(Buckets.WORKERS)).put("trainer-9", presence.to_bytes())
+            await asyncio.sleep(1.0)
+
+    async with background(beat(), "presence"):
+        status, output, _ = await asyncio.to_thread(gradbus, "status")
+        shown = json.loads((await asyncio.to_thread(gradbus, "status", "--json"))[1])
     assert (status, "trainer-9" in output, "[no] disk" in output) == (0, True, True)
-    assert "trainer-9" in [worker["worker"] for worker in json.loads(gradbus("status", "--json")[1])["workers"]]
+    assert "trainer-9" in [worker["worker"] for worker in shown["workers"]]
 
 
 def test_keys_are_printed_as_json(gradbus, tmp_path):

@@ -19,7 +19,7 @@ async def history(bus, submitted):
     log = EventLog(bus, submitted["id"])
     for step in range(5):
         log.emit("metrics", f"step {step}", {"step": step})
-    await log.flush()
+    await log.wait_until_stored()
     return log
 
 
@@ -61,7 +61,7 @@ async def test_a_stream_goes_on_behind_the_last_event_id(stack, submitted, histo
 async def test_a_stream_shows_what_comes_and_ends_with_the_run(stack, submitted, history, set_state):
     reading = asyncio.create_task(read_stream(stack, submitted["id"], 0))
     history.emit("state", "done", {"state": "succeeded"})
-    await history.flush()
+    await history.wait_until_stored()
     await set_state(submitted["id"], "succeeded")
     events = await reading
     assert [event.event for event in events] == ["metrics"] * 5 + ["state"]
@@ -91,7 +91,7 @@ GARBAGE = {
 async def test_an_event_that_cannot_be_read_hides_no_other(client, http, bus, submitted, history, set_state, payload):
     await bus.jetstream.publish(subjects.events(submitted["id"]), payload)
     history.emit("metrics", "after it", {"step": 5, "loss": float("nan")})
-    await history.flush()
+    await history.wait_until_stored()
     await set_state(submitted["id"], "succeeded")
     for found in (http.get(f"/v1/runs/{submitted['id']}/events").json()["data"], list(client.follow_events(submitted["id"]))):
         assert [event["type"] for event in found] == ["metrics"] * 5 + ["unreadable", "metrics"]

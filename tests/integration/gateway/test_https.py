@@ -98,11 +98,11 @@ async def test_a_gateway_of_another_name_gets_no_key(settings, api_key, issue):
 
 
 async def test_a_handshake_has_the_deadline_of_a_request(settings, api_key, certificate, monkeypatch):
-    monkeypatch.setenv("GRADBUS_CONNECTIONS_HEAD_SECONDS", "1")
+    monkeypatch.setenv("GRADBUS_CONNECTIONS_HEAD_SECONDS", "4")
     async with served(settings):
         host, _, port = settings.listen.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
         assert (await listed(f"https://{settings.listen}", api_key, certificate / "ca.crt"))["object"] == "list"
 
@@ -151,7 +151,9 @@ def test_the_command_reads_the_authority_from_the_environment(certificate, monke
 
 @pytest.fixture
 async def browser(address, certificate):
-    async with httpx2.AsyncClient(base_url=f"https://{address}", verify=trusting(certificate / "ca.crt"), trust_env=False) as client:
+    async with httpx2.AsyncClient(
+        base_url=f"https://{address}", verify=trusting(certificate / "ca.crt"), trust_env=False, timeout=60
+    ) as client:
         yield client
 
 

@@ -38,9 +38,9 @@ def test_head_answers_as_get_without_the_body(http, path):
 
 
 def test_head_of_a_history_ends(http, submitted):
-    answer = http.head(f"/v1/runs/{submitted['id']}/events", headers={"Accept": "text/event-stream"}, timeout=10)
+    answer = http.head(f"/v1/runs/{submitted['id']}/events", headers={"Accept": "text/event-stream"}, timeout=60)
     assert answer.headers["content-type"] == "application/json"
 
 
 def test_head_needs_a_key_too(stack):
-    assert httpx2.head(stack.url + "/v1/runs").status_code == 401
+    assert httpx2.head(stack.url + "/v1/runs", timeout=60).status_code == 401

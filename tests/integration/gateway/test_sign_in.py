@@ -17,7 +17,7 @@ def code_of(stack, key=None):
 
 
 def redeem(stack, code, **headers):
-    return httpx2.post(f"{stack.url}/sign-in", json={"code": code}, headers={"Origin": stack.url, **headers})
+    return httpx2.post(f"{stack.url}/sign-in", json={"code": code}, headers={"Origin": stack.url, **headers}, timeout=60)
 
 
 def cookie_of(answer):
@@ -40,7 +40,7 @@ def test_a_link_signs_in_once(stack):
     first, second = redeem(stack, code), redeem(stack, code)
     assert (first.status_code, second.status_code) == (204, 410)
     assert "run `gradbus open` again" in second.json()["detail"]
-    assert httpx2.get(f"{stack.url}/v1/runs", headers=cookie_of(first)).status_code == 200
+    assert httpx2.get(f"{stack.url}/v1/runs", headers=cookie_of(first), timeout=60).status_code == 200
 
 
 class Late:
@@ -81,7 +81,7 @@ def test_what_cannot_be_a_code_is_refused(stack, code):
 
 
 def test_before_anybody_is_known_a_body_is_short(stack):
-    answer = httpx2.post(f"{stack.url}/sign-in", content=b"x" * 2000, headers={"Origin": stack.url})
+    answer = httpx2.post(f"{stack.url}/sign-in", content=b"x" * 2000, headers={"Origin": stack.url}, timeout=60)
     assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
 
 
@@ -94,12 +94,12 @@ async def test_a_session_is_over_after_its_time(stack, store, monkeypatch):
     monkeypatch.setattr(sessions, "SESSION_SECONDS", -1.0)
     token = await store.redeem(await store.new_code(stack.key.partition(".")[0]))
     name = f"gradbus-{stack.url.rpartition(':')[2]}"
-    assert httpx2.get(f"{stack.url}/v1/runs", headers={"Cookie": f"{name}={token}"}).status_code == 401
+    assert httpx2.get(f"{stack.url}/v1/runs", headers={"Cookie": f"{name}={token}"}, timeout=60).status_code == 401
 
 
 async def test_a_session_of_a_revoked_key_opens_nothing(stack, store):
     answer = redeem(stack, await store.new_code("revoked"))
-    assert httpx2.get(f"{stack.url}/v1/runs", headers=cookie_of(answer)).status_code == 401
+    assert httpx2.get(f"{stack.url}/v1/runs", headers=cookie_of(answer), timeout=60).status_code == 401
 
 
 async def test_what_is_stored_signs_nobody_in(stack, bus):
@@ -113,12 +113,12 @@ async def test_what_is_stored_signs_nobody_in(stack, bus):
 
 def test_a_session_may_do_what_its_key_may(stack, submitted):
     reader = {**cookie_of(redeem(stack, code_of(stack, stack.reader_key))), "Origin": stack.url}
-    assert httpx2.get(f"{stack.url}/v1/caller", headers=reader).json()["scopes"] == ["runs:read"]
-    assert httpx2.post(f"{stack.url}/v1/runs/{submitted['id']}/pause", headers=reader).status_code == 403
+    assert httpx2.get(f"{stack.url}/v1/caller", headers=reader, timeout=60).json()["scopes"] == ["runs:read"]
+    assert httpx2.post(f"{stack.url}/v1/runs/{submitted['id']}/pause", headers=reader, timeout=60).status_code == 403
 
 
 def test_the_web_ui_may_change_a_run(stack, submitted, signed_in):
-    assert httpx2.post(f"{stack.url}/v1/runs/{submitted['id']}/pause", headers=signed_in).json()["desired"] == "paused"
+    assert httpx2.post(f"{stack.url}/v1/runs/{submitted['id']}/pause", headers=signed_in, timeout=60).json()["desired"] == "paused"
 
 
 FOREIGN = [
@@ -135,25 +135,25 @@ FOREIGN = [
 def test_another_site_cannot_use_a_session(stack, submitted, signed_in, changed):
     headers = {name: value for name, value in (signed_in | changed).items() if value}
     for path in (f"/v1/runs/{submitted['id']}/cancel", "/sign-out"):
-        assert httpx2.post(stack.url + path, headers=headers).status_code == 403
+        assert httpx2.post(stack.url + path, headers=headers, timeout=60).status_code == 403
     assert redeem(stack, code_of(stack), **{"Sec-Fetch-Site": "same-origin", **changed}).status_code == 403
-    assert httpx2.get(f"{stack.url}/v1/runs/{submitted['id']}", headers=signed_in).json()["desired"] == "running"
+    assert httpx2.get(f"{stack.url}/v1/runs/{submitted['id']}", headers=signed_in, timeout=60).json()["desired"] == "running"
 
 
 @pytest.mark.parametrize("site", ["same-site", "cross-site"])
 def test_another_site_cannot_even_read_by_a_session(stack, signed_in, site):
-    assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in | {"Sec-Fetch-Site": site}).status_code == 403
+    assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in | {"Sec-Fetch-Site": site}, timeout=60).status_code == 403
 
 
 def test_a_session_cannot_prolong_itself(stack, signed_in):
-    answer = httpx2.post(f"{stack.url}/v1/sign-ins", headers=signed_in)
+    answer = httpx2.post(f"{stack.url}/v1/sign-ins", headers=signed_in, timeout=60)
     assert (answer.status_code, "gradbus open" in answer.json()["detail"]) == (403, True)
 
 
 def test_a_wrong_key_is_not_helped_by_a_session(stack, signed_in):
-    assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in | {"Authorization": "Bearer a.b"}).status_code == 401
+    assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in | {"Authorization": "Bearer a.b"}, timeout=60).status_code == 401
 
 
 def test_signing_out_ends_the_session(stack, signed_in):
-    assert httpx2.post(f"{stack.url}/sign-out", headers=signed_in).status_code == 204
-    assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in).status_code == 401
+    assert httpx2.post(f"{stack.url}/sign-out", headers=signed_in, timeout=60).status_code == 204
+    assert httpx2.get(f"{stack.url}/v1/runs", headers=signed_in, timeout=60).status_code == 401

@@ -51,10 +51,9 @@ async def test_versions_name_the_workers_that_loaded_them(client, submitted, pub
     worker = WorkerPresence(worker="w1", role="rollout", incarnation="a", run_id=submitted["id"], version=1, digest=digest_of(b"better"))
     await (await bus.bucket(Buckets.WORKERS)).put("w1", worker.to_bytes())
     deadline = time.monotonic() + 60
-    while not any(version["held_by"] for version in client.versions(submitted["id"])["data"]):
+    while (page := client.versions(submitted["id"])) and not any(version["held_by"] for version in page["data"]):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
-    page = client.versions(submitted["id"])
     assert [(version["version"], version["bytes"], version["held_by"]) for version in page["data"]] == [(0, 4, []), (1, 6, ["w1"])]
     assert [version["version"] for version in client.versions(submitted["id"], after=0)["data"]] == [1]
 

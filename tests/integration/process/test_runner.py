@@ -167,7 +167,7 @@ def test_a_thread_that_never_ends_does_not_hold_the_process(start, main):
 
 
 def test_a_frozen_event_loop_ends_the_process_with_its_stacks(start):
-    process = start("freeze", frozen_seconds="2")
+    process = start("freeze", frozen_seconds="3")
     _, log = process.communicate(timeout=60)
     last = lines(log)[-1]
     assert (process.returncode, last["event"], last["service"]) == (1, "event_loop_frozen", "test")
@@ -175,7 +175,7 @@ def test_a_frozen_event_loop_ends_the_process_with_its_stacks(start):
 
 
 def test_a_thread_that_holds_the_interpreter_ends_the_process_too(start):
-    process = start("hold_the_interpreter", frozen_seconds="1")
+    process = start("hold_the_interpreter", frozen_seconds="3")
     _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "in hold_the_interpreter" in log

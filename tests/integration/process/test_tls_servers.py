@@ -68,19 +68,19 @@ async def test_nats_serves_a_client_with_a_certificate_of_the_same_authority(nat
 async def test_nats_refuses_clients_without_tls_and_of_another_authority(nats, issue):
     address, foreign = nats(issue("nats", "127.0.0.1")), read_identity(issue("gateway", of="another"))
     with pytest.raises(SettingsError, match="did not answer"):
-        await connect(f"nats://{address}", seconds=2)
-    with pytest.raises(SettingsError, match=r"did not answer in 2 s .*certificate verify failed"):
-        await connect(f"tls://{address}", foreign, seconds=2)
+        await connect(f"nats://{address}", seconds=5)
+    with pytest.raises(SettingsError, match=r"did not answer in 5 s .*certificate verify failed"):
+        await connect(f"tls://{address}", foreign, seconds=5)
 
 
 async def test_a_nats_without_tls_gets_no_password(nats, issue):
-    with pytest.raises(SettingsError, match=r"did not answer in 2 s"):
-        await connect(f"tls://{nats()}", read_identity(issue("gateway")), seconds=2)
+    with pytest.raises(SettingsError, match=r"did not answer in 5 s"):
+        await connect(f"tls://{nats()}", read_identity(issue("gateway")), seconds=5)
 
 
 async def test_a_nats_that_shows_another_name_gets_no_password(nats, issue):
-    with pytest.raises(SettingsError, match=r"did not answer in 2 s .*(IP address mismatch|not valid for)"):
-        await connect(f"tls://{nats(issue('buffer'))}", read_identity(issue("gateway")), seconds=2)
+    with pytest.raises(SettingsError, match=r"did not answer in 5 s .*(IP address mismatch|not valid for)"):
+        await connect(f"tls://{nats(issue('buffer'))}", read_identity(issue("gateway")), seconds=5)
 
 
 def speaks_tls(binary):

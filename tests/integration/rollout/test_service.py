@@ -129,14 +129,14 @@ async def test_files_that_fail_are_fatal_trouble_and_the_worker_serves_the_next_
     assert cause in serving.trouble
     await assignments.delete(serving.worker)
     await until(lambda: serving.run_id == "")
-    assert children(fork_server) == []
+    await until(lambda: children(fork_server) == [])
 
     await new_record(files=model_files)
     await write_status(bus, run_id, await objects.put_blob(prompts))
     await trainer.publish(0)
     await assignments.put(serving.worker, json.dumps(run_id).encode())
     await until(lambda: serving.engine.startswith("torch"))
-    assert len(children(fork_server)) == 1
+    await until(lambda: len(children(fork_server)) == 1)
 
 
 async def test_a_row_that_fails_when_it_is_reached_is_fatal_trouble(

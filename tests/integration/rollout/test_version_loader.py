@@ -50,12 +50,12 @@ async def test_a_worker_that_comes_late_learns_the_newest_version_from_the_store
 
 async def test_loaded_weights_are_attested_to_the_store(versions, trainer, engine, stub, run_id, bus):
     presence = WorkerPresence(worker="worker-a", role="rollout", incarnation="1", run_id=run_id)
-    await (await bus.bucket(Buckets.WORKERS)).put("worker-a", presence.to_bytes())
     manifest = await trainer.publish(0)
     assert await versions.load(engine, "worker-a", 0) == manifest.digest
     assert engine.version == 0
 
     async def is_attested():
+        await (await bus.bucket(Buckets.WORKERS)).put("worker-a", presence.to_bytes())  # it lives
         attestations = (await stub.GetVersion(pb.GetVersionRequest(run_id=run_id, step=0))).attestations
         return [(one.worker, one.digest) for one in attestations] == [("worker-a", manifest.digest)]
 

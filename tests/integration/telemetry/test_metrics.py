@@ -39,7 +39,7 @@ async def use_the_bus(bus, run_id):
     await bus.publish(subjects.groups(run_id), b"hint")
     events = EventLog(bus, run_id)
     events.emit("state", "running")
-    await events.flush()
+    await events.wait_until_stored()
 
 
 async def use_the_buffer(buffer, run_id):

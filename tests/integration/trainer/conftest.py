@@ -157,7 +157,7 @@ class Trained:
                 yield TrainLoop(self.record, parts, state)
         finally:
             await control.release()
-            await events.flush()
+            await events.wait_until_stored()
 
     async def train(self, source=None):
         async with self.train_loop(source) as loop:

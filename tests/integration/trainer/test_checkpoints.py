@@ -135,7 +135,7 @@ async def test_a_resume_that_takes_long_leaves_the_lease_to_be_renewed(store, ob
 
     def copy_until_renewed(*_):
         loop.call_soon_threadsafe(under_way.set)
-        waited.append(renewed.wait(5))
+        waited.append(renewed.wait(60))
 
     async def renew():
         await under_way.wait()

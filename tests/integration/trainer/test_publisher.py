@@ -175,7 +175,7 @@ async def test_other_bits_on_replay_are_an_event_and_the_same_bits_are_none(new_
     await second.publish(export(0))
     await second.publish(export(1, value=8))
     await second.settle()
-    await events.flush()
+    await events.wait_until_stored()
     found = [event for event in await events.read() if event.type == "diverged"]
     assert [event.data["version"] for event in found] == [1]
     assert found[0].level == "warning"
@@ -186,7 +186,7 @@ async def test_a_step_that_changed_nothing_is_an_event_unless_it_had_nothing_to_
     for step, noop in ((0, False), (1, True), (2, False), (3, False)):
         await publisher.publish(export(step, value=0 if step < 3 else 1, noop=noop))
     await publisher.settle()
-    await events.flush()
+    await events.wait_until_stored()
     found = [event for event in await events.read() if event.type == "unchanged"]
     assert [(event.data["version"], event.level) for event in found] == [(2, "warning")]
     assert "step 1 changed no published weight" in found[0].message

@@ -52,7 +52,8 @@ async def test_an_assigned_run_is_trained_and_kept_until_the_process_stops(new_r
 
     async def is_trained():
         heads = (await run.stub.GetHeads(pb.GetHeadsRequest(run_id=run.run_id))).heads
-        return heads.checkpoint_step == 6 and (await presence(bus, run)).version == 6
+        shown = await presence(bus, run)
+        return heads.checkpoint_step == 6 and shown is not None and shown.version == 6
 
     await until(is_trained)
     learner_events = [event for event in await EventLog(bus, run.run_id).read() if event.type == "learner"]

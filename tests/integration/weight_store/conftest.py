@@ -86,7 +86,7 @@ async def bus(nats_url):
     await bus.close()
 
 
-READY = {"wait_for_ready": True, "timeout": 20}
+READY = {"wait_for_ready": True, "timeout": 60}
 """For what may be the first call: also right after a restart, while the channel still waits before it connects again."""
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, EventLog
 from gradbus.control.runs import WorkerPresence
 from gradbus.ids import digest_of
@@ -73,12 +74,18 @@ async def test_attestations_of_live_workers_outlive_the_service(trainer, run_id,
 
 
 async def test_a_worker_with_work_that_stays_behind_is_reported_once_and_an_idle_one_never(trainer, bus, run_id, beat):
-    for step in range(6):
-        await trainer.publish(step)
-        digest = (await trainer.manifest(0)).digest
-        await beat(0, digest, "idle")
-        await beat(0, digest, claims=[7])
-    (alarm,) = await alarms(bus, run_id)
+    digest = (await trainer.manifest(0)).digest
+
+    async def beat_on():
+        while True:
+            await beat(0, digest, "idle")
+            await beat(0, digest, claims=[7])
+            await asyncio.sleep(0.2)
+
+    async with background(beat_on(), "presence"):
+        for step in range(6):
+            await trainer.publish(step)
+        (alarm,) = await alarms(bus, run_id)
     assert alarm.data["worker"] == f"w-{run_id}"
     assert alarm.data["version"] == 0
     assert 3 <= alarm.data["behind"] <= 5, "as far as it had come when the store looked"

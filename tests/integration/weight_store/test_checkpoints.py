@@ -81,7 +81,7 @@ async def test_a_kill_between_manifest_and_head_commits_nothing_and_the_same_cal
     await trainer.commit(0)
     first = trainer.previous
     commit = asyncio.create_task(trainer.commit(2))
-    assert await asyncio.to_thread(store_process.process.wait, 20) == -9
+    assert await asyncio.to_thread(store_process.process.wait, 60) == -9
     assert len(await objects.list(f"runs/{trainer.run_id}/checkpoints")) == 2, "the manifest was written before the kill"
     await asyncio.gather(commit, return_exceptions=True)
     trainer.previous = first
@@ -100,7 +100,7 @@ async def test_a_kill_mid_publish_leaves_a_version_that_the_same_call_completes(
     await trainer.publish(0)
     await trainer.publish(1)
     publish = asyncio.create_task(trainer.publish(2))
-    assert await asyncio.to_thread(store_process.process.wait, 20) == -9
+    assert await asyncio.to_thread(store_process.process.wait, 60) == -9
     await asyncio.gather(publish, return_exceptions=True)
     store_process.start()
     assert (await trainer.heads()).version_step == 1
@@ -164,7 +164,7 @@ async def test_the_blobs_that_runs_need_are_read_in_parallel(bus, objects, monke
 
     monkeypatch.setattr(manifests, "paths", paths_once_all_are_asked)
     named = NamedBlobs(manifests, await bus.bucket(Buckets.RUNS))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await named.among(digests, without={"runs/run-0/versions/0-1"}) == set(digests[1:])
 
 

@@ -148,7 +148,7 @@ async def test_between_batches_a_process_computes_nothing(pools):
 
 async def test_results_that_came_before_a_process_stopped_are_kept(pools):
     pool = pools(COUNTS.replace("    n += 1\n", "    n += 1\n    while n == 4: pass\n"))
-    call = await pool.grade([row()] * 6, frozenset(), 8.0)
+    call = await pool.grade([row()] * 6, frozenset(), 20.0)
     assert rewards(call) == [1.0, 2.0, 3.0, 1.0, 2.0]
     assert list(call.stopped) == [3]
 
@@ -168,10 +168,10 @@ def tries(monkeypatch):
 
 async def test_a_grader_that_never_had_a_result_is_not_tried_anew_by_every_call(pools, tries):
     pool = pools(HANGS)
-    calls = await asyncio.gather(*(pool.grade([row("hang")] * 3, frozenset(), 8.0) for _ in range(4)))
-    calls.append(await pool.grade([row("hang")] * 3, frozenset(), 8.0))
+    calls = await asyncio.gather(*(pool.grade([row("hang")] * 3, frozenset(), 16.0) for _ in range(4)))
+    calls.append(await pool.grade([row("hang")] * 3, frozenset(), 16.0))
     assert sum(len(call.stopped) for call in calls) == 2
-    assert {call.stops[-1] for call in calls} == {"the grader was stopped after 2.0 s; bound its work per sample"}
+    assert {call.stops[-1] for call in calls} == {"the grader was stopped after 4.0 s; bound its work per sample"}
     assert [call.results for call in calls] == [{}] * 5
     assert len(tries) == 2, "the first two rows have found it out for all the others"
 
@@ -182,7 +182,7 @@ async def test_a_grader_that_never_had_a_result_is_tried_again_after_a_moment(po
     monkeypatch.setattr(pool_module, "_USELESS_SECONDS", 0.0)
     assert rewards(await pool.grade([row("good")], frozenset(), 60.0)) == [1.0]
     monkeypatch.undo()
-    hung = await pool.grade([row("hang")] * 3, frozenset(), 8.0)
+    hung = await pool.grade([row("hang")] * 3, frozenset(), 10.0)
     assert len(hung.stopped) == 2
     assert rewards(await pool.grade([row("good")], frozenset(), 60.0)) == [1.0], "one that has graded is never given up"
 

@@ -77,7 +77,8 @@ async def test_what_no_call_holds_for_a_while_ends_with_its_processes(scorers, a
     assert await score(scorers, "run-1", ask("a")) == [1.0]
 
 
-async def test_more_runs_than_the_cache_has_room_for_do_not_close_each_others_scorers(ask):
+async def test_more_runs_than_the_cache_has_room_for_do_not_close_each_others_scorers(ask, monkeypatch):
+    monkeypatch.setattr(cache, "_KEPT_SECONDS", 3600.0)
     scorers = ScorerCache(RewardSettings(python_graders=True, allow_unisolated_network=True).scorer, size=1, concurrency=1)
     for count in (1.0, 2.0):
         assert [await score(scorers, f"run-{n}", ask("a")) for n in range(3)] == [[count]] * 3

@@ -52,10 +52,11 @@ class UploadQuota:
     @asynccontextmanager
     async def upload(self, key_id: str) -> AsyncIterator[Upload]:
         """An upload of a key, inside the block. Raises the problem 403 if the key has all that it may have."""
-        if self._room(key_id) <= 0:
+        if self.room(key_id) <= 0:
             await self._forget_deleted(key_id)
-        upload = Upload(self, key_id, self._room(key_id))
-        upload.count(0)
+        if self.room(key_id) <= 0:
+            raise self.exceeded(key_id)
+        upload = Upload(self, key_id)
         try:
             yield upload
         finally:
@@ -84,8 +85,8 @@ class UploadQuota:
             await self._bucket.put(name, str(size).encode())
             await self._view.catch_up()  # the key's next upload counts it
 
-    def _room(self, key_id: str) -> float:
-        """Bytes that the key may still upload; 0 or less if it may upload no file."""
+    def room(self, key_id: str) -> float:
+        """Bytes that the key may still upload, beyond those that arrive now; 0 or less if it may upload no file."""
         if self._quotas.uploaded_files and len(self._files[key_id]) >= self._quotas.uploaded_files:
             return 0
         return self._quotas.uploaded_bytes - self._bytes[key_id] - self._arriving[key_id] if self._quotas.uploaded_bytes else math.inf
@@ -113,20 +114,19 @@ class UploadQuota:
 
 
 class Upload:
-    """One upload in progress. Others of its key may end meanwhile, so the key may get a little more than its quota."""
+    """One upload in progress. All that arrives for a key counts together, so that uploads at the same time get no more than one alone."""
 
-    def __init__(self, quota: UploadQuota, key_id: str, room: float) -> None:
+    def __init__(self, quota: UploadQuota, key_id: str) -> None:
         self._quota = quota
         self._key_id = key_id
-        self._room = room
         self.bytes = 0
-        """Counted so far."""
+        """That arrived so far; 0 again once the file is stored."""
 
     def count(self, more: int) -> None:
         """Counts `more` bytes that arrive. Raises the problem 403 if the key would have more than it may."""
         self.bytes += more
         self._quota.arrived(self._key_id, more)
-        if self._room <= 0 or self.bytes > self._room:
+        if self._quota.room(self._key_id) < 0:
             raise self._quota.exceeded(self._key_id)
 
     def counted(self, receive: Receive) -> Receive:
@@ -145,5 +145,7 @@ class Upload:
         return counting
 
     async def stored(self, digest: str, size: int) -> None:
-        """Counts the stored file of `size` bytes for its key."""
+        """Counts the stored file of `size` bytes for its key, in place of what arrived."""
+        self._quota.arrived(self._key_id, -self.bytes)
+        self.bytes = 0
         await self._quota.record(self._key_id, digest, size)

@@ -70,9 +70,14 @@ async def test_a_file_that_was_just_used_is_not_deleted(http, bus, objects, way)
 
 async def test_a_submission_waits_for_a_file_that_is_being_deleted_and_then_misses_it(http, bus, objects, stored_spec):
     mine = await objects.put_blob(b'{"prompt": "on its way out", "answer": "2"}\n')
+    other = http.post("/v1/files", content=b"condemned after it").json()["id"]
     condemned = await bus.bucket(Buckets.CONDEMNED)
     await condemned.put(key_of(mine), Condemned(since_unix_ns=1, deleting=True).to_bytes())
-    await asyncio.sleep(0.5)  # the gateway hears of it long before a blob is deleted
+    await condemned.put(key_of(other), Condemned(since_unix_ns=1).to_bytes())
+    async with asyncio.timeout(60):
+        while await condemned.get(key_of(other)) is not None:  # the gateway that keeps it has heard of both
+            await asyncio.sleep(0.05)
+            assert http.head(f"/v1/files/{other}").status_code == 200
     spec = stored_spec | {"data": stored_spec["data"] | {"train": mine}}
     submitting = asyncio.create_task(asyncio.to_thread(http.post, "/v1/runs", json=spec))
     await asyncio.sleep(0.5)

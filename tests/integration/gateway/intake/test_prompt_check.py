@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,15 @@ def submit(http, tmp_path, spec, stack):
         return http.post("/v1/runs", json=spec | {"model": {"path": "m", "files": model}, "data": data})
 
     yield submit
-    assert tokenizers(stack.gateway_pid) == []
+    until(lambda: tokenizers(stack.gateway_pid) == [])
+
+
+def until(condition):
+    """Waits for what the kernel shows a moment later."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def stored(http, path):
@@ -129,7 +138,7 @@ def test_the_fork_server_starts_with_the_first_submissions_and_ends_with_the_gat
     (server,) = children(gateway.pid)
     gateway.terminate()
     assert gateway.wait(60) == 0
-    assert not Path(f"/proc/{server}").exists()
+    until(lambda: not Path(f"/proc/{server}").exists())
 
 
 def test_a_fork_server_that_is_lost_is_started_again(submit, tmp_path, stack):

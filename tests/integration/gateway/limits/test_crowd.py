@@ -22,7 +22,7 @@ def crowd(stack, submitted):
     follow = f"GET /v1/runs/{submitted['id']}/events HTTP/1.1\r\n{key}Accept: text/event-stream\r\n\r\n"
     with ExitStack() as sockets:
         for head in [follow] * FOLLOWERS + heads * (SLOW // 3):
-            one = sockets.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            one = sockets.enter_context(socket.create_connection((host, int(port)), timeout=60))
             one.sendall(head.encode())
         yield
 
@@ -30,4 +30,4 @@ def crowd(stack, submitted):
 def test_the_others_are_answered(stack, crowd, submitted):
     headers = {"Authorization": f"Bearer {stack.reader_key}"}
     for path in ("/healthz", "/v1/runs?limit=20", f"/v1/runs/{submitted['id']}", "/v1/caller") * 5:
-        assert httpx2.get(stack.url + path, headers=headers, timeout=30).status_code == 200
+        assert httpx2.get(stack.url + path, headers=headers, timeout=60).status_code == 200

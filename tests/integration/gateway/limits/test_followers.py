@@ -23,7 +23,7 @@ async def history(bus, submitted):
     async def add(first, last):
         for step in range(first, last):
             log.emit("metrics", f"step {step}", {"step": step, "payload": "x" * 4000})
-        await log.flush()
+        await log.wait_until_stored()
 
     return add
 

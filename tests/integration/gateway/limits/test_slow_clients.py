@@ -35,7 +35,7 @@ def connected(url, receive_bytes=None):
     with socket.socket() as client:
         if receive_bytes:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        client.settimeout(30)
+        client.settimeout(60)
         client.connect((host, int(port)))
         yield client
 
@@ -125,7 +125,7 @@ def test_a_head_has_a_size(url, head):
 
 
 def test_a_head_just_below_the_limit_is_served(url):
-    assert httpx2.get(url + "/healthz", headers={"X-Large": "x" * 30_000}).status_code == 200
+    assert httpx2.get(url + "/healthz", headers={"X-Large": "x" * 30_000}, timeout=60).status_code == 200
 
 
 def test_garbage_is_a_problem(url):
@@ -182,7 +182,7 @@ def test_trailers_and_sizes_of_chunks_have_a_size(stack, url):
 def test_a_body_of_lines_is_accepted_as_it_is_written(stack, url):
     """A program that writes a dataset line by line sends small pieces too."""
     lines = (b'{"prompt": "1+1=", "answer": "2", "comment": "a line of a hundred bytes, as a dataset has them"}\n' for _ in range(3000))
-    answer = httpx2.post(url + "/v1/files", content=lines, headers={"Authorization": f"Bearer {stack.key}"}, timeout=30)
+    answer = httpx2.post(url + "/v1/files", content=lines, headers={"Authorization": f"Bearer {stack.key}"}, timeout=60)
     assert answer.status_code == 201
 
 
@@ -192,7 +192,9 @@ def test_requests_in_a_row_are_answered_and_a_flood_of_them_is_not(url):
         client.sendall(probe * 4)
         received = b""
         while received.count(b'{"status":"ok"}') < 4:
-            received += client.recv(1 << 16)
+            data = client.recv(1 << 16)
+            assert data, "the gateway has closed the connection"
+            received += data
     with connected(url) as client:
         try:
             client.sendall(probe * 50_000)
@@ -216,7 +218,7 @@ def test_sockets_that_stay_open_are_displaced_and_the_api_goes_on_answering(url)
     with ExitStack() as idle:
         for _ in range(150):
             idle.enter_context(connected(url))
-        answers = [httpx2.get(url + "/healthz", timeout=10).status_code for _ in range(20)]
+        answers = [httpx2.get(url + "/healthz", timeout=60).status_code for _ in range(20)]
     assert answers == [200] * 20
 
 
@@ -226,14 +228,14 @@ def test_connections_that_still_owe_the_body_of_a_refused_request_are_displaced(
             client = owing.enter_context(connected(url))
             client.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
             assert b" 401 " in client.recv(1 << 16)
-        assert httpx2.get(url + "/healthz", timeout=10).status_code == 200
+        assert httpx2.get(url + "/healthz", timeout=60).status_code == 200
 
 
 async def test_a_follower_is_not_displaced_by_sockets_that_stay_open(stack, url, bus, submitted):
     headers = {"Authorization": f"Bearer {stack.key}"}
     log = EventLog(bus, submitted["id"])
     async with (
-        httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as http,
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as http,
         http.sse(f"/v1/runs/{submitted['id']}/events") as stream,
     ):
         assert stream.response.status_code == 200
@@ -241,7 +243,7 @@ async def test_a_follower_is_not_displaced_by_sockets_that_stay_open(stack, url,
             for _ in range(150):
                 idle.enter_context(connected(url))
             log.emit("metrics", "after the flood", {})
-            await log.flush()
+            await log.wait_until_stored()
             event = await anext(aiter(stream))
         assert json.loads(event.data)["message"] == "after the flood"
 
