@@ -79,7 +79,9 @@ class NamedBlobs:
         self._name(key, digests_in(value) if value else frozenset())
         run_id, _, name = key.partition(".")
         if name == "status":
-            (self._over.add if value and _is_final(value) else self._over.discard)(run_id)
+            self._over.discard(run_id)
+            if value and _is_final(value):
+                self._over.add(run_id)
 
     def _name(self, source: str, digests: frozenset[str]) -> None:
         """Replaces the digests that `source` names."""

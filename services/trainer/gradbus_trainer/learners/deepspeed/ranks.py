@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from gradbus.control.failures import described, is_infrastructure
@@ -97,13 +98,13 @@ class Ranks:
 
 def own_failure(error: Exception) -> str:
     """What failed in this rank itself; empty if infrastructure failed, or another rank that this one waited for."""
-    if isinstance(error, dist.DistError) or "gloo" in str(error) or is_infrastructure(error):
+    if isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL")) or is_infrastructure(error):
         return ""
     return described(OutOfMemoryError(memory_advice(error)) if is_out_of_memory(error) else error)
 
 
-def _notes() -> dist.Store:
+def _notes() -> Store:
     """A connection of its own to the store at torchrun's address: the other may be in use by a thread that waits for a lost rank."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_NOTE_SECONDS), wait_for_workers=False)
-    return dist.PrefixStore(f"gradbus/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_NOTE_SECONDS), wait_for_workers=False)
+    return PrefixStore(f"gradbus/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
