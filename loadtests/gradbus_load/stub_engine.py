@@ -19,7 +19,7 @@ import numpy as np
 from gradbus.errors import ModelError
 from gradbus.formats.tokens import LOGPROB_DTYPE
 from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
-from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.engines.base import Completion, ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.model import read_supported_config
@@ -79,7 +79,7 @@ class StubEngine:
         self._progress += bool(self._running)
         return self._progress
 
-    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
+    async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`."""
         self._refuse_if_closed()
         tensors = self._weights.read(weights)

@@ -18,7 +18,7 @@ from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec
 from gradbus_kernels.models.lora import merged_weights
 from gradbus_kernels.weights.digest import weights_digest
-from gradbus_rollout.engines.base import PromptGroup, TokenSpan, VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs, PromptGroup, TokenSpan
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine
 from gradbus_rollout.engines.sglang.api import ServerApi
 from gradbus_rollout.engines.sglang.server import Server
@@ -73,7 +73,7 @@ class Version:
         self.file = folder / f"adapters-{step}-{lora.rank}"
         save_file(self.tensors, self.file)
         self.digest = weights_digest(self.tensors)
-        self.probe = VersionProbe(PROBE, self._logprobs(self.merged, PROBE), self._logprobs(self._base, PROBE))
+        self.probe = ExpectedLogprobs(PROBE, self._logprobs(self.merged, PROBE), self._logprobs(self._base, PROBE))
 
     def expected(self, prompt, completion):
         """Log-probabilities of the completion's tokens."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradbus.errors import AttestationError, EngineError
-from gradbus_rollout.engines.base import PromptGroup, TokenSpan, VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs, PromptGroup, TokenSpan
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine
 from gradbus_rollout.engines.sglang.api import ServerApi
 
@@ -40,7 +40,7 @@ class VersionLoader:
 
     def probe(self, step):
         logprobs = self.logprobs(step, PROBE)
-        return VersionProbe(PROBE, logprobs, logprobs)
+        return ExpectedLogprobs(PROBE, logprobs, logprobs)
 
 
 @pytest.fixture

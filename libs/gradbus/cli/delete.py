@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradbus.cli.options import State, connect, find_run
+from gradbus.cli.options import State, connect, find_run, state_option
 from gradbus.cli.output import JsonLines, print_json_line
 from gradbus.errors import ApiError, StackError
 
@@ -34,15 +35,17 @@ def delete(
         raise StackError("nothing to delete; name runs, or give --finished-before")
     moment = _moment(finished_before) if finished_before else None
     with connect(state) as client:
-        found = [find_run(client, given)["id"] for given in run_ids or ()]
+        found = [find_run(client, given) for given in run_ids or ()]
         found += _finished_before(client, moment) if moment else []
-        for run_id in dict.fromkeys(found):
-            if not dry_run:
-                _delete(client, run_id)
+        for run in {run["id"]: run for run in found}.values():
+            if dry_run:
+                _show_plan(run, state, as_json=as_json)
+                continue
+            _delete(client, run["id"])
             if as_json:
-                print_json_line({"object": "run", "id": run_id, "deleted": not dry_run})
+                print_json_line({"object": "run", "id": run["id"], "deleted": True})
             else:
-                typer.echo(f"run {run_id} {'would be' if dry_run else 'is'} deleted")
+                typer.echo(f"run {run['id']} is deleted")
     if not found and not as_json:
         typer.echo("no run has ended before that")
 
@@ -57,8 +60,20 @@ def _delete(client: Client, run_id: str) -> None:
             raise
 
 
-def _finished_before(client: Client, moment: datetime) -> list[str]:
-    return [run["id"] for run in client.all_runs() if _ended(run, moment)]
+def _show_plan(run: dict[str, Any], state: Path | None, *, as_json: bool) -> None:
+    """Prints whether the gateway would delete the run."""
+    is_over = run["finished_at"] is not None
+    if as_json:
+        print_json_line({"object": "run", "id": run["id"], "deleted": False, "deletable": is_over})
+    elif is_over:
+        typer.echo(f"run {run['id']} would be deleted")
+    else:
+        advice = f"cancel it first: gradbus cancel {run['id']}{state_option(state)}"
+        typer.echo(f"run {run['id']} would not be deleted, because it has not ended ({run['state']}); {advice}")
+
+
+def _finished_before(client: Client, moment: datetime) -> list[dict[str, Any]]:
+    return [run for run in client.all_runs() if _ended(run, moment)]
 
 
 def _ended(run: dict[str, Any], moment: datetime) -> bool:

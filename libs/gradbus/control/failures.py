@@ -71,8 +71,12 @@ class RunFailures:
     def add(self, error: BaseException) -> None:
         """Counts a failed attempt, unless infrastructure failed."""
         if not is_infrastructure(error):
-            self.cause = described(error)
-            self._kinds[_VARYING.sub("", self.cause)] += 1
+            self.add_cause(described(error))
+
+    def add_cause(self, cause: str) -> None:
+        """Counts an attempt that failed in another process, where it was described."""
+        self.cause = cause
+        self._kinds[_VARYING.sub("", cause)] += 1
 
     def progressed(self, reached: int) -> None:
         """Forgets the failures if no attempt came so far before: a run that only repeats its way to the same failure does not progress."""

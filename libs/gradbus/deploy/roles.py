@@ -111,7 +111,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_WAITING_CALLS",
             ),
         ),
-        Role("conductor", operator_settings=("GRADBUS_KEEP_",)),
+        Role("conductor", operator_settings=("GRADBUS_KEEP_", "GRADBUS_RUN_BUFFER_BYTES")),
         Role(
             "trainer",
             computes=True,

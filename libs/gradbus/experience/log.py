@@ -109,9 +109,9 @@ class ExperienceLog:
         await self._client.xtrim(keys.experience(self._run_id), minid=str(StreamId.parse(last).after()), approximate=False)
 
     async def size(self) -> tuple[int, int]:
-        """Number of entries in the buffer, and the bytes of memory they take."""
+        """Number of entries in the buffer, and the bytes of memory they take. Every entry counts: the oldest are often the shortest."""
         length: Any = await self._client.xlen(keys.experience(self._run_id))
-        used: Any = await self._client.memory_usage(keys.experience(self._run_id), samples=8)
+        used: Any = await self._client.memory_usage(keys.experience(self._run_id), samples=0)
         return int(length), int(used or 0)
 
     async def _marked(self, first: int, last_byte: int) -> set[int]:

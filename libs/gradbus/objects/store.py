@@ -15,6 +15,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Backend
 
+from gradbus.aio.tasks import map_bounded
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
 from gradbus.ids import digest_of, digest_of_file, is_digest
 from gradbus.objects.durable import link_file, remove_partial_files, sync_files
@@ -242,14 +243,9 @@ class ObjectStore:
             with self._errors("a sync"):
                 await asyncio.to_thread(sync_files, self._root, paths)
             return
-        turns = asyncio.Semaphore(_PARALLEL)
-
-        async def check(path: str) -> None:
-            async with turns:
-                if await self._size(path) is None:
-                    raise ObjectMissingError(f"{path} is not in {self.url}; store it before it is committed")
-
-        await asyncio.gather(*map(check, paths))
+        for path, size in zip(paths, await map_bounded(self._size, paths, _PARALLEL), strict=True):
+            if size is None:
+                raise ObjectMissingError(f"{path} is not in {self.url}; store it before it is committed")
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

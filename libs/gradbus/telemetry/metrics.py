@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -24,12 +23,21 @@ Value = float | Callable[[], float]
 """A number, or a function that returns it when it is read, on the exporter's thread."""
 
 
+class _Series(dict[str, dict[tuple[tuple[str, str], ...], Value]]):
+    """Values by attributes, of each metric that has any. Raises KeyError for a metric that is not in the registry."""
+
+    def __missing__(self, name: str) -> dict[tuple[tuple[str, str], ...], Value]:
+        series: dict[tuple[tuple[str, str], ...], Value] = {}
+        self[METRIC[name].name] = series
+        return series
+
+
 class Metrics:
     """Values by metric and attributes. The `fixed` attributes are added to each value when it is read."""
 
     def __init__(self, fixed: Mapping[str, str] | None = None) -> None:
         self._fixed = dict(fixed or {})
-        self._values: defaultdict[str, dict[tuple[tuple[str, str], ...], Value]] = defaultdict(dict)
+        self._values = _Series()
 
     def count(self, name: str, amount: float = 1, attributes: Mapping[str, str] = _NONE) -> None:
         """Adds to a counter of the registry."""
@@ -43,7 +51,7 @@ class Metrics:
 
     def replace(self, name: str, attribute: str, values: Mapping[str, Value]) -> None:
         """Replaces all values of a metric; `values` maps a value of `attribute` to the metric's value."""
-        self._values[name] = {((attribute, key),): value for key, value in values.items()}
+        self._values[METRIC[name].name] = {((attribute, key),): value for key, value in values.items()}
 
     def observe_many(self, name: str, sizes: Iterable[float]) -> None:
         """Adds each of `sizes` to the cumulative buckets of a counter with the attribute `le`."""

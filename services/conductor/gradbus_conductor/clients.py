@@ -46,6 +46,8 @@ class Clients:
     addresses: Addresses
     trace_groups: float = 0.0
     """Share of groups that are traced, 0 to 1."""
+    run_buffer_bytes: int = 1 << 30
+    """Bytes of the buffer that one run may hold."""
 
     @classmethod
     async def open(cls, settings: Settings) -> Clients:
@@ -62,6 +64,7 @@ class Clients:
             channels=channels,
             addresses=Addresses(settings.weight_store, settings.reward, settings.reference),
             trace_groups=settings.trace_groups,
+            run_buffer_bytes=settings.run_buffer_bytes,
         )
 
     async def close(self) -> None:

@@ -49,14 +49,17 @@ class TrainerService:
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
-        control = await RunControl.acquire(self._clients.bus, record.run_id, self._clients.heartbeat)
+        heartbeat, run_id = self._clients.heartbeat, record.run_id
+        control = await RunControl.acquire(self._clients.bus, run_id, heartbeat)
         try:
+            self._learners.check_failures(run_id)
             with enough_memory():
                 await self._train(record, control)
         except (ModelError, SettingsError, TrainingError):
-            self._clients.heartbeat.presence.fatal = True
+            heartbeat.presence.fatal = True
             raise
         finally:
+            self._learners.note_failure(run_id, heartbeat.presence.reached)
             await control.release()
         # The run stays assigned to this trainer until the conductor has ended it.
         await asyncio.Event().wait()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from gradbus.errors import CorruptRecordError, ManifestError, ObjectMissingError
 from gradbus.experience.records import seal, unseal
@@ -24,11 +26,14 @@ class Manifests:
         self._versions: dict[str, WeightManifest] = {}
         self._blobs: dict[str, frozenset[str]] = {}
         self._turns = asyncio.Semaphore(_PARALLEL)
+        self.changes: Counter[str] = Counter()
+        """Writes and deletions of this process, by run."""
 
     async def write_version(self, manifest: WeightManifest) -> None:
         """Stores a version's manifest without a sync: a version is provisional until a checkpoint covers it."""
         path = version_path(manifest)
-        await self.objects.put(path, seal(manifest.SerializeToString()))
+        with self._changing(manifest.run_id):
+            await self.objects.put(path, seal(manifest.SerializeToString()))
         self._versions[path] = manifest
 
     async def versions(self, run_id: str) -> dict[str, WeightManifest]:
@@ -42,7 +47,8 @@ class Manifests:
         payload = checkpoint_payload(manifest)
         digest = await self.objects.put_blob(payload)
         await self.objects.make_durable([digest])
-        await self.objects.put(checkpoint_path(manifest), seal(payload), durable=True)
+        with self._changing(manifest.run_id):
+            await self.objects.put(checkpoint_path(manifest), seal(payload), durable=True)
         return digest
 
     async def checkpoints(self, run_id: str) -> dict[str, CheckpointManifest]:
@@ -78,7 +84,16 @@ class Manifests:
         """Removes a manifest."""
         self._versions.pop(path, None)
         self._blobs.pop(path, None)
-        await self.objects.delete(path)
+        with self._changing(run_of(path)):
+            await self.objects.delete(path)
+
+    @contextmanager
+    def _changing(self, run_id: str) -> Iterator[None]:
+        """Counts a change at its end: who has read the manifests meanwhile may have missed it."""
+        try:
+            yield
+        finally:
+            self.changes[run_id] += 1
 
     async def _version(self, path: str) -> WeightManifest | None:
         """Cached, since a manifest never changes. None if it is torn or gone."""
@@ -97,6 +112,11 @@ class Manifests:
                 # Torn by a power cut: the trainer publishes it again. Or deleted since it was listed: nothing needs it.
                 _log.warning("manifest_skipped", path=path, error=str(error))
                 return None
+
+
+def run_of(path: str) -> str:
+    """The run whose manifest is at `path`."""
+    return path.split("/")[1]
 
 
 def version_path(manifest: WeightManifest) -> str:

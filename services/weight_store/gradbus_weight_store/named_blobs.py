@@ -7,24 +7,35 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
+from pydantic import ValidationError
+
+from gradbus.aio.tasks import map_bounded
 from gradbus.bus import Bucket
+from gradbus.control.runs import FINAL_STATES, RunStatus
 from gradbus.ids import digests_in
 from gradbus.objects import ObjectStore
-from gradbus_weight_store.manifests import Manifests
+from gradbus_weight_store.manifests import Manifests, run_of
 
 _PARALLEL = 16
 _RECORDS_SECONDS = 10.0
 
 
 class NamedBlobs:
-    """Reads what has changed since the last question: there may be thousands of runs."""
+    """Reads what may have changed since the last question: there may be thousands of runs, most of which are over.
+
+    Nobody writes manifests of a run that is over: its trainers are fenced or have committed their last checkpoint. They are read once,
+    and again if this process writes or deletes one. A manifest that another replica deletes counts until this process restarts.
+    """
 
     def __init__(self, manifests: Manifests, runs: Bucket) -> None:
         self._manifests = manifests
         self._records = runs.snapshot("*.*")
         self._digests: dict[str, frozenset[str]] = {}
-        """Key of the bucket to the digests in its value."""
+        """Key of the bucket, or id of a settled run, to the digests in its value or its manifests."""
         self._named: Counter[str] = Counter()
+        self._over: set[str] = set()
+        self._settled: dict[str, int] = {}
+        """Runs that are over and whose manifests have all been read, to the changes that this process had made to them before."""
         self._records.listen(self._update)
 
     async def among(self, blobs: Collection[str], without: AbstractSet[str] = frozenset()) -> set[str]:
@@ -38,29 +49,55 @@ class NamedBlobs:
         return {digest for digest in blobs if digest in in_manifests or self._named[digest]}
 
     async def _in_manifests(self, without: AbstractSet[str]) -> set[str]:
-        turns = asyncio.Semaphore(_PARALLEL)
+        """Digests in the manifests of all runs that are not settled."""
+        runs = set(await self._manifests.objects.folders("runs"))
+        asked = {run_of(path) for path in without}
+        for run_id, changes in list(self._settled.items()):
+            if run_id not in runs or run_id in asked or changes != self._manifests.changes[run_id]:
+                del self._settled[run_id]
+                self._name(run_id, frozenset())
 
-        async def named(run_id: str) -> set[str]:
-            # In parallel: object storage is slow for each of many runs, and publishing waits meanwhile.
-            async with turns:
-                paths = set(await self._manifests.paths(run_id)) - without
-                return {digest for path in paths for digest in await self._manifests.blobs(path)}
+        async def named(run_id: str) -> frozenset[str]:
+            return await self._of_run(run_id, without, may_settle=run_id not in asked)
 
-        return set[str]().union(*await asyncio.gather(*map(named, await self._manifests.objects.folders("runs"))))
+        # In parallel: object storage is slow for each of many runs, and publishing waits meanwhile.
+        return set[str]().union(*await map_bounded(named, runs - self._settled.keys(), _PARALLEL))
+
+    async def _of_run(self, run_id: str, without: AbstractSet[str], *, may_settle: bool) -> frozenset[str]:
+        may_settle = may_settle and run_id in self._over
+        changes = self._manifests.changes[run_id]
+        paths = set(await self._manifests.paths(run_id)) - without
+        found = [await self._manifests.blobs(path) for path in paths]
+        digests = frozenset[str]().union(*found)
+        if may_settle and all(found):  # every manifest names blobs: one that names none could not be read
+            self._settled[run_id] = changes
+            self._name(run_id, digests)
+        return digests
 
     def _update(self, key: str) -> None:
-        self._named.subtract(self._digests.pop(key, ()))
-        if value := self._records.get(key):
-            self._digests[key] = digests_in(value)
-            self._named.update(self._digests[key])
+        value = self._records.get(key)
+        self._name(key, digests_in(value) if value else frozenset())
+        run_id, _, name = key.partition(".")
+        if name == "status":
+            self._over.discard(run_id)
+            if value and _is_final(value):
+                self._over.add(run_id)
+
+    def _name(self, source: str, digests: frozenset[str]) -> None:
+        """Replaces the digests that `source` names."""
+        self._named.subtract(self._digests.pop(source, ()))
+        if digests:
+            self._digests[source] = digests
+            self._named.update(digests)
+
+
+def _is_final(status: bytes) -> bool:
+    try:
+        return RunStatus.model_validate_json(status).state in FINAL_STATES
+    except ValidationError:
+        return False
 
 
 async def delete_blobs(objects: ObjectStore, blobs: Collection[str]) -> None:
     """Deletes blobs, several at a time."""
-    turns = asyncio.Semaphore(_PARALLEL)
-
-    async def delete(digest: str) -> None:
-        async with turns:
-            await objects.delete_blob(digest)
-
-    await asyncio.gather(*map(delete, blobs))
+    await map_bounded(objects.delete_blob, blobs, _PARALLEL)

@@ -15,6 +15,7 @@ from typing import Final
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
+from gradbus.aio.tasks import map_bounded
 from gradbus.bus import Bucket, Conflict
 from gradbus.control.condemned import Condemned, key_of
 from gradbus.errors import GradbusError
@@ -81,14 +82,11 @@ class UnnamedBlobs:
         old = await self._objects.blobs_between(await self._condemned.created(), before)
         candidates = set(old).difference(known)
         unnamed = sorted(candidates - await self._named.among(candidates))[:_MOST]
-        turns = asyncio.Semaphore(_PARALLEL)
-
-        async def condemn(digest: str) -> None:
-            async with turns:
-                await self._condemned.put(key_of(digest), Condemned(since_unix_ns=time.time_ns()).to_bytes())
-
-        await asyncio.gather(*map(condemn, unnamed))
+        await map_bounded(self._put, unnamed, _PARALLEL)
         return len(unnamed)
+
+    async def _put(self, digest: str) -> None:
+        await self._condemned.put(key_of(digest), Condemned(since_unix_ns=time.time_ns()).to_bytes())
 
     async def _delete(self, digest: str, *, is_named: bool) -> bool:
         """Deletes the blob unless it is named, or was kept since the sweep began."""

@@ -99,10 +99,13 @@ class Reference(ReferenceServiceServicer):
     refusal: str = ""
     """Why it can never compute."""
     asked: list[str] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
+    """Sample ids of each call."""
 
     async def LogProbs(self, request, context):  # noqa: N802
         results = [SequenceLogProbs(sample_id=item.sample_id, logprobs=bytes(len(item.token_ids))) for item in request.sequences]
-        self.asked += [item.sample_id for item in request.sequences]
+        self.calls.append([item.sample_id for item in request.sequences])
+        self.asked += self.calls[-1]
         if self.refusal:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         if self.short:

@@ -142,6 +142,23 @@ async def test_log_probs_that_are_too_few_are_asked_for_again(judged, reference,
     assert len(reference.asked) == 4
 
 
+async def test_a_group_that_is_too_large_for_one_message_takes_several_calls(judged, reference, group):
+    found = await judged(group(0), group(1, tokens=9_000_000), algorithm={"kl": 0.1})
+    assert [len(values) for values in found[1].reference_logprobs] == [36_000_000] * 2, "72 MB, of which gRPC takes 64 MiB"
+    assert sorted(reference.calls) == [["0.0", "0.1"], ["1.0"], ["1.1"]]
+
+
+async def test_rows_that_are_too_long_for_one_message_are_scored_in_several_calls(clients, run_id, record, scorer, group):
+    found, seen = asyncio.get_running_loop().create_future(), []
+    scorer.hangs = lambda ids, _number: seen.append(ids)
+    scoring = Scoring(clients, run_id, record().spec, GroupTraces(run_id, 0.0), found.set_result)
+    scoring.submit([(group(0), f'{{"row": "{"x" * 40_000_000}"}}')])
+    entry = await asyncio.wait_for(found, 60)
+    assert [reward.reward for reward in entry.rewards] == [1.0, 0.0]
+    assert sorted({tuple(ids) for ids in seen}) == [("0.0",), ("0.1",)], "80 MB, of which gRPC takes 64 MiB"
+    await scoring.close()
+
+
 async def test_many_groups_all_come_through(judged, group):
     assert len(await judged(*(group(index) for index in range(300)))) == 300
 

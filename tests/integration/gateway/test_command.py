@@ -234,9 +234,14 @@ async def test_finished_runs_are_deleted_by_name_and_by_age(gradbus, run_id, set
     status, _, errors = gradbus("delete", run_id)
     assert status == 2
     assert "cancel it" in errors
+    status, output, _ = gradbus("delete", run_id, "--dry-run")
+    assert (status, f"run {run_id} would not be deleted, because it has not ended" in output) == (0, True)
+    assert f"cancel it first: gradbus cancel {run_id}" in output
+    assert not json.loads(gradbus("delete", run_id, "--dry-run", "--json")[1])["deletable"]
     await set_state(run_id, "succeeded")  # in 1970, as other tests' runs
     status, output, _ = gradbus("delete", "--finished-before", "1d", "--dry-run")
     assert (status, f"run {run_id} would be deleted" in output.splitlines()) == (0, True)
+    assert json.loads(gradbus("delete", run_id, "--dry-run", "--json")[1])["deletable"]
     assert client.run(run_id)["id"] == run_id
     assert gradbus("delete", "--finished-before", "1960-01-01") == (0, "no run has ended before that\n", "")
     status, output, _ = gradbus("delete", run_id, "--finished-before", "2001-01-01T00:00+01:00")

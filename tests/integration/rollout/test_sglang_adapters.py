@@ -10,12 +10,12 @@ from safetensors.numpy import save_file
 from gradbus.errors import AttestationError
 from gradbus.formats.peft import adapter_shapes
 from gradbus.spec import LoraSpec
-from gradbus_rollout.engines.base import PromptGroup, TokenSpan, VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs, PromptGroup, TokenSpan
 from gradbus_rollout.engines.server.version_folder import model_tensors
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
 
 BASE, ADAPTED = (-1.0, -2.0), (-1.5, -2.5)
-PROBE = VersionProbe((3, 4, 5), ADAPTED, BASE)
+PROBE = ExpectedLogprobs((3, 4, 5), ADAPTED, BASE)
 LORA = LoraSpec()
 
 

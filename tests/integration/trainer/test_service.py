@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from gradbus.bus import Buckets, EventLog
+from gradbus.control.failures import RunFailures
 from gradbus.control.runs import WorkerPresence
 from gradbus.errors import RankLostError
 from gradbus.process import Process, WorkerClients
@@ -104,16 +106,48 @@ async def test_a_step_that_finds_no_memory_is_a_failed_attempt_with_advice(new_r
     await asyncio.wait_for(task, 60)
 
 
-class FallenApart:
+class FallenApart(Learners):
     """Ranks of which one is gone."""
+
+    def __init__(self, settings):
+        super().__init__(settings, TorchrunRank())
 
     def open(self, folder, spec):
         raise RankLostError("rank 1 is gone; see its log")
 
 
-async def test_a_lost_rank_ends_the_process_and_leaves_the_run_to_the_next(new_run, make_spec, model_files, serve, bus):
+class WithoutMemory(FallenApart):
+    """Ranks of which one finds no memory at each attempt."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self._leader = SimpleNamespace(failure=lambda: "OutOfMemoryError: this process has too little memory", release=lambda: None)
+
+
+async def test_a_rank_that_fails_in_each_process_ends_the_run_with_the_cause(new_run, make_spec, model_files, serve, bus, tmp_path):
     run = await new_run(make_spec(model={"path": "m", "files": model_files}))
-    _, task = await serve(run, FallenApart())
+    settings = Settings(worker_id="trainer", cache_dir=tmp_path / "cache")
+    for _ in range(3):
+        _, task = await serve(run, WithoutMemory(settings))
+        with pytest.raises(RankLostError):
+            await asyncio.wait_for(task, 60)
+        run.heartbeat._failures = RunFailures("")  # a new process
+    process, task = await serve(run, Learners(settings, TorchrunRank()))
+
+    async def is_in_trouble():
+        shown = await presence(bus, run)
+        return shown is not None and shown.fatal and shown.trouble
+
+    await until(is_in_trouble)
+    trouble = (await presence(bus, run)).trouble
+    assert trouble.startswith("the ranks failed 3 times in the same way: OutOfMemoryError: this process has too little memory")
+    process.stopping.set()
+    await asyncio.wait_for(task, 60)
+
+
+async def test_a_lost_rank_ends_the_process_and_leaves_the_run_to_the_next(new_run, make_spec, model_files, serve, bus, tmp_path):
+    run = await new_run(make_spec(model={"path": "m", "files": model_files}))
+    _, task = await serve(run, FallenApart(Settings(worker_id="trainer", cache_dir=tmp_path / "cache")))
     with pytest.raises(RankLostError, match="rank 1"):
         await asyncio.wait_for(task, 60)
     assert await presence(bus, run) is None

@@ -39,7 +39,14 @@ def test_counts_add_up_by_attributes():
     for side in ("low", "high", "low"):
         metrics.count("gradbus.groups", 2, {"gradbus.side": side})
     assert read(metrics, "gradbus.groups") == {(("gradbus.side", "low"),): 4, (("gradbus.side", "high"),): 2}
-    assert read(metrics, "gradbus.of_nobody") == {}
+    assert read(metrics, "gradbus.trained.steps") == {}
+
+
+def test_a_metric_that_the_registry_lacks_would_never_be_exported_and_is_refused():
+    metrics = Metrics()
+    for change in (metrics.count, lambda name: metrics.set(name, 1), lambda name: metrics.replace(name, "gradbus.state", {})):
+        with pytest.raises(KeyError, match=r"gradbus\.of_nobody"):
+            change("gradbus.of_nobody")
 
 
 def test_what_gives_a_value_is_asked_when_it_is_read():

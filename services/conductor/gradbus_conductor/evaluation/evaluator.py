@@ -69,6 +69,11 @@ class Evaluator:
         """Why the run must end: a row can never be scored. Empty while there is hope."""
         return self._active[1].scoring_fault if self._active else ""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the completed rows in the buffer."""
+        return self._active[1].waiting_bytes if self._active else 0
+
     def due(self) -> int | None:
         """The next version to be evaluated; None once all are."""
         done = max(self.newest.version if self.newest else -1, self._skipped)

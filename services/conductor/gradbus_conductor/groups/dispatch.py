@@ -41,8 +41,6 @@ class Dispatcher:
         self._serial = count()
         self._dispatched: dict[int, _Dispatched] = {}
         self._claimed: dict[int, str] = {}
-        self.redispatched = 0
-        """Groups dispatched more than once."""
 
     async def dispatch(self, groups: Iterable[tuple[int, int, int]], workers: int) -> None:
         """Publishes tasks for (index, version, row), divided among `workers`."""
@@ -105,7 +103,6 @@ class Dispatcher:
             self.reset_age(lost)
             overdue, lost = [index for index in overdue if index not in self._dispatched], []
         if lost:
-            self.redispatched += len(lost)
             _log.info("groups_redispatched", run_id=self._run_id, kind=int(self._tasks.kind), groups=len(lost), lowest=min(lost))
         if overdue:
             await self.dispatch([(index, versions[index], rows[index]) for index in overdue], workers)

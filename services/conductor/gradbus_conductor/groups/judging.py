@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpc import StatusCode
@@ -23,6 +23,7 @@ from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, Sample
 from gradbus_conductor.clients import Clients
+from gradbus_conductor.groups.call_sizes import divided, divided_by_group
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
@@ -102,7 +103,7 @@ class ScoringState:
 
 
 class GroupJudge:
-    """Judges batches of groups with one call to each service."""
+    """Judges batches of groups with one call to each service; a batch that is too large for one takes several."""
 
     def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState) -> None:
         self._clients = clients
@@ -138,23 +139,26 @@ class GroupJudge:
         if not samples:
             return
         with self._traces.call("score", (pending.index for pending in batch)) as call, self._state.scored:
-            request = ScoreRequest(
-                run_id=self._run_id,
-                reward_json=self._spec.reward.model_dump_json(),
-                samples=[_score_sample(pending, sample, call.spans.get(pending.index, "")) for pending, sample in samples],
-            )
-            began = time.monotonic()
+            asked = {sample.sample_id: (pending, sample) for pending, sample in samples}
             try:
-                with self._state.first_answers.call(self._scorer_name) as is_first:
-                    timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
-                    response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
+                for part in divided([_score_sample(pending, sample, call)] for pending, sample in samples):
+                    results = await self._scored(part)
+                    self._take_answers([asked[sample.sample_id] for sample in part], results, call)
             except AioRpcError as error:
                 _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-                self._fail(batch, describe_rpc_error("the reward service", self._clients.addresses.reward, error), call)
-                return
-            if any(result.status in _FINAL_ANSWERS for result in response.results):
-                self._state.call_seconds.append((len(samples), time.monotonic() - began))
-            self._take_answers(samples, {result.sample_id: result for result in response.results}, call)
+                reason = describe_rpc_error("the reward service", self._clients.addresses.reward, error)
+                self._fail([pending for pending in batch if pending.unanswered()], reason, call)
+
+    async def _scored(self, samples: Sequence[ScoreSample]) -> dict[str, SampleReward]:
+        """The results of one call, by sample id. Raises AioRpcError."""
+        request = ScoreRequest(run_id=self._run_id, reward_json=self._spec.reward.model_dump_json(), samples=samples)
+        began = time.monotonic()
+        with self._state.first_answers.call(self._scorer_name) as is_first:
+            timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
+            response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
+        if any(result.status in _FINAL_ANSWERS for result in response.results):
+            self._state.call_seconds.append((len(samples), time.monotonic() - began))
+        return {result.sample_id: result for result in response.results}
 
     def _take_answers(self, samples: Sequence[tuple[PendingGroup, Sample]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:
         failed: set[int] = set()
@@ -192,17 +196,11 @@ class GroupJudge:
         lacking = [pending for pending in batch if pending.entry is not None and not self._is_complete(pending.entry)]
         if not lacking:
             return
-        sequences = [
-            ReferenceSequence(sample_id=sample.sample_id, prompt_ids=pending.group.prompt_ids, token_ids=sample.token_ids)
-            for pending in lacking
-            for sample in pending.group.samples
-        ]
-        request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
+            found: dict[str, bytes] = {}
             try:
-                name = f"the reference service at {self._clients.addresses.reference}"
-                with self._state.first_answers.call(name) as is_first:
-                    response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS, wait_for_ready=is_first)
+                for part in divided_by_group(_sequences(pending.group) for pending in lacking):
+                    found |= await self._logprobs(part)
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
@@ -212,7 +210,14 @@ class GroupJudge:
                     for pending in lacking:
                         self._state.fail_permanently(pending, reason)
                 return
-            self._take_logprobs(lacking, {result.sample_id: result.logprobs for result in response.results}, call)
+            self._take_logprobs(lacking, found, call)
+
+    async def _logprobs(self, sequences: Sequence[ReferenceSequence]) -> dict[str, bytes]:
+        """The reference's log-probabilities of one call, by sample id. Raises AioRpcError."""
+        request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
+        with self._state.first_answers.call(f"the reference service at {self._clients.addresses.reference}") as is_first:
+            response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS, wait_for_ready=is_first)
+        return {result.sample_id: result.logprobs for result in response.results}
 
     def _take_logprobs(self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], call: ServiceCall) -> None:
         for pending in groups:
@@ -227,7 +232,12 @@ class GroupJudge:
         call.failed(self._state.fail(groups, reason), reason)
 
 
-def _score_sample(pending: PendingGroup, sample: Sample, traceparent: str) -> ScoreSample:
+def _sequences(group: Group) -> Iterator[ReferenceSequence]:
+    for sample in group.samples:
+        yield ReferenceSequence(sample_id=sample.sample_id, prompt_ids=group.prompt_ids, token_ids=sample.token_ids)
+
+
+def _score_sample(pending: PendingGroup, sample: Sample, call: ServiceCall) -> ScoreSample:
     return ScoreSample(
         sample_id=sample.sample_id,
         group_id=str(pending.index),
@@ -236,7 +246,7 @@ def _score_sample(pending: PendingGroup, sample: Sample, traceparent: str) -> Sc
         item_json=pending.item,
         finish_reason="stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
         weight_version=oldest_sample_version(sample, pending.group.version),
-        traceparent=traceparent,
+        traceparent=call.spans.get(pending.index, ""),
     )
 
 

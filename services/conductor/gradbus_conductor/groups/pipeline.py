@@ -40,6 +40,13 @@ class PipelineConfig:
     first_answers: FirstAnswers = field(default_factory=FirstAnswers)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    version: int
+    """The oldest policy version among the group's trainable spans."""
+    size_bytes: int
+
+
 class GroupPipeline:
     """Dispatches groups, finds them in the buffer, and has them judged."""
 
@@ -53,11 +60,16 @@ class GroupPipeline:
         self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged)
         self._scoring.state.first_answers = config.first_answers
         self._reported: set[int] = set()
-        self._fetched: dict[int, int] = {}
+        self._fetched: dict[int, _Fetched] = {}
         self.judged: dict[int, LogEntry] = {}
         """Judged groups by index, until they are forgotten."""
         self.response_tokens = 0
         """Response tokens of all groups fetched."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the groups that were fetched from the buffer and are still there."""
+        return sum(group.size_bytes for group in self._fetched.values())
 
     @property
     def scoring_seconds(self) -> float:
@@ -111,7 +123,7 @@ class GroupPipeline:
 
     def group_version(self, index: int) -> int:
         """The oldest policy version among the trainable spans of a group that was fetched from the buffer."""
-        return self._fetched[index]
+        return self._fetched[index].version
 
     def older_than(self, seconds: float, indexes: Iterable[int]) -> list[int]:
         """The groups of `indexes` whose age, from their first dispatch, exceeds `seconds`."""
@@ -154,7 +166,7 @@ class GroupPipeline:
             _log.warning("mismatched_groups_removed", run_id=self._config.record.run_id, indexes=mismatched)
             await tasks.discard(self._store, mismatched)
             found = {index: group for index, group in found.items() if index not in mismatched}
-        self._fetched.update((index, _oldest_group_version(group)) for index, group in found.items())
+        self._fetched.update((index, _Fetched(_oldest_group_version(group), group.ByteSize())) for index, group in found.items())
         self.response_tokens += sum(token_count(sample.token_ids) for group in found.values() for sample in group.samples)
         self.traces.fetched(found.values())
         self._scoring.submit((group, self._config.items[group.row]) for group in found.values())

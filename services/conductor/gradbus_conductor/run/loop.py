@@ -24,6 +24,7 @@ from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
 from gradbus_conductor.groups.schedule import schedule_for
 from gradbus_conductor.run.admission import GroupAdmission
+from gradbus_conductor.run.buffer_quota import BufferQuota
 from gradbus_conductor.run.checkpoints import CheckpointArchiver
 from gradbus_conductor.run.context import Ending, RunContext
 from gradbus_conductor.run.deaths import PreparationWatch, StepWatch
@@ -61,6 +62,7 @@ class RunLoop:
         evaluation = EvaluationConfig(record, data.evaluation, context.runs_bucket, status.events, self._first_answers)
         self._evaluator = Evaluator(clients, evaluation, self._queue, self._wake)
         self._admission = GroupAdmission(context, self._log, self._schedule, self._pipeline, self._learning_signal)
+        self._buffer_quota = BufferQuota(self._log, clients.run_buffer_bytes)
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
         self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
         self._preparation = PreparationWatch(record.run_id, context.pool.present)
@@ -101,7 +103,7 @@ class RunLoop:
         desired = self._context.desired
         if desired == "cancelled":
             return Ending("cancelled")
-        if fault := self._fault(desired):
+        if fault := self._fault(desired) or await self._buffer_quota.fault(self._pipeline.waiting_bytes + self._evaluator.waiting_bytes):
             return Ending("failed", fault)
         if self._missing_report is not None:
             await self._recover()

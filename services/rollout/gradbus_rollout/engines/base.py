@@ -65,7 +65,7 @@ class GroupCompletion:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionProbe:
+class ExpectedLogprobs:
     """The trainer's log-probabilities of a fixed text: of all tokens but the first, at temperature 1."""
 
     token_ids: tuple[int, ...]
@@ -97,7 +97,7 @@ class Engine(Protocol):
         """A count that grows while the engine makes progress on its work: steps, replies, loads. Returns at once."""
         ...
 
-    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:
         """Sample from `version` from the next token on. Returns the digest of the weights that the engine now has.
 
         `weights` are safetensors files that together have every tensor of the version: all weights, or the adapters of a LoRA

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gradbus.aio.tasks import background, run_to_end
 from gradbus.errors import EngineHungError
-from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup, VersionProbe
+from gradbus_rollout.engines.base import Engine, ExpectedLogprobs, GroupCompletion, PromptGroup
 from gradbus_rollout.engines.generation_metrics import GenerationMetrics
 
 _CHECKS = 8
@@ -43,7 +43,7 @@ class WatchedEngine:
         """See `Engine.progress`."""
         return await self._engine.progress()
 
-    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:
         """See `Engine.load`."""
         async with self._watch(f"a load of version {version}"):
             return await self._engine.load(weights, version, probe)

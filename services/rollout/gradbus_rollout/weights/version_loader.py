@@ -22,7 +22,7 @@ from gradbus.rpc import until_answered
 from gradbus.telemetry import Attributes, get_logger, span, weights_active
 from gradbus.v1.weight_store_service_pb2 import AttestRequest, GetVersionRequest
 from gradbus.v1.weights_pb2 import Attestation, WeightManifest
-from gradbus_rollout.engines.base import Engine, VersionProbe
+from gradbus_rollout.engines.base import Engine, ExpectedLogprobs
 from gradbus_rollout.weights.version_files import VersionFiles
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class VersionLoader:
 
 
 async def _load_engine(engine: Engine, paths: Sequence[Path], manifest: WeightManifest) -> str:
-    probe = VersionProbe.of(manifest.probe) if manifest.HasField("probe") else None
+    probe = ExpectedLogprobs.of(manifest.probe) if manifest.HasField("probe") else None
     try:
         return await engine.load(paths, manifest.step, probe)
     except ModelError:

@@ -11,6 +11,7 @@ from gradbus.process.limits import check_threads
 from gradbus.spec import RunSpec
 from gradbus_kernels.models.loading import return_device_memory
 from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.learners.deepspeed.rank_failures import RankFailures
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.settings import Settings, TorchrunRank
@@ -26,6 +27,7 @@ class Learners:
         self._settings = settings
         self._torchrun = torchrun
         self._leader: Leader | None = None
+        self._failures = RankFailures(settings.cache_dir / "trainer" / f"{settings.worker_id}.ranks.json")
 
     def start(self) -> None:
         """Connects to the other ranks, if there are any. Raises SettingsError without DeepSpeed, RankLostError if a rank is missing."""
@@ -46,6 +48,15 @@ class Learners:
         from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner  # noqa: PLC0415 - only with its extra
 
         return DeepSpeedLearner(folder, spec, leader)
+
+    def check_failures(self, run_id: str) -> None:
+        """Raises TrainingError if the ranks failed at the run in the same way again and again, in earlier processes."""
+        self._failures.check(run_id)
+
+    def note_failure(self, run_id: str, reached: int) -> None:
+        """If a rank failed, which ends this process, the next one is to know. `reached` is the run's step, -1 while it is prepared."""
+        if self._leader is not None and (cause := self._leader.failure()):
+            self._failures.add(run_id, cause, reached)
 
     def release(self) -> None:
         """Frees what is left of a run that is over, on every rank."""

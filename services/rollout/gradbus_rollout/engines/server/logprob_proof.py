@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from gradbus.errors import AttestationError
-from gradbus_rollout.engines.base import VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs
 
 _NOISE_FACTOR: Final = 8.0
 """Factor by which server and trainer may differ with the adapters more than without."""
@@ -32,7 +32,7 @@ class LogprobServer(Protocol):
         ...
 
 
-async def prove_adapters(api: LogprobServer, name: str, version: int, probe: VersionProbe) -> None:
+async def prove_adapters(api: LogprobServer, name: str, version: int, probe: ExpectedLogprobs) -> None:
     """Compares the server's log-probabilities of the probe with the trainer's.
 
     Rounding makes them differ for the base model too; the server is asked for that difference as well. Raises AttestationError
@@ -48,7 +48,7 @@ async def prove_adapters(api: LogprobServer, name: str, version: int, probe: Ver
         )
 
 
-async def prove_weights(api: LogprobServer, version: int, probe: VersionProbe, previous: VersionProbe | None) -> None:
+async def prove_weights(api: LogprobServer, version: int, probe: ExpectedLogprobs, previous: ExpectedLogprobs | None) -> None:
     """Compares the server's log-probabilities with the probe's, for whole weights.
 
     `previous` is the probe of the weights before this load, if known. Raises AttestationError when the answer is far off, or much

@@ -16,7 +16,7 @@ from typing import Final
 from gradbus.formats.hf_model import sanitized_config
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
 from gradbus.objects.cache_dir import written_below_cache
-from gradbus_rollout.engines.base import VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
 _PREFIX: Final = "version-"
@@ -30,7 +30,7 @@ class LoadedVersion:
     version: int
     digest: str
     folder: Path
-    probe: VersionProbe | None = None
+    probe: ExpectedLogprobs | None = None
     """The trainer's log-probabilities with this version."""
 
     @property

@@ -11,7 +11,7 @@ from typing import Final
 from gradbus.aio.threads import in_run_thread
 from gradbus.errors import EngineError, ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
 from gradbus_rollout.engines.server.slots import Slots
 from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.engines.sglang.loader import WeightLoader
@@ -67,7 +67,7 @@ class SGLangEngine:
         """Starts the server, unless it has been started. Raises EngineError."""
         await self._recovery.start()
 
-    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:
+    async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:
         """See `Engine.load`. Also raises AttestationError when the weights did not arrive, EngineError when no server comes up."""
         self._sampler.refuse_if_ended()
         prepared = await in_run_thread(lambda: self._folders.prepare(weights, version, probe), "prepare version")

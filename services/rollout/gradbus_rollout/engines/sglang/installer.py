@@ -13,7 +13,7 @@ from typing import Final
 from gradbus import crash_points
 from gradbus.errors import AttestationError, EngineError
 from gradbus.telemetry import get_logger
-from gradbus_rollout.engines.base import VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs
 from gradbus_rollout.engines.server.logprob_proof import prove_weights
 from gradbus_rollout.engines.server.version_folder import LoadedVersion
 from gradbus_rollout.engines.sglang.api import ServerApi
@@ -33,7 +33,7 @@ class Installer:
 
     def __init__(self) -> None:
         self._compares = True
-        self._previous: VersionProbe | None = None
+        self._previous: ExpectedLogprobs | None = None
 
     async def install(self, api: ServerApi, version: LoadedVersion) -> None:
         """Updates the server from the version's folder and proves it; the server must not be decoding.

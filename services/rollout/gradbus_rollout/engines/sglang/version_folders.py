@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.formats.safetensors import check_tensors, read_headers
-from gradbus_rollout.engines.base import VersionProbe
+from gradbus_rollout.engines.base import ExpectedLogprobs
 from gradbus_rollout.engines.server.version_folder import (
     LoadedVersion,
     digest,
@@ -37,7 +37,7 @@ class VersionFolders:
         self._used: set[Path] = set()
         drop_version_folders(self.root)
 
-    def prepare(self, weights: Sequence[Path], version: int, probe: VersionProbe | None) -> LoadedVersion:
+    def prepare(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None) -> LoadedVersion:
         """Makes the folder of a version. Raises ModelError, without a change, for files that are not a version of this model."""
         tensors = read_headers(weights)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
@@ -50,7 +50,7 @@ class VersionFolders:
             folder = make_adapter_folder(self.root, self._tensors, self._lora, weights, self._copy)
         return LoadedVersion(version, total, folder, probe)
 
-    def prepare_base(self, probe: VersionProbe | None) -> LoadedVersion:
+    def prepare_base(self, probe: ExpectedLogprobs | None) -> LoadedVersion:
         """Makes the folder of the run's base model, to which a LoRA run's adapters are added."""
         shards = sorted({tensor.file for tensor in self._tensors.values()})
         folder = make_version_folder(self.root, self._model, shards, self._copy)

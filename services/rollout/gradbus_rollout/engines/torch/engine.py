@@ -21,7 +21,7 @@ from gradbus.errors import GradbusError, ModelError, first_line
 from gradbus.formats.model_weights import check_weights
 from gradbus.spec import LoraSpec
 from gradbus_kernels.models.loading import is_out_of_memory, loading, memory_advice
-from gradbus_rollout.engines.base import GroupCompletion, PromptGroup, VersionProbe, check_group
+from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
 from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
@@ -97,7 +97,7 @@ class TorchEngine:
         """See `Engine.progress`: decode steps and commands begun, and chunks of prompts computed."""
         return self._progress + self._scheduler.prefilled_chunks
 
-    async def load(self, weights: Sequence[Path], version: int, probe: VersionProbe | None = None) -> str:  # noqa: ARG002
+    async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:  # noqa: ARG002
         """See `Engine.load`. The swap falls between two decode steps."""
         tensors = await in_run_thread(lambda: self._versions.read(weights), "read version")
         load = _LoadCommand(tensors, version)

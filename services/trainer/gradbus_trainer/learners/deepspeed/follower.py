@@ -7,13 +7,12 @@ import contextlib
 import signal
 from pathlib import Path
 
-from gradbus.errors import ModelError, TrainingError
 from gradbus.objects import materialise
 from gradbus.spec import RunSpec
 from gradbus.telemetry import configure_logging, get_logger
 from gradbus_kernels.models.loading import return_device_memory
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_of
-from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
+from gradbus_trainer.learners.deepspeed.rank_engine import RAISED_BY_ALL, RankEngine
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.settings import Settings, TorchrunRank
 
@@ -25,10 +24,15 @@ def follow(settings: Settings, torchrun: TorchrunRank) -> int:
     configure_logging("trainer", settings.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # rank 0 gets it too, finishes its step with this rank and then sends `stop`
+    ranks = None
     try:
-        Follower(settings, Ranks(torchrun, settings.device, settings.collective_seconds)).run()
+        ranks = Ranks(torchrun, settings.device, settings.collective_seconds)
+        Follower(settings, ranks).run()
     except Exception as error:  # noqa: BLE001 - the process boundary: torchrun then ends the other ranks
         _log.exception("rank_stopped", rank=torchrun.rank, error=f"{type(error).__name__}: {error}")
+        if ranks is not None:
+            with contextlib.suppress(RuntimeError):  # rank 0 and its notes are gone
+                ranks.note_failure(error)
         return 1
     return 0
 
@@ -44,8 +48,7 @@ class Follower:
     def run(self) -> None:
         """Carries out commands until `stop`."""
         while (command := Command.from_bytes(self._ranks.receive())).name != "stop":
-            # Rank 0 raises these too, and decides how to go on.
-            with contextlib.suppress(ModelError, TrainingError):
+            with contextlib.suppress(*RAISED_BY_ALL):  # by rank 0 too, which decides how to go on
                 self._carry_out(command)
         self._ranks.close()
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gradbus.errors import FencedError, GradbusError, RankLostError
+from gradbus.control.failures import described
+from gradbus.errors import FencedError, RankLostError
 from gradbus.spec import RunSpec
 from gradbus_trainer.learners.deepspeed.commands import Command
-from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
-from gradbus_trainer.learners.deepspeed.ranks import Ranks
+from gradbus_trainer.learners.deepspeed.rank_engine import RAISED_BY_ALL, RankEngine
+from gradbus_trainer.learners.deepspeed.ranks import Ranks, own_failure
 
 _Result = TypeVar("_Result")
 _RESTS_A_DEADLINE = 3
@@ -22,7 +23,7 @@ class Leader:
     """One engine, and one command at a time from any thread.
 
     The other ranks wait for commands with a deadline, so that `rest` is sent while there is nothing to do. With several ranks every
-    failure is a RankLostError: the ranks no longer agree on the state, and all must start again.
+    failure that not all of them raise is a RankLostError: they no longer agree on the state, and all must start again.
     """
 
     def __init__(self, ranks: Ranks, seconds: float) -> None:
@@ -30,6 +31,7 @@ class Leader:
         self._lock = threading.Lock()
         self._engine: RankEngine | None = None
         self._lost = ""
+        self._failure = ""
         self._closed = threading.Event()
         if ranks.size > 1:
             threading.Thread(target=self._rest, args=(seconds / _RESTS_A_DEADLINE,), name="rest", daemon=True).start()
@@ -60,6 +62,10 @@ class Leader:
             with self._together(command):
                 return work()
 
+    def failure(self) -> str:
+        """Why a rank failed by itself; empty if none did, or if none could say so. A rank that hangs need not know of it yet."""
+        return self._failure or self.ranks.noted_failure()
+
     def close(self) -> None:
         """Ends the other ranks."""
         self._closed.set()
@@ -73,13 +79,14 @@ class Leader:
         try:
             self.ranks.send(command.to_bytes())
             yield
-        except GradbusError:
-            raise  # every rank raises it at the same point
+        except RAISED_BY_ALL:
+            raise
         except Exception as error:
             if self.ranks.size == 1:
                 raise
+            self._failure = self.ranks.noted_failure() or own_failure(error)
             self._lost = (
-                f"the {self.ranks.size} ranks no longer agree after `{command.name}` failed ({type(error).__name__}: {error}); "
+                f"the {self.ranks.size} ranks no longer agree after `{command.name}` failed ({self._failure or described(error)}); "
                 "they start again from the newest checkpoint; see the log of each rank for the first error"
             )
             raise RankLostError(self._lost) from error

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from gradbus import crash_points
 from gradbus.algorithms import algorithm_of, learner_computes_reference
-from gradbus.errors import ModelError
+from gradbus.errors import ModelError, TrainingError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
@@ -37,6 +37,8 @@ from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.step.batch import Batch, TrainSample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+RAISED_BY_ALL = (ModelError, TrainingError)
+"""Errors that every rank raises at the same point: the ranks still agree on the state."""
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # Compiled at first use and only for inference; a rank killed meanwhile leaves a lock for which all later ranks wait forever.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -7,10 +7,16 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
-from gradbus.errors import RankLostError
+from gradbus.control.failures import described, is_infrastructure
+from gradbus.errors import OutOfMemoryError, RankLostError
+from gradbus_kernels.models.loading import is_out_of_memory, memory_advice
 from gradbus_trainer.settings import TorchrunRank
+
+_NOTE = "failure"
+_NOTE_SECONDS = 5.0
 
 
 class Ranks:
@@ -30,6 +36,7 @@ class Ranks:
         try:
             dist.init_process_group(backend, rank=self.rank, world_size=self.size, store=store, timeout=self._timeout)
             self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+            self._notes = _notes() if self.size > 1 else None
         except RuntimeError as error:
             raise RankLostError(
                 f"the {self.size} ranks did not connect within {seconds:.0f} s ({error}); see the log of each rank"
@@ -72,6 +79,32 @@ class Ranks:
             dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._control)
         return bool(agreed)
 
+    def note_failure(self, error: Exception) -> None:
+        """Tells rank 0 why this rank ends, unless it ends because of another; the first such note counts."""
+        if self._notes is not None and (cause := own_failure(error)):
+            self._notes.compare_set(_NOTE, "", cause)
+
+    def noted_failure(self) -> str:
+        """Why another rank ended, if it failed by itself and could say so; else empty."""
+        try:
+            return self._notes.get(_NOTE).decode() if self._notes is not None and self._notes.check([_NOTE]) else ""
+        except RuntimeError:  # whoever held the notes is gone as well
+            return ""
+
     def close(self) -> None:
         """Leaves the group."""
         dist.destroy_process_group()
+
+
+def own_failure(error: Exception) -> str:
+    """What failed in this rank itself; empty if infrastructure failed, or another rank that this one waited for."""
+    if isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL")) or is_infrastructure(error):
+        return ""
+    return described(OutOfMemoryError(memory_advice(error)) if is_out_of_memory(error) else error)
+
+
+def _notes() -> Store:
+    """A connection of its own to the store at torchrun's address: the other may be in use by a thread that waits for a lost rank."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_NOTE_SECONDS), wait_for_workers=False)
+    return PrefixStore(f"gradbus/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
