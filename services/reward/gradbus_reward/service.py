@@ -74,7 +74,7 @@ async def serve(settings: RewardSettings, process: Process) -> None:
     gc.freeze()  # what exists now stays: to collect the rest takes less time from calls
     while not process.stopping.is_set():
         if await scorers.close_idle(_IDLE_SECONDS):
-            await asyncio.to_thread(return_memory)
+            await asyncio.to_thread(return_memory)  # large calls leave over a hundred megabytes with the allocator
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.stopping.wait(), _IDLE_SECONDS / 4)
     await server.stop()
