@@ -182,11 +182,13 @@ def test_a_run_is_watched_live(page, lab, run_id):
 def test_samples_stand_side_by_side_and_each_has_a_timeline(page, run_id):
     page.tab.goto(f"{page.url}/#/runs/{run_id}/samples?steps=0,2&at=1")
     page.sees(".column h2", "Step 2")
+    page.sees(".column", "mean reward")
     sync_api.expect(page.tab.locator(".column")).to_have_count(2)
     sync_api.expect(page.tab.locator(".column").first.locator(".sample")).to_have_count(4)
     sync_api.expect(page.tab.locator(".prompt pre").first).to_have_text(MARKUP)
     page.tab.get_by_label("Show", exact=True).select_option("high")
     page.sees(".of-prompt pre", MARKUP)
+    sync_api.expect(page.tab.locator(".columns")).not_to_contain_text("mean reward")  # of a selection it would say nothing
     rewards_shown = page.tab.locator(".column").first.locator(".reward")
     sync_api.expect(rewards_shown).to_have_count(12)
     rewards = [float(text) for text in rewards_shown.all_text_contents()]
