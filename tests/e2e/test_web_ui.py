@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -44,7 +45,7 @@ UTILIZATION = """async () => {
   const utilization = new MeanUtilization();
   const mean = (share, time) => utilization.mean([{ worker: "rollout-0", role: "rollout", busy: share }], time);
   const [, live, later] = [mean(0, 0), mean(1, 5000), mean(1, 12000)];
-  const run = { progress: { shares: { generate: 0.9, score: 0.1, wait: 0.7 } } };
+  const run = { progress: { shares: { generate: 0.9, score: 0.1, reference: 0.3, wait: 0.7 } } };
   return [live[0].busy, later[0].busy, timeShares(run, { shares: () => ({ wait: 0.2, train: 0.8 }) }, live)];
 }"""
 BARS = """async rewards => {
@@ -181,11 +182,13 @@ def test_a_run_is_watched_live(page, lab, run_id):
 def test_samples_stand_side_by_side_and_each_has_a_timeline(page, run_id):
     page.tab.goto(f"{page.url}/#/runs/{run_id}/samples?steps=0,2&at=1")
     page.sees(".column h2", "Step 2")
+    page.sees(".column", "mean reward")
     sync_api.expect(page.tab.locator(".column")).to_have_count(2)
     sync_api.expect(page.tab.locator(".column").first.locator(".sample")).to_have_count(4)
     sync_api.expect(page.tab.locator(".prompt pre").first).to_have_text(MARKUP)
     page.tab.get_by_label("Show", exact=True).select_option("high")
     page.sees(".of-prompt pre", MARKUP)
+    sync_api.expect(page.tab.locator(".columns")).not_to_contain_text("mean reward")  # of a selection it would say nothing
     rewards_shown = page.tab.locator(".column").first.locator(".reward")
     sync_api.expect(rewards_shown).to_have_count(12)
     rewards = [float(text) for text in rewards_shown.all_text_contents()]
@@ -207,7 +210,7 @@ def test_a_rewards_bar_is_as_long_as_it_is_worth(page, run_id):
 
 def test_how_busy_workers_are_is_a_mean_over_ten_seconds_and_the_trainers_time_that_of_its_steps(page, run_id):
     page.opens("/", run_id)
-    assert page.tab.evaluate(UTILIZATION) == [0.5, 1, {"generate": 0.5, "score": 0.1, "wait": 0.2, "train": 0.8}]
+    assert page.tab.evaluate(UTILIZATION) == [0.5, 1, {"generate": 0.5, "score": 0.1, "reference": 0.3, "wait": 0.2, "train": 0.8}]
 
 
 def test_every_group_of_a_prompt_is_found(page, run_id):
@@ -233,6 +236,47 @@ def test_a_list_without_runs_says_how_to_submit_one(page):
     page.tab.goto(page.url)
     page.sees(".empty", "No runs yet")
     page.sees(".empty pre", "gradbus run my.toml --follow")
+
+
+def listed(number):
+    """A run as the list of runs has it; later runs have higher numbers."""
+    progress = {"step": 0, "reward": None, "accuracy": None}
+    known = {"reason": "", "waiting_for": "", "steps": 3, "created_at": "2026-11-01T08:00:00Z", "progress": progress}
+    return {"id": f"run-{number:012x}-000000", "name": f"number-{number}", "state": "queued", **known}
+
+
+def test_a_long_list_stays_whole_and_current_while_more_runs_are_submitted(page):
+    runs = [listed(number) for number in reversed(range(100))]
+
+    def answer(route):
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(route.request.url).query).items()}
+        older = [run for run in runs if run["id"] < asked.get("after", "run-g")]
+        shown = older[: int(asked["limit"])]
+        route.fulfill(json={"data": shown, "has_more": len(older) > len(shown), "next_after": shown[-1]["id"]})
+
+    page.tab.route(re.compile(r"/v1/runs\?"), answer)
+    page.tab.goto(page.url)
+    page.sees(".runs", "number-99")
+    page.tab.get_by_role("button", name="Older runs").click()
+    page.sees(".runs", "number-40")
+    runs[:0] = [listed(number) for number in (104, 103, 102, 101, 100)]
+    runs[50] |= {"state": "succeeded"}
+    page.sees(".runs", "number-104")
+    assert page.tab.locator(".runs tbody a").all_text_contents() == [run["name"] for run in runs[:60]]
+    sync_api.expect(page.tab.locator(".runs tbody tr").nth(50)).to_contain_text("Succeeded")
+
+
+def test_a_run_without_a_step_shows_the_samples_that_could_not_be_scored(page, lab, spec):
+    grader = {"type": "python", "source": "def grade(sample, item):\n    raise ValueError('no dictionary')\n"}
+    run = lab.ends(lab.submit(spec(reward={"grader": grader}, schedule={"mode": "free", "steps": 3})), "failed")
+    assert run["progress"]["step"] == 0
+    page.opens("/runs/{run}", run["id"])
+    page.sees(".note.bad", "could be trained")
+    page.sees(".time-breakdown", "The run ended before its first step.")
+    page.sees(".diagram.wide", "last version 0")
+    page.opens("/runs/{run}/samples", run["id"])
+    sync_api.expect(page.tab.locator(".sample")).to_have_count(4)
+    page.sees(".reward", "invalid")
 
 
 def test_at_a_phones_width_nothing_is_cut_off(page, lab, spec, run_id):

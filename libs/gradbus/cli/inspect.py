@@ -59,7 +59,9 @@ def show(
 
 def samples(
     run_id: RunId,
-    step: Annotated[int | None, typer.Option(min=0, help="Step; default: the newest trained one.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step; default: the newest trained one. With a `free` schedule: the first samples.")
+    ] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Index of a single group.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 8,
     as_json: AsJson = False,
@@ -78,7 +80,8 @@ def samples(
     for sample in page["data"]:
         _print_sample(sample)
     if not page["data"]:
-        typer.echo("no samples yet")
+        asked = step is not None or index is not None
+        typer.echo(f"no such samples; the run is at step {run['progress']['step']} of {run['steps']}" if asked else "no samples yet")
     _print_more_hint(page, "raise --limit to see them")
 
 

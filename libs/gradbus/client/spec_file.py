@@ -18,7 +18,7 @@ def load_spec(path: Path, overrides: Iterable[str] = ()) -> Json:
     Raises SpecError when the file cannot be read, is not TOML, or an override is malformed.
     """
     try:
-        spec = tomllib.loads(path.read_text())
+        spec = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SpecError([Fault("(file)", f"cannot be read: {error.strerror}", str(path), "the path of a TOML file")]) from None
     except ValueError as error:

@@ -48,7 +48,8 @@ def with_local_names(spec: Mapping[str, Any], base_dir: Path, fault: Fault) -> F
         return fault
     if fault.given == written and not is_digest(written):
         message = f"neither on this machine nor on the server: {fault.message}"
-        return replace(fault, message=message, given=str(base_dir.absolute() / written), allowed="a path relative to the spec's folder")
+        allowed = "a path relative to the spec's folder" + (", or a hub id with `model.revision`" if section == "model" else "")
+        return replace(fault, message=message, given=str(base_dir.absolute() / written), allowed=allowed)
     return replace(fault, given=written)
 
 

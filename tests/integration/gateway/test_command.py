@@ -131,6 +131,7 @@ async def test_a_run_that_goes_on_can_be_followed_again(gradbus, run_id, set_sta
 
 def test_what_is_not_there_yet_is_said(gradbus, run_id, tmp_path):
     assert gradbus("samples", run_id)[1] == "no samples yet\n"
+    assert "the run is at step 0 of" in gradbus("samples", run_id, "--step", "99")[1]
     assert gradbus("events", run_id) == (0, "", "no events yet\n")
     status, _, errors = gradbus("export", run_id, str(tmp_path / "out"))
     assert (status, "no version yet" in errors) == (2, True)

@@ -138,6 +138,7 @@ async def test_a_finished_run_takes_no_actions(http, submitted, set_state, verb)
     answer = http.post(f"/v1/runs/{submitted['id']}/{verb}")
     assert answer.status_code == 409
     assert "succeeded" in answer.json()["detail"]
+    assert ("nothing to cancel" in answer.json()["detail"]) == (verb == "cancel")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,11 @@ def test_a_file_without_changes_is_what_it_says(path):
     assert load_spec(path) == {"name": "a", "schedule": {"steps": 3}}
 
 
+def test_a_byte_order_mark_as_some_editors_write_it_is_no_fault(path):
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_spec(path)["name"] == "a"
+
+
 @pytest.mark.parametrize(
     ("change", "section", "field", "value"),
     [

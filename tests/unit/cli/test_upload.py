@@ -82,6 +82,7 @@ def test_a_server_s_fault_is_told_with_the_user_s_own_names(folder):
     gone = with_local_names(spec, folder, Fault("model.path", "not a folder", "nowhere", "roots"))
     assert gone.given == str(folder / "nowhere")
     assert gone.message.startswith("neither on this machine nor on the server")
+    assert "a hub id" in gone.allowed
     assert with_local_names(spec, folder, Fault("data.train", "no rows", digest_of(b"rows"))).given == "train.jsonl"
     for fault in (Fault("data.eval", "not stored", digest_of(b"else")), Fault("seed", "too large", "9"), Fault("model", "no tokenizer")):
         assert with_local_names(spec, folder, fault) == fault

@@ -11,16 +11,19 @@ from gradbus.errors import Fault
 from gradbus_gateway.settings import GatewaySettings
 
 _PATH = "reward.service"
+_SCHEMES = ("grpc", "http", "https")
 _METADATA_HOSTS = ("metadata", "metadata.google.internal", "instance-data", "100.100.100.200", "fd00:ec2::254", "192.0.0.192")
 
 
 def address_faults(url: str, settings: GatewaySettings) -> Iterator[Fault]:
-    """Faults of `reward.service`; the scheme is checked with the spec."""
+    """Faults of `reward.service`; none for another scheme, which is a fault of the spec already."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError as error:
         yield Fault(_PATH, f"not an address: {error}", url, "grpc://host:port or http://host:port/path")
+        return
+    if parts.scheme not in _SCHEMES:
         return
     if not host or (parts.scheme == "grpc" and port is None):
         yield Fault(_PATH, "host or port is missing", url, "grpc://host:port or http://host:port/path")

@@ -55,12 +55,14 @@ def parse_body(data: bytes, content_type: str) -> object:
 
     Raises the problem 400, and SpecError for values that no service could store.
     """
-    kind, parse = ("TOML", _parse_toml) if content_type.startswith("application/toml") else ("JSON", _parse_json)
+    is_toml = content_type.startswith("application/toml")
+    kind, parse = ("TOML", _parse_toml) if is_toml else ("JSON", _parse_json)
     try:
         body = parse(data)
     except (ValueError, RecursionError) as error:
         cause = first_line(error)[:_CAUSE_CHARACTERS]
-        raise ProblemError(400, "unreadable-body", f"the body is not {kind} ({cause}); send a run spec as a {kind} document") from None
+        advice = f"send a run spec as a {kind} document" + ("" if is_toml else ", or as TOML with `Content-Type: application/toml`")
+        raise ProblemError(400, "unreadable-body", f"the body is not {kind} ({cause}); {advice}") from None
     refuse_unstorable(body)
     return body
 

@@ -105,7 +105,12 @@ class RunStore:
             if run.state == "cancelled" and action == "cancel":
                 return run
             if run.is_final or (run.desired == "cancelled" and action != "cancel"):
-                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}: {action} comes too late; submit a new run instead")
+                advice = (
+                    "there is nothing to cancel; DELETE removes it"
+                    if action == "cancel"
+                    else f"{action} comes too late; submit a new run instead"
+                )
+                raise ProblemError(409, "state-forbids", f"run {run_id} is {run.state}: {advice}")
             if await self._set_desired(run_id, desired, stored):
                 return replace(run, desired=desired)
         raise _concurrent_change(run_id)

@@ -59,3 +59,8 @@ def test_a_host_nobody_allowed_is_refused(url):
 @pytest.mark.parametrize("url", ["http://", "grpc://scorer", "http://u:p@scorer/", "http://scorer:99999/", "http://[::1/"])
 def test_what_is_no_address_is_refused(url):
     assert list(address_faults(url, OPEN))
+
+
+@pytest.mark.parametrize("url", ["localhost:9000", "scorer", "ftp://127.0.0.1/score"])
+def test_another_scheme_which_is_a_fault_of_the_spec_is_no_second_one(url):
+    assert list(address_faults(url, OPEN)) == []

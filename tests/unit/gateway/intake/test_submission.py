@@ -86,6 +86,11 @@ def test_what_is_no_document_is_a_problem(kind, data):
     assert str(refused.value).encode()
 
 
+def test_toml_without_its_content_type_is_told_to_name_it():
+    with pytest.raises(ProblemError, match="Content-Type: application/toml"):
+        parse_body(b'name = "by-curl"\n', "application/x-www-form-urlencoded")
+
+
 @pytest.mark.parametrize("data", [b"a" + b".a" * 50_000 + b"=1", b"[a" + b".a" * 50_000 + b"]"])
 def test_a_key_of_thousands_of_parts_is_refused_before_it_takes_gigabytes(data):
     with pytest.raises(ProblemError, match="dots"):

@@ -26,6 +26,13 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Sets an element's text, its parts in backquotes as code, only if it differs. */
+export function setTextWithCode(element, text) {
+  if (element.dataset.text === text) return;
+  element.dataset.text = text;
+  element.replaceChildren(...withCode(text));
+}
+
 /** `text` as a list of strings and, for its parts in backquotes, code elements. */
 export function withCode(text) {
   return text.split("`").map((part, at) => (at % 2 ? make("code", {}, part) : part));

@@ -38,14 +38,14 @@ export function diagramState(run, history, workers, shares) {
       logprobs: usesReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", isFlowing: false },
       read: flow(groups, "groups/s", "/s"),
       publish: shortOnly(flow(rates?.steps, "", "/s")),
-      load: loadFlow(version, rollouts, isOver),
+      load: loadFlow(version, rollouts, run.state),
     },
   };
 }
 
-function loadFlow(version, rollouts, isOver) {
+function loadFlow(version, rollouts, state) {
   if (version < 0) return { long: "", short: "", isFlowing: false };
-  if (isOver) return { long: `final version ${version}`, short: `v${version}`, isFlowing: false };
+  if (FINAL.has(state)) return { long: `${state === "succeeded" ? "final" : "last"} version ${version}`, short: `v${version}`, isFlowing: false };
   const loaded = rollouts.map((worker) => worker.version).filter((one) => one >= 0);
   if (!loaded.length) return { long: `version ${version}, not loaded by any worker yet`, short: `v${version}`, isFlowing: false };
   const [low, high] = [Math.min(...loaded), Math.max(...loaded)];

@@ -1,5 +1,5 @@
 // The run's events: alarms above the diagram, and a list of all events, newest first.
-import { make } from "../lib/elements.js";
+import { make, withCode } from "../lib/elements.js";
 import { clock } from "../lib/format.js";
 
 const MAX_LISTED = 60;
@@ -22,11 +22,11 @@ export class EventList {
     this.list.replaceChildren(...events.slice(-MAX_LISTED).reverse().map(line));
     if (!events.length) this.list.append(make("li", { class: "soft" }, "No events yet."));
     const alarms = isOver ? [] : events.filter((event) => event.level !== "info" && event.type !== "dropped" && event.type !== "state").slice(-MAX_ALARMS);
-    this.alarms.replaceChildren(...alarms.map((event) => make("p", { class: `note ${event.level === "error" ? "bad" : "warn"}`, role: "alert" }, make("time", { class: "soft small" }, `${clock(event.created_at)}  `), event.message)));
+    this.alarms.replaceChildren(...alarms.map((event) => make("p", { class: `note ${event.level === "error" ? "bad" : "warn"}`, role: "alert" }, make("time", { class: "soft small" }, `${clock(event.created_at)}  `), ...withCode(event.message))));
   }
 }
 
 function line(event) {
   const level = event.level === "error" ? "bad" : event.level === "warning" ? "warn" : "";
-  return make("li", {}, make("time", { class: "soft", datetime: event.created_at }, clock(event.created_at)), make("span", { class: level }, event.message));
+  return make("li", {}, make("time", { class: "soft", datetime: event.created_at }, clock(event.created_at)), make("span", { class: level }, ...withCode(event.message)));
 }

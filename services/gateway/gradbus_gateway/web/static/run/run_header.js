@@ -1,5 +1,5 @@
 // The top of a run's view: name, state, progress, key figures and buttons.
-import { make, setText, withCode } from "../lib/elements.js";
+import { make, setText, setTextWithCode, withCode } from "../lib/elements.js";
 import { age, duration, FINAL, fixed, number, stateClass, stateText } from "../lib/format.js";
 import { runActions } from "./run_actions.js";
 
@@ -30,8 +30,8 @@ export class RunHeader {
     this.progress.max = run.steps;
     this.progress.value = progress.step;
     const reason = run.waiting_for ? `Waits for ${run.waiting_for}` : run.reason;
-    this.reason.classList.toggle("hidden", !reason);
-    setText(this.reason, reason);
+    this.reason.className = `note ${run.state === "failed" ? "bad" : "warn"} ${reason ? "" : "hidden"}`;
+    setTextWithCode(this.reason, reason);
     this.problem.classList.add("hidden");
     setText(this.figures.Step, `${progress.step} of ${run.steps}`);
     setText(this.figures.Reward, fixed(progress.reward));

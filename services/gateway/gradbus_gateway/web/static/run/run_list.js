@@ -3,32 +3,38 @@ import { fetchJson, poll } from "../lib/api.js";
 import { make, withCode } from "../lib/elements.js";
 import { age, fixed, stateClass, stateText } from "../lib/format.js";
 
-const PAGE_SIZE = 30;
+const FIRST = 30;
+const MOST = 1000;
 
 export async function showRuns({ root, signal, showError }) {
   document.title = "Runs · Gradbus";
   const list = make("div", {}, make("p", { class: "empty" }, "Loading …"));
   const problem = make("p", { class: "note bad hidden", role: "alert" });
-  const older = [];
   root.append(make("div", { class: "view-head" }, make("h1", {}, "Runs")), problem, list);
+  let polling = new AbortController();
 
-  const render = (newest) => {
+  /** Shows the newest `limit` runs and keeps them current; more of them are read less often. */
+  const showNewest = (limit) => {
+    polling.abort();
+    polling = new AbortController();
+    const onError = (error) => {
+      if (error.status === 401) return showError(error, root);
+      problem.classList.remove("hidden");
+      problem.replaceChildren(...withCode(error.message));
+    };
+    return poll(`/v1/runs?limit=${limit}`, Math.max(2, limit / 100), AbortSignal.any([signal, polling.signal]), (page) => render(page, limit), onError);
+  };
+  const render = (page, limit) => {
     problem.classList.add("hidden");
-    const runs = [...newest.data, ...older.flatMap((page) => page.data)];
-    const last = older.at(-1) ?? newest;
     const focused = document.activeElement?.id;
-    list.replaceChildren(runs.length ? table(runs) : emptyList(), last.has_more ? make("p", {}, make("button", { id: "older", onclick: () => loadOlder(newest, last) }, "Older runs")) : "");
+    list.replaceChildren(page.data.length ? table(page.data) : emptyList(), page.has_more ? older(limit) : "");
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   };
-  const loadOlder = async (newest, last) => {
-    older.push(await fetchJson(`/v1/runs?limit=${PAGE_SIZE}&after=${last.next_after}`, { signal }));
-    render(newest);
-  };
-  await poll(`/v1/runs?limit=${PAGE_SIZE}`, 2, signal, render, (error) => {
-    if (error.status === 401) return showError(error, root);
-    problem.classList.remove("hidden");
-    problem.replaceChildren(...withCode(error.message));
-  });
+  const older = (limit) =>
+    limit < MOST
+      ? make("p", {}, make("button", { id: "older", onclick: () => showNewest(Math.min(2 * limit, MOST)) }, "Older runs"))
+      : make("p", { class: "soft" }, ...withCode(`These are the newest ${MOST}; \`GET /v1/runs?after=ID\` lists older ones.`));
+  await showNewest(FIRST);
 }
 
 function table(runs) {
@@ -56,7 +62,7 @@ function row(run) {
 
 function reason(run) {
   const text = run.waiting_for ? `waits for ${run.waiting_for}` : run.reason;
-  return text ? make("div", { class: "soft small" }, text) : "";
+  return text ? make("div", { class: "soft small" }, ...withCode(text)) : "";
 }
 
 function emptyList() {

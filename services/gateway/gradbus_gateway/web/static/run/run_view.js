@@ -34,7 +34,7 @@ export async function showRun(context, runId) {
     header.set(run, history);
     const shares = timeShares(run, history, workers);
     diagram.set(diagramState(run, history, workers, shares));
-    breakdown.set(shares);
+    breakdown.set(shares, isOver());
     table.set(workers, run.progress.version, shares);
     events.set(history, isOver());
   };

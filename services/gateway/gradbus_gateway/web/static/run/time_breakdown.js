@@ -37,9 +37,13 @@ export class TimeBreakdown {
     );
   }
 
-  set(shares) {
+  set(shares, isOver) {
     const found = bottleneck(shares);
-    if (!found) return;
+    if (!found) {
+      if (isOver) setText(this.headline, "No step");
+      if (isOver) setText(this.sentence, "The run ended before its first step.");
+      return;
+    }
     const [name, sentence, advice] = found;
     setText(this.headline, name);
     setText(this.sentence, `${sentence} ${advice}`);

@@ -20,10 +20,6 @@ export async function showComparison({ root, signal, query, showError }, runId) 
   root.append(
     make("div", { class: "view-head" }, make("h1", {}, "Samples"), make("a", { href: `#/runs/${run.id}` }, run.name || run.id)),
   );
-  if (!run.progress.step && run.state !== "running") {
-    root.append(make("div", { class: "empty" }, make("p", {}, "No samples yet: no step has been trained.")));
-    return;
-  }
   let loading = new AbortController();
   const load = async () => {
     loading.abort();
@@ -89,7 +85,7 @@ function columnElement(run, { title, samples, mixed, more }, { colour, texts, ra
   return make(
     "section", { class: "column" },
     make("h2", {}, title),
-    first ? make("p", { class: "soft small" }, `by version ${versions.join(", ")} · mean reward ${number(mean)}`) : make("p", { class: "soft" }, "Not in the log: not sampled yet, or dropped."),
+    first ? make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed ? "" : ` · mean reward ${number(mean)}`}`) : make("p", { class: "soft" }, "Not in the log: not sampled or not scored yet, or dropped."),
     first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
     make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt)), sampleCard(run, sample, { colour, texts, range })])),
     more && make("p", { class: "soft small" }, mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),
