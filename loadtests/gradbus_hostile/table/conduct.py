@@ -12,7 +12,7 @@ from typing import Any, Final
 from gradbus.client import Client
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import ApiError
-from gradbus_hostile.table.submission import CANCELLED, DELETED, HARMLESS, Conduct, End, Submission
+from gradbus_hostile.table.submission import CANCELLED, DELETED, HARMLESS, REFUSED, Conduct, End, Submission
 
 _TIMES: Final = 40
 _AT_ONCE: Final = 8
@@ -142,6 +142,9 @@ CONDUCTS: Final = (
     _good("twins with one idempotency key", HARMLESS, _submit_its_twins),
     _good("read again and again", HARMLESS, _read_all_of_it),
     _good(
-        "a scorer that nobody serves", CANCELLED, _cancel_while_it_waits_for_rewards, reward={"service": _NOBODY, "timeout_seconds": 1.0}
+        "a scorer that nobody serves",
+        CANCELLED | REFUSED,  # where a scorer on loopback is not allowed
+        _cancel_while_it_waits_for_rewards,
+        reward={"service": _NOBODY, "timeout_seconds": 1.0},
     ),
 )

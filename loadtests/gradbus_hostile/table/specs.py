@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gradbus_hostile.material import Json, Material, good_rows
-from gradbus_hostile.table.submission import ANY, CANCELLED, HARMLESS, REFUSED_OR_FAILED, Submission, spec
+from gradbus_hostile.table.submission import ANY, CANCELLED, FAILED, HARMLESS, REFUSED_OR_FAILED, Submission, spec
 
 _ALL_TOKENS: Final = list(range(300))
 _DIGEST: Final = "sha256:" + "0" * 64
@@ -34,7 +34,7 @@ SPECS: Final = (
     spec("a penalty of 1,000", ANY, algorithm={"kl": 1000.0, "entropy": 1000.0}, trainer={"learning_rate": 1.0}),
     spec("a clip of 1e9", ANY, algorithm={"clip": [0.999999, 1e9]}),
     spec("a micro batch of one token", HARMLESS, trainer={"micro_batch_tokens": 1}),
-    spec("256 threads", HARMLESS, trainer={"threads": 256}, rollout={"threads": 256}),
+    spec("256 threads", HARMLESS | FAILED, trainer={"threads": 256}, rollout={"threads": 256}),
     spec("1,024 slots", HARMLESS, rollout={"slots": 1024}),
     spec("a group of 1,024", HARMLESS, rollout={"group_size": 1024}, schedule={"groups_per_step": 1}),
     spec("prompts of 2^24 tokens", rollout={"max_prompt_tokens": 1 << 24}),
