@@ -12,7 +12,8 @@ mkfifo "$pipe"
 
 "$@" >"$pipe" 2>&1 &
 server=$!
-trap 'kill -TERM "$server"' TERM INT
+stopping=
+trap 'stopping=yes; kill -TERM "$server"' TERM INT
 
 # With `-W interactive` mawk does not wait for more lines; other awks never wait, and warn that they do not know it.
 awk -W interactive -v service="$service" '
@@ -52,10 +53,12 @@ printer=$!
 
 wait "$server"
 status=$?
-# A signal ends `wait` before the server has ended.
-while kill -0 "$server" 2>/dev/null; do
+# A signal ends `wait` before the server has ended. Of a server whose status it has told, `wait` says 127.
+while [ "$stopping" ]; do
+  stopping=
   wait "$server"
-  status=$?
+  again=$?
+  [ "$again" = 127 ] || status=$again
 done
 wait "$printer"
 exit "$status"

@@ -69,7 +69,11 @@ TOKENIZERS: Final = (
         tokenizer("normalizer", {"type": "Replace", "pattern": {"String": "s"}, "content": "s" * 2**20}),
         ANY,  # transformers makes the normalizer of some families itself
     ),
-    model("tokenizer: thirty normalizers that double", tokenizer("normalizer", {"type": "Sequence", "normalizers": [_GROWS] * 30})),
+    model(
+        "tokenizer: thirty normalizers that double",
+        tokenizer("normalizer", {"type": "Sequence", "normalizers": [_GROWS] * 30}),
+        lines=good_rows(),
+    ),
     model("tokenizer: code of its own", fields("tokenizer_config.json", auto_map={"AutoTokenizer": "evil.Tokenizer"}), ANY),
     model("tokenizer: 100,000 added tokens", tokenizer("added_tokens", _added(100_000, 1000)), ANY),
     model("tokenizer: an added token that the model lacks", tokenizer("added_tokens", _added(1, 100_000, "sun")), lines=good_rows()),

@@ -147,7 +147,7 @@ async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
 
 
 async def test_a_run_whose_step_kills_every_trainer_fails_and_names_the_trainer(loop, clients, run_id):
-    workers, pool = await clients.bus.bucket(Buckets.WORKERS), loop._context.pool
+    workers, pool = await clients.bus.bucket(f"workers-{run_id}"), loop._context.pool
     for incarnation in map(str, range(9)):
         trainer = WorkerPresence(worker=run_id, role="trainer", incarnation=incarnation, run_id=run_id, reached=0)
         await workers.put(run_id, trainer.to_bytes())
