@@ -14,8 +14,9 @@ class OwnedKey:
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self._bucket = bucket
-        self._revision: int | None = None
         self.key = key
+        self.revision: int | None = None
+        """As last read or written; None while the key does not exist."""
         self.value: bytes | None = None
         """As last read or written; None while the key does not exist."""
 
@@ -23,8 +24,8 @@ class OwnedKey:
         """Reads the key; whether it changed since it was last seen."""
         entry = await self._bucket.get(self.key)
         revision = entry.revision if entry else None
-        changed = revision != self._revision
-        self._revision = revision
+        changed = revision != self.revision
+        self.revision = revision
         self.value = entry.value if entry else None
         return changed
 
@@ -35,10 +36,10 @@ class OwnedKey:
 
     async def replace(self, value: bytes) -> None:
         """Writes the key. Raises Conflict if it changed since it was last seen; refresh, decide again, and repeat."""
-        if self._revision is None:
-            self._revision = await self._bucket.create(self.key, value)
+        if self.revision is None:
+            self.revision = await self._bucket.create(self.key, value)
         else:
-            self._revision = await self._bucket.update(self.key, value, self._revision)
+            self.revision = await self._bucket.update(self.key, value, self.revision)
         self.value = value
 
     async def write(self, value: bytes) -> None:

@@ -11,7 +11,10 @@ import typer
 
 from gradbus.errors import ApiError, GradbusError, SpecError
 
-_CONTROLS = dict.fromkeys((*range(ord(" ")), *range(0x7F, 0xA0)), " ")
+_LATE_CONTROLS = range(0x7F, 0xA0)
+"""Those that JSON allows as they are."""
+_CONTROLS = dict.fromkeys((*range(ord(" ")), *_LATE_CONTROLS), " ")
+_ESCAPES = {code: f"\\u{code:04x}" for code in _LATE_CONTROLS}
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors and notices too, on standard error.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line; errors and notices too, on standard error.")]
 
@@ -22,8 +25,8 @@ def wants_json() -> bool:
 
 
 def print_json(value: object) -> None:
-    """Prints one JSON document."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Prints one JSON document, with its control characters escaped: what a model wrote must not control the reader's terminal."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False).translate(_ESCAPES))
 
 
 def print_json_line(value: object) -> None:

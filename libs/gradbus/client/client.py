@@ -24,6 +24,7 @@ Json = dict[str, Any]
 _SUBMIT_SECONDS = 600.0  # the gateway downloads a model from the hub before it answers
 _QUIET_SECONDS = 60.0  # the gateway sends a heartbeat every 15 s
 _RECONNECTS = 8
+_LONGEST_PAUSE_SECONDS = 5.0
 _LARGEST_PAGE = 1000
 
 
@@ -122,7 +123,7 @@ class Client:
 
     def follow_events(self, run_id: str, after: int = 0) -> Iterator[Json]:
         """Yields events after the id `after` as they happen, until the run ends; reconnects after an interruption."""
-        failures = 0
+        failures = early_ends = 0
         while True:
             try:
                 with self._http.sse(
@@ -132,10 +133,12 @@ class Client:
                     for message in source:
                         event = message.json()
                         assert isinstance(event, dict)  # noqa: S101 - the gateway's own format
-                        after, failures = event["id"], 0
+                        after, failures, early_ends = event["id"], 0, 0
                         yield event
                     if self.run(run_id)["state"] in FINAL_STATES:
                         break
+                early_ends += 1
+                time.sleep(_pause(early_ends))
             except (httpx2.TransportError, ApiError, StackError) as error:
                 asked = error.retry_after if isinstance(error, ApiError) else 0.0
                 if asked is None:
@@ -145,7 +148,7 @@ class Client:
                     raise StackError(
                         f"lost the connection to the gateway at {self.url} ({error}); see `gradbus status`, the run itself may go on"
                     ) from error
-                time.sleep(max(min(0.1 * 2**failures, 5.0), asked))
+                time.sleep(max(_pause(failures), asked))
         yield from self.all_events(run_id, after)  # a gateway that stopped, or found this client too slow, closed the stream before its end
 
     def samples(self, run_id: str, **query: Any) -> Json:
@@ -222,3 +225,8 @@ class Client:
             return answer
 
         return self.retries.run(send)
+
+
+def _pause(attempt: int) -> float:
+    """Seconds before a stream is opened again."""
+    return min(0.1 * 2.0 ** min(attempt, 16), _LONGEST_PAUSE_SECONDS)

@@ -57,6 +57,8 @@ class WorkerHeartbeat:
 
     def progressed(self, reached: int) -> None:
         """The run has come to `reached`, the trainer's step or the highest index of sampled groups: it is prepared and works here."""
+        if self.presence.reached < 0:
+            self.publish_now()  # until it is seen, the conductor takes this worker's death for that of one that prepared the run
         self.presence.reached = max(reached, self.presence.reached)
         self._failures.progressed(reached)
         self._show_failures()

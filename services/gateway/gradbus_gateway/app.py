@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from fastapi import Request, Response
@@ -30,6 +31,10 @@ _ROUTERS = (
 )
 
 
+def _has_key(gateway: Gateway | None, authorization: str) -> bool:
+    return gateway is not None and gateway.keyring.find_in_header(authorization) is not None
+
+
 async def _document(request: Request) -> Response:
     return Response(cast("DescribedApp", request.app).document, media_type="application/json")
 
@@ -56,6 +61,6 @@ def create_app(gateway: Gateway | None = None, settings: GatewaySettings | None 
     app.add_middleware(HeadAndOptions)
     app.add_middleware(BodyLimit, file_bytes=settings.max_file_bytes)
     app.add_middleware(HostCheck, served=settings.served_hosts)
-    app.add_middleware(AdmissionMiddleware, admissions=Admissions(RequestLimits()))
+    app.add_middleware(AdmissionMiddleware, admissions=Admissions(RequestLimits()), has_key=partial(_has_key, gateway))
     app.state.gateway = gateway
     return app

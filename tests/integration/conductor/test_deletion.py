@@ -159,6 +159,27 @@ async def test_a_record_of_an_idempotency_key_that_cannot_be_read_delays_that_ru
         await cancel_and_wait(deleting)
 
 
+async def test_runs_that_cannot_be_deleted_keep_no_others_waiting(life, monkeypatch):
+    monkeypatch.setattr(deletion, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deletion, "_BATCH", 1)
+    broken = {"run-0.status": b"no status", "run-0.desired": b'"deleted"'}
+    for key, value in broken.items():
+        await life.runs.put(key, value)
+    await life.lives(begun=False)
+    await request(life)
+    async with life.runs.view("*.*") as view:
+        runs = RunIndex(view)
+        assert runs.names("deleted")[0] == "run-0"
+        deleting = asyncio.create_task(RunDeletion(life.clients, life.runs, runs).delete_forever())
+        async with asyncio.timeout(60):
+            while runs.place(life.run_id) is not None:  # noqa: ASYNC110 - an index has no condition of its own
+                await asyncio.sleep(0.02)
+        assert runs.names("deleted") == ["run-0"]
+        for key in broken:
+            await life.runs.delete(key)
+        await cancel_and_wait(deleting)
+
+
 async def test_an_idempotency_key_that_belongs_to_another_run_by_now_stays(life):
     await life.lives()
     await life.runs.put(f"idempotency.key.{life.record.idempotency_key}", b'{"body": "b", "run_id": "run-other"}')

@@ -1,6 +1,7 @@
 """Runs that wait: which of them are driven, and what becomes of those that are paused or cancelled meanwhile."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -102,18 +103,19 @@ async def test_while_nats_is_away_runs_that_wait_to_be_settled_do_not_pile_up(st
     assert len(asyncio.all_tasks()) <= before
 
 
-async def test_runs_of_which_one_cannot_be_in_a_batch_are_settled_one_by_one(stage):
+@pytest.mark.parametrize("state", ["cancelled", "paused"])
+async def test_runs_of_which_one_cannot_be_in_a_batch_are_settled_one_by_one(stage, state):
     names, runs = [f"{stage.run_id}-{n}" for n in range(3)], stage.buckets[Buckets.RUNS]
     await submit_queued(stage, names)
     await runs.put(f"{names[1]}.status", b"of an earlier life")
     await runs.purge(f"{names[1]}.status")
-    await asyncio.gather(*(runs.put(f"{name}.desired", b'"cancelled"') for name in names))
+    await asyncio.gather(*(runs.put(f"{name}.desired", json.dumps(state).encode()) for name in names))
     await stage.until(lambda: stage.runs.names("unsettled") == names)
     waiting = WaitingRuns(stage.clients.bus, runs, stage.runs, stage.pool, is_driven=lambda _: False)
     assert await waiting.settle() == 3
-    assert [(await stage.status(name)).state for name in names] == ["cancelled"] * 3
+    assert [(await stage.status(name)).state for name in names] == [state] * 3
     history = [await EventLog(stage.clients.bus, name).read() for name in names]
-    assert [[event.message for event in events] for events in history] == [["cancelled"]] * 3
+    assert [[event.message for event in events] for events in history] == [[state]] * 3
 
 
 async def test_of_two_conductors_that_settle_and_drive_one_run_one_is_refused(stage):

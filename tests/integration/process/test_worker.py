@@ -12,6 +12,7 @@ import pytest
 
 from gradbus.bus import Buckets
 from gradbus.control.runs import RunRecord, WorkerPresence
+from gradbus.process import WorkerHeartbeat, heartbeat
 from gradbus.spec import RunSpec
 
 WORKER = """
@@ -116,3 +117,17 @@ async def test_a_worker_that_is_asked_to_stop_shows_that_it_has_given_its_run_ba
         process.terminate()
         await until(seen, lambda: presence(seen) is None)
     assert [one and one.run_id for one in shown[-2:]] == ["", None]
+
+
+async def test_a_worker_that_is_ready_says_so_at_once(bus, monkeypatch):
+    """Otherwise its death in the next second would be that of a worker that prepared the run."""
+    monkeypatch.setattr(heartbeat, "_BEAT_SECONDS", 600.0)
+    beating = WorkerHeartbeat(bus, WorkerPresence(worker=f"worker-{secrets.token_hex(4)}", role="trainer", incarnation="a"))
+    async with (
+        (await bus.bucket(Buckets.WORKERS)).view(beating.presence.worker) as seen,
+        beating.present(),
+        asyncio.timeout(60),
+    ):
+        await until(seen, lambda: presence(seen))
+        beating.progressed(0)
+        await until(seen, lambda: presence(seen) and presence(seen).reached == 0)

@@ -54,6 +54,32 @@ class Gateway(BaseHTTPRequestHandler):
         pass
 
 
+class ClosingGateway(Gateway):
+    """Closes every stream before its first event; the run is over at the tenth."""
+
+    streams = 0
+
+    def do_GET(self):
+        if "text/event-stream" in self.headers["Accept"]:
+            ClosingGateway.streams += 1
+            self._send("text/event-stream", ": heartbeat\n\n")
+        elif "/events" in self.path:
+            self._send("application/json", json.dumps({"data": [], "has_more": False}))
+        else:
+            self._send("application/json", json.dumps({"state": "running" if self.streams < 10 else "succeeded"}))
+
+
+def test_streams_that_end_at_once_are_opened_again_after_a_growing_pause(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("gradbus.client.client.time.sleep", pauses.append)
+    with ThreadingHTTPServer(("127.0.0.1", 0), ClosingGateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
+            assert list(client.follow_events("run-1")) == []
+        server.shutdown()
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+
+
 def test_events_behind_the_end_of_a_stream_that_was_closed_early_are_read_too():
     with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

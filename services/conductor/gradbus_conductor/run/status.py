@@ -133,8 +133,8 @@ class RunStatusWriter:
         if changed:
             level: Level = "error" if state == "failed" else "warning" if state == "waiting_for_reward" else "info"
             text = reason or waiting_for
-            # A conductor may die between the last event and the status: its successor emits the event again under the same key.
-            key = f"state:{state}" if finished else ""
+            # The status may not be written after its event: whoever takes the run then emits the event again under the same key.
+            key = f"state:{state}" if finished else f"state:{state}:{self._stored.revision}"
             self.events.emit("state", f"{state}: {text}" if text else state, {"state": state, "reason": text}, level, key)
         return self._status.to_bytes()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Sequence
 
 from grpc.aio import AioRpcError
 from nats.errors import Error as NatsError
@@ -39,15 +40,24 @@ class RunDeletion:
         self._bucket = runs_bucket
         self._runs = runs
         self._turns = asyncio.Semaphore(_PARALLEL)
+        self._newest_tried = ""
 
     async def delete_forever(self) -> None:
         """Deletes until it is cancelled."""
         while True:
-            names = list(islice(self._runs.names("deleted"), _BATCH))
+            names = self._next()
             deleted = await asyncio.gather(*map(self._delete_or_postpone, names))
             if any(deleted):
                 _log.info("runs_deleted", runs=sum(deleted), left=len(self._runs.names("deleted")))
             await asyncio.sleep(_POLL_SECONDS if all(deleted) else _RETRY_SECONDS)
+
+    def _next(self) -> Sequence[str]:
+        """The runs behind the last batch, else the oldest: those that cannot be deleted keep no others waiting."""
+        names = self._runs.names("deleted")
+        behind = bisect_right(names, self._newest_tried)
+        batch = names[behind : behind + _BATCH] or names[:_BATCH]
+        self._newest_tried = batch[-1] if batch else ""
+        return batch
 
     async def _delete_or_postpone(self, run_id: str) -> bool:
         async with self._turns:

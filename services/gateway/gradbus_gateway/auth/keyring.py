@@ -33,6 +33,11 @@ class Keyring:
             record = find_api_key(self._records, token)
         return record
 
+    def find_in_header(self, header: str) -> ApiKeyRecord | None:
+        """The key in the value of `Authorization`, or None."""
+        scheme, _, token = header.partition(" ")
+        return self.find(token.strip()) if scheme.lower() == "bearer" else None
+
     def by_id(self, key_id: str) -> ApiKeyRecord | None:
         """The key with this id, or None if it was revoked."""
         self._refresh(_LOOK_SECONDS)

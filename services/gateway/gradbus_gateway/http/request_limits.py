@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, cast
 
 from starlette.datastructures import Headers
@@ -19,9 +20,11 @@ _PIECE_BYTES: Final = 1 << 16
 class AdmissionMiddleware:
     """Refuses an address that sends too many requests without a valid key, and ends each admission with its response. Probes pass."""
 
-    def __init__(self, app: ASGIApp, admissions: Admissions) -> None:
+    def __init__(self, app: ASGIApp, admissions: Admissions, has_key: Callable[[str], bool]) -> None:
+        """`has_key`: whether the value of `Authorization` holds a valid key."""
         self._app = app
         self._admissions = admissions
+        self._has_key = has_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles the request within its admission."""
@@ -32,7 +35,7 @@ class AdmissionMiddleware:
         admission = state["admission"] = Admission(self._admissions, state.get("peer", ""))
         try:
             # An API key is checked without asking another service, so its holder need not pay for others at the address.
-            if not scope["path"].startswith(_AUTHENTICATED) or "authorization" not in Headers(scope=scope):
+            if not scope["path"].startswith(_AUTHENTICATED) or not self._has_key(Headers(scope=scope).get("authorization", "")):
                 admission.check_address()
         except ProblemError as error:
             await problem(Request(scope), error)(scope, receive, send)

@@ -7,15 +7,15 @@ import json
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 from gradbus.errors import Fault, SpecError
 from gradbus.objects.folder import partial_folder
-from gradbus_gateway.intake.check_turns import CheckTurns
+from gradbus_gateway.intake.check_turns import in_turn
 from gradbus_gateway.settings import GatewaySettings
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -46,27 +46,26 @@ class Hub:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._folder = settings.cache_dir / "hub"
-        self._downloads = CheckTurns(_MAX_DOWNLOADS, settings.max_hub_seconds)
-        self._turns: dict[tuple[str, str], asyncio.Lock] = {}
-        self._waiting = Counter[tuple[str, str]]()
+        self._slots = asyncio.Semaphore(_MAX_DOWNLOADS)
+        self._of_callers = WeakValueDictionary[str, asyncio.Lock]()
+        self._of_models = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     @asynccontextmanager
-    async def turn(self, hub_id: str, revision: str) -> AsyncIterator[None]:
-        """Inside the block, nobody else is inside with this model."""
-        key = (hub_id, revision)
-        self._waiting[key] += 1
-        try:
-            async with self._turns.setdefault(key, asyncio.Lock()):
-                yield
-        finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key], self._turns[key]
+    async def turn(self, hub_id: str, revision: str, caller: str) -> AsyncIterator[None]:
+        """Inside the block, nobody else is inside with this model, nor the caller with another. Raises the problem 503."""
+        # The caller's turn comes first: who waits for it with many models keeps none of them from others.
+        of_caller = self._of_callers.setdefault(caller, asyncio.Lock())
+        of_model = self._of_models.setdefault((hub_id, revision), asyncio.Lock())
+        async with in_turn(self._settings.max_hub_seconds, of_caller, of_model):
+            yield
 
     @asynccontextmanager
-    async def downloaded(self, hub_id: str, revision: str, caller: str) -> AsyncIterator[Path]:
-        """The model's files, in a folder that exists inside the block. Raises SpecError with the hub's reason."""
-        async with self._downloads.turn(caller), partial_folder(self._folder) as folder:
+    async def downloaded(self, hub_id: str, revision: str) -> AsyncIterator[Path]:
+        """The model's files, in a folder that exists inside the block, itself inside `turn`.
+
+        Raises SpecError with the hub's reason, and the problem 503 if other downloads take too long.
+        """
+        async with in_turn(self._settings.max_hub_seconds, self._slots), partial_folder(self._folder) as folder:
             if reason := await self._download(hub_id, revision, folder):
                 allowed = "a hub id with a revision that the server may read, or a folder"
                 raise SpecError([Fault("model.path", f"cannot be taken from the hub: {reason}", f"{hub_id} at {revision}", allowed)])

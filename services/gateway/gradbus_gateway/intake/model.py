@@ -80,13 +80,19 @@ class ModelIntake:
 
     async def _store_download(self, hub_id: str, revision: str, caller: str) -> dict[str, str]:
         """Downloads once, whoever asks for the model meanwhile."""
-        async with self._hub.turn(hub_id, revision):
-            files = self._downloaded.get((hub_id, revision))
-            if files is None or not await self._objects.has_blobs(files.values()):
-                async with self._hub.downloaded(hub_id, revision, caller) as folder:
+        if files := await self._earlier_download(hub_id, revision):
+            return files
+        async with self._hub.turn(hub_id, revision, caller):
+            files = await self._earlier_download(hub_id, revision)
+            if files is None:
+                async with self._hub.downloaded(hub_id, revision) as folder:
                     files = await self._store_files(folder)
                 self._downloaded.put((hub_id, revision), files)
             return files
+
+    async def _earlier_download(self, hub_id: str, revision: str) -> dict[str, str] | None:
+        files = self._downloaded.get((hub_id, revision))
+        return files if files and await self._objects.has_blobs(files.values()) else None
 
     async def _store_files(self, folder: Path) -> dict[str, str]:
         info, _ = await asyncio.to_thread(_inspect, folder, self._settings.max_model_bytes)

@@ -31,7 +31,6 @@ _ROWS_SECONDS: Final = 10.0
 _DEADLINES: Final = Deadlines(load=10, call=5)
 _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
-_WAIT_SECONDS: Final = 30.0
 _CACHED: Final = 1024
 
 _Key = tuple[frozenset[tuple[str, str]], str, str | None, str, PromptLimits]
@@ -44,7 +43,7 @@ class PromptCheck:
     def __init__(self, objects: ObjectStore, tokenizers: ForkServer) -> None:
         self._objects = objects
         self._tokenizers = tokenizers
-        self._turns = CheckTurns(_CHECKS, _WAIT_SECONDS)
+        self._turns = CheckTurns(_CHECKS)
         self._passed = LruCache[_Key, bool](_CACHED)
 
     async def fault(self, spec: RunSpec, caller: str) -> Fault | None:

@@ -79,12 +79,7 @@ def check_same_origin(request: Request) -> None:
 
 async def _key_of(request: Request, gateway: Gateway) -> ApiKeyRecord | None:
     header = request.headers.get("authorization")
-    return await _key_of_session(request, gateway) if header is None else _key_in_header(header, gateway)
-
-
-def _key_in_header(header: str, gateway: Gateway) -> ApiKeyRecord | None:
-    scheme, _, token = header.partition(" ")
-    return gateway.keyring.find(token.strip()) if scheme.lower() == "bearer" else None
+    return await _key_of_session(request, gateway) if header is None else gateway.keyring.find_in_header(header)
 
 
 async def _key_of_session(request: Request, gateway: Gateway) -> ApiKeyRecord | None:

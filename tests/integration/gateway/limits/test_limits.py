@@ -66,6 +66,15 @@ def test_guesses_at_keys_are_refused_and_the_right_key_is_not(stack, rate_limite
         assert http.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/nothing"), ("OPTIONS", "/v1/runs"), ("PUT", "/v1/runs")])
+def test_a_guessed_key_counts_for_its_address_where_no_route_asks_for_one(stack, rate_limited, method, path):
+    with httpx2.Client(base_url=rate_limited, timeout=60) as http:
+        answers = [http.request(method, path, headers=bearer("abc.def")).status_code for _ in range(30)]
+        assert 429 not in answers[:20]
+        assert answers[-1] == 429
+        assert http.request(method, path, headers=bearer(stack.key)).status_code == answers[0]
+
+
 def test_an_address_that_is_made_up_has_the_bucket_of_its_connection(rate_limited):
     with httpx2.Client(base_url=rate_limited, timeout=60) as http:
         answers = [http.get("/v1/runs", headers={"X-Forwarded-For": f"192.0.2.{number}"}).status_code for number in range(30)]

@@ -81,6 +81,19 @@ async def test_one_model_is_downloaded_once_whoever_asks_meanwhile_and_later(hub
     assert sum(path.startswith("/api/models") and "/revision/" in path for path in hub.asked) == 1
 
 
+async def test_who_waits_with_several_models_keeps_none_of_them_from_others(hub, new_intake):
+    intake, popular = new_intake(), MODEL.model_copy(update={"path": "owner/popular"})
+    hub.hold.set()
+    waiting = [asyncio.create_task(intake.store(MODEL, "greedy"))]
+    await asyncio.to_thread(hub.reached.wait, 60)
+    waiting.append(asyncio.create_task(intake.store(popular, "greedy")))
+    await asyncio.sleep(0)
+    assert "cannot be taken from the hub" in await fault(intake, popular)
+    assert not any(task.done() for task in waiting)
+    hub.free.set()
+    await asyncio.gather(*waiting)
+
+
 @pytest.mark.parametrize(
     "revision", ["main", "v1", COMMIT[:39], COMMIT + "0", COMMIT.upper(), COMMIT + "\n", "../../../blobs/crafted", "refs/pr/1", ""]
 )

@@ -53,3 +53,15 @@ async def test_what_passed_is_remembered_and_what_failed_is_not(check):
     for _ in range(2):
         assert await check.fault(spec("a"), "someone") is None
     assert check.running == ["a"] * 3
+
+
+async def test_a_submission_waits_for_longer_than_a_check_of_another_takes(check, monkeypatch):
+    waiting = [asyncio.create_task(check.fault(spec(caller), caller)) for caller in ("someone", "another")]
+    await settle()
+    loop = asyncio.get_running_loop()
+    later = loop.time() + 60
+    monkeypatch.setattr(loop, "time", lambda: later)
+    await settle()
+    assert check.running == ["someone"]
+    check.result.set_result(None)
+    assert await asyncio.gather(*waiting) == [None] * 2
