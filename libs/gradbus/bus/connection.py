@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -73,14 +74,17 @@ class Bus:
         opening = asyncio.create_task(bus._open(name), name="connect to NATS")
         try:
             await asyncio.wait({opening}, timeout=wait_seconds)
-            if opening.done():
-                with contextlib.suppress(TimeoutError):
-                    opening.result()
-                    return bus
         finally:
             await cancel_and_wait(opening)
+            if opening.cancelled() or opening.exception() is not None:
+                await bus.client.close()
+        if not opening.cancelled():
+            with contextlib.suppress(TimeoutError):
+                opening.result()
+                return bus
         reason = f" ({bus.client.last_error})" if bus.client.last_error else ""
-        raise SettingsError(f"NATS at {settings.url} did not answer in {wait_seconds:.0f} s{reason}; start it, or set GRADBUS_NATS_URL")
+        url = _without_credentials(settings.url)
+        raise SettingsError(f"NATS at {url} did not answer in {wait_seconds:.0f} s{reason}; start it, or set GRADBUS_NATS_URL")
 
     async def bucket(self, name: str) -> Bucket:
         """The key-value bucket, which is made if it is missing. Waits while NATS does not answer."""
@@ -161,7 +165,7 @@ class Bus:
                 )
                 break
             except (OSError, NatsError, TimeoutError) as error:
-                _log.info("nats_unreachable", url=settings.url, error=str(error))
+                _log.info("nats_unreachable", url=_without_credentials(settings.url), error=str(error))
                 await asyncio.sleep(0.2)
         await self._make_streams()
 
@@ -199,6 +203,10 @@ class Bus:
                     f"NATS has no room for the stream {config.name} ({error.description}): it uses at most three quarters of the space "
                     f"that was free on its volume when it started; free {_NATS_GIB} GiB there and start it again"
                 ) from None
+
+
+def _without_credentials(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//", url)
 
 
 def _bucket_config(name: str, *, direct: bool) -> StreamConfig:

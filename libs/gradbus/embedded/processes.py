@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from gradbus.embedded.server_logs import LONGEST_LINE, write_as_json
+from gradbus.exit_status import describe_exit
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -125,7 +126,7 @@ class SupervisedProcess:
         if self._exceeded:
             held, limit = (f"{size / 1e9:.2f} GB" for size in (self._exceeded, self.memory))
             return f"killed: it held {held} of memory and may hold {limit}; raise its limit with `gradbus up --memory`"
-        return _reason(process.returncode)
+        return describe_exit(await process.wait())
 
     async def _spawn(self) -> Process:
         program = self._program()
@@ -185,12 +186,6 @@ class SupervisedProcess:
 def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def _reason(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        return f"killed by signal {-returncode} ({signal.strsignal(-returncode)})"
-    return f"exit status {returncode}"
 
 
 async def wait_until_gone(last: Mapping[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gradbus.aio.tasks import run_to_end
+from gradbus.aio.tasks import cancel_and_wait, run_to_end
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.errors import TokenizerProcessError, described
 from gradbus.tokenizer.frames import CONTROL_BYTES, Frame
@@ -76,7 +77,7 @@ class ForkServer:
 
         None if it is no longer known, because it ended with its server.
         """
-        if self._server is None:
+        if self._server is None or self._closed:
             return None
         status = (await self._ask({"end": pid})).get("status")
         return None if status is None else int(status)
@@ -84,13 +85,19 @@ class ForkServer:
     async def close(self) -> None:
         """Ends the server and its processes for good."""
         self._closed = True
-        await self._end_server()
+        if self._server is not None:
+            self._server.ready.cancel()
+            _shut(self._server.control)  # a request under way ends at once, and with it its turn
+        async with self._lock:
+            await self._end_server()
 
     async def _end_server(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            server.ready.cancel()
-            await asyncio.to_thread(_stop, server)
+            _shut(server.control)
+            await cancel_and_wait(server.ready)
+            await asyncio.to_thread(_wait_or_kill, server.process)
+            server.control.close()  # last: while the event loop waits for it, its number must not become another file's
 
     async def _ask(self, request: dict[str, Any], *fds: int) -> dict[str, Any]:
         """The reply, from a second server if the first one is lost."""
@@ -174,11 +181,15 @@ async def _reply(control: socket.socket) -> dict[str, Any]:
     return Frame.from_bytes(message).header
 
 
-def _stop(server: _Server) -> None:
-    """Closes the control socket, which ends the server; kills it if it does not end."""
-    server.control.close()
+def _shut(control: socket.socket) -> None:
+    """Ends the connection, and by it the server."""
+    with contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
-        server.process.wait(_EXIT_SECONDS)
+        process.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
-        server.process.kill()
-        server.process.wait()
+        process.kill()
+        process.wait()

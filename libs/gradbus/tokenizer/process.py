@@ -11,6 +11,7 @@ import signal
 from typing import Final
 
 from gradbus.aio.tasks import run_to_end
+from gradbus.exit_status import describe_exit
 from gradbus.tokenizer.frames import Frame, receive_frame
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.limits import MEMORY_BYTES
@@ -83,5 +84,5 @@ class TokenizerProcess:
 
 
 def _how(status: int | None) -> str:
-    how = "with its server" if status is None else f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-    return f"its process ended {how}; it may use {MEMORY_BYTES >> 20} MiB"
+    how = "with its server" if status is None else describe_exit(status)
+    return f"its process ended ({how}); it may use {MEMORY_BYTES >> 20} MiB"

@@ -133,10 +133,12 @@ class Tokenizer:
 
     async def _loaded(self) -> TokenizerProcess:
         """The process, if it is alive, or a new one that has loaded the tokenizer."""
-        if self._closed:
-            raise TokenizerProcessError("the tokenizer is closed; open another one")
-        if self._process is None or not self._process.alive:
+        if not self._closed and (self._process is None or not self._process.alive):
             self._process = await _repeated(self._load, "the tokenizer cannot be loaded")
+            if self._closed:  # meanwhile
+                await self._process.end()
+        if self._closed or self._process is None:
+            raise TokenizerProcessError("the tokenizer is closed; open another one")
         return self._process
 
     async def _load(self) -> TokenizerProcess:

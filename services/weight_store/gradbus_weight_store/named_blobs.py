@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 from pydantic import ValidationError
 
-from gradbus.aio.tasks import map_bounded
+from gradbus.aio.tasks import map_bounded, run_to_end
 from gradbus.bus import Bucket
 from gradbus.control.runs import FINAL_STATES, RunStatus
 from gradbus.ids import digests_in
@@ -37,16 +37,18 @@ class NamedBlobs:
         self._settled: dict[str, int] = {}
         """Runs that are over and whose manifests have all been read, to the changes that this process had made to them before."""
         self._records.listen(self._update)
+        self._asking = asyncio.Lock()
 
     async def among(self, blobs: Collection[str], without: AbstractSet[str] = frozenset()) -> set[str]:
         """Those of `blobs` that are named. The manifests at the paths `without` do not count.
 
         Raises StorageError, errors of NATS, and TimeoutError if NATS is slow: publishing may wait for the answer.
         """
-        in_manifests = await self._in_manifests(without)
-        async with asyncio.timeout(_RECORDS_SECONDS):
-            await self._records.read()
-        return {digest for digest in blobs if digest in in_manifests or self._named[digest]}
+        async with self._asking:  # what one question forgets, in order to read it again, would be missing in the answer to another
+            in_manifests = await self._in_manifests(without)
+            async with asyncio.timeout(_RECORDS_SECONDS):
+                await self._records.read()
+            return {digest for digest in blobs if digest in in_manifests or self._named[digest]}
 
     async def _in_manifests(self, without: AbstractSet[str]) -> set[str]:
         """Digests in the manifests of all runs that are not settled."""
@@ -99,5 +101,5 @@ def _is_final(status: bytes) -> bool:
 
 
 async def delete_blobs(objects: ObjectStore, blobs: Collection[str]) -> None:
-    """Deletes blobs, several at a time."""
-    await map_bounded(objects.delete_blob, blobs, _PARALLEL)
+    """Deletes blobs, several at a time. When one fails or the caller is cancelled, no deletion goes on behind the caller's lock."""
+    await map_bounded(lambda digest: run_to_end(objects.delete_blob(digest)), blobs, _PARALLEL)

@@ -93,6 +93,8 @@ class Retention:
                 await self._manifests.objects.remove_partial_files()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
                 _log.warning("deletion_postponed", run_id=run_id, error=f"{type(error).__name__}: {error}")
+            except Exception:  # noqa: BLE001 - the boundary of one run: logged whole, and the others are swept
+                _log.exception("deletion_failed", run_id=run_id)
 
     async def sweep(self, ledger: Ledger) -> None:
         """Deletes what the run no longer needs: first blobs, then the manifests that name them, so that no blob is left without a name."""

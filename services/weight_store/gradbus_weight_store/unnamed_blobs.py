@@ -15,7 +15,7 @@ from typing import Final
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
-from gradbus.aio.tasks import map_bounded
+from gradbus.aio.tasks import map_bounded, run_to_end
 from gradbus.bus import Bucket, Conflict
 from gradbus.control.condemned import Condemned, key_of
 from gradbus.errors import GradbusError
@@ -59,6 +59,8 @@ class UnnamedBlobs:
                 await self.sweep()
             except (GradbusError, NatsError, APIError, TimeoutError) as error:
                 _log.warning("blob_sweep_failed", error=f"{type(error).__name__}: {error}")
+            except Exception:  # noqa: BLE001 - without this task no blob would ever be deleted: logged whole, and tried again
+                _log.exception("blob_sweep_failed")
 
     async def sweep(self) -> None:
         """Deletes the condemned blobs whose time is over, then condemns others. Raises StorageError and errors of NATS."""
@@ -71,7 +73,7 @@ class UnnamedBlobs:
             await self._named.among(batch)  # fills the caches, so that the lock is held for a short time
             async with self._delete_lock.deleting():
                 named = await self._named.among(batch)
-                deleted += sum(await asyncio.gather(*(self._delete(digest, is_named=digest in named) for digest in batch)))
+                deleted += await self._delete_batch(batch, named)
         condemned = await self._condemn(known.keys())
         if deleted or condemned:
             _log.info("unnamed_blobs_swept", deleted=deleted, condemned=condemned)
@@ -87,6 +89,11 @@ class UnnamedBlobs:
 
     async def _put(self, digest: str) -> None:
         await self._condemned.put(key_of(digest), Condemned(since_unix_ns=time.time_ns()).to_bytes())
+
+    async def _delete_batch(self, batch: Collection[str], named: Collection[str]) -> int:
+        """Deletes those that are not named; their number. When one fails, no deletion goes on behind the lock."""
+        deleted = await map_bounded(lambda digest: run_to_end(self._delete(digest, is_named=digest in named)), batch, _PARALLEL)
+        return sum(deleted)
 
     async def _delete(self, digest: str, *, is_named: bool) -> bool:
         """Deletes the blob unless it is named, or was kept since the sweep began."""

@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from nats.js import JetStreamContext
+from structlog.testing import capture_logs
 
 from gradbus.bus import Buckets, Bus, BusSettings, Conflict, kv
 from gradbus.errors import SettingsError
@@ -55,6 +57,23 @@ async def test_of_a_key_that_changed_only_the_newest_revision_is_deleted(bucket,
 async def test_a_bus_that_is_not_there_is_named():
     with pytest.raises(SettingsError, match="GRADBUS_NATS_URL"):
         await Bus.connect(BusSettings("nats://127.0.0.1:1"), "test", wait_seconds=0.5)
+
+
+async def test_a_bus_that_does_not_come_up_leaves_no_connection(own_nats, monkeypatch):
+    monkeypatch.setattr(JetStreamContext, "add_stream", lambda *_, **__: asyncio.sleep(3600))
+    before = asyncio.all_tasks()
+    with pytest.raises(SettingsError, match="did not answer"):
+        await Bus.connect(BusSettings(own_nats.url), "test", wait_seconds=1.0)
+    async with asyncio.timeout(60):
+        while asyncio.all_tasks() - before:  # noqa: ASYNC110 - the tasks of a closed client end by themselves
+            await asyncio.sleep(0.05)
+
+
+async def test_an_address_is_told_without_its_password():
+    with capture_logs() as logs, pytest.raises(SettingsError) as refused:
+        await Bus.connect(BusSettings("nats://user:secret@127.0.0.1:1"), "test", wait_seconds=0.5)
+    assert "nats://127.0.0.1:1" in str(refused.value)
+    assert "secret" not in f"{refused.value} {logs}"
 
 
 async def test_two_processes_make_the_same_streams(own_nats):

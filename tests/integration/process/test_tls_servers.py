@@ -1,5 +1,6 @@
 """NATS and the buffer as a deployment configures them: mutual TLS and nothing else."""
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -73,9 +74,41 @@ async def test_nats_refuses_clients_without_tls_and_of_another_authority(nats, i
         await connect(f"tls://{address}", foreign, seconds=5)
 
 
-async def test_a_nats_without_tls_gets_no_password(nats, issue):
+@pytest.fixture
+async def overheard():
+    """Forwards connections to a server; returns an address for clients, and a list of all that they send."""
+    servers = []
+
+    async def begin(address):
+        host, port = address.split(":")
+        sent = []
+
+        async def forward(reader, writer, seen):
+            while data := await reader.read(1 << 16):
+                seen.append(data)
+                writer.write(data)
+            writer.close()
+
+        async def serve(reader, writer):
+            inner_reader, inner_writer = await asyncio.open_connection(host, port)
+            await asyncio.gather(forward(reader, inner_writer, sent), forward(inner_reader, writer, []), return_exceptions=True)
+
+        servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+        return f"127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}", sent
+
+    yield begin
+    for server in servers:
+        server.close()
+
+
+async def test_a_nats_without_tls_gets_no_password(nats, issue, overheard):
+    address, sent = await overheard(nats())
     with pytest.raises(SettingsError, match=r"did not answer in 5 s"):
-        await connect(f"tls://{nats()}", read_identity(issue("gateway")), seconds=5)
+        await connect(f"tls://{address}", read_identity(issue("gateway")), seconds=5)
+    assert sent, "the client has tried"
+    assert PASSWORD.encode() not in b"".join(sent)
+    await connect(f"nats://{address}")
+    assert PASSWORD.encode() in b"".join(sent), "it would have been heard"
 
 
 async def test_a_nats_that_shows_another_name_gets_no_password(nats, issue):

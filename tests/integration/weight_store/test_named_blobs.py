@@ -71,6 +71,19 @@ async def test_runs_that_are_over_are_read_once_and_go_on_to_count(runs, run_ids
     assert await named.among(BLOBS) == {BLOBS[0], *BLOBS[2:]}
 
 
+async def test_a_question_about_a_run_hides_its_blobs_from_no_other_question(runs, run_ids, tmp_path):
+    manifests = Manifests(ObjectStore.open(tmp_path.as_uri()))
+    manifest = version(run_ids[0], 0, BLOBS[0])
+    await manifests.write_version(manifest)
+    await set_state(runs, run_ids[0], "succeeded")
+    named = NamedBlobs(manifests, runs)
+    for _ in range(20):
+        await named.among([])
+        assert await named.among(BLOBS) == {BLOBS[0]}, "it is settled"
+        answer, _ = await asyncio.gather(named.among(BLOBS), named.among(BLOBS, without={version_path(manifest)}))
+        assert answer == {BLOBS[0]}
+
+
 async def test_a_manifest_that_cannot_be_read_is_looked_for_again(runs, run_ids, tmp_path):
     objects = ObjectStore.open(tmp_path.as_uri())
     manifest = version(run_ids[0], 0, BLOBS[0])

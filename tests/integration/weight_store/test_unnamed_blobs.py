@@ -3,10 +3,12 @@
 import asyncio
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 from grpc.aio import AioRpcError
 
+from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Buckets
 from gradbus.control.condemned import Condemned, CondemnedBlobs, key_of
 from gradbus.control.runs import RunStatus
@@ -15,7 +17,8 @@ from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus_weight_store.delete_lock import StoreDeleteLock
 from gradbus_weight_store.manifests import Manifests
-from gradbus_weight_store.named_blobs import NamedBlobs
+from gradbus_weight_store.named_blobs import NamedBlobs, delete_blobs
+from gradbus_weight_store.retention import Retention
 from gradbus_weight_store.unnamed_blobs import UnnamedBlobs
 
 GRACE = 1000.0
@@ -156,6 +159,78 @@ async def test_blobs_are_not_deleted_while_a_manifest_that_may_name_them_is_stor
         assert await store.objects.has_blob(digest)
     await sweeping
     assert not await store.objects.has_blob(digest)
+
+
+@pytest.fixture
+def one_fails(monkeypatch):
+    """Makes the deletion of a blob fail while another is under way: call it with the digest."""
+    delete, under_way = ObjectStore.delete_blob, asyncio.Event()
+
+    def plant(failing):
+        async def planted(objects, digest):
+            if digest == failing:
+                await under_way.wait()
+                raise StorageError("planted")
+            under_way.set()
+            await asyncio.sleep(0.2)
+            await delete(objects, digest)
+
+        monkeypatch.setattr(ObjectStore, "delete_blob", planted)
+
+    return plant
+
+
+@pytest.mark.parametrize("deleted_by", ["retention", "sweep"])
+async def test_when_one_deletion_fails_none_goes_on_without_the_lock(store, one_fails, deleted_by):
+    digests = [await store.blob(b"fails", 2 * GRACE), await store.blob(b"goes on", 2 * GRACE)]
+    for digest in digests:
+        await store.due(digest)
+    one_fails(digests[0])
+    with pytest.raises(StorageError, match="planted"):
+        await (store.sweeper.sweep() if deleted_by == "sweep" else delete_blobs(store.objects, digests))
+    assert not await store.objects.has_blob(digests[1]), "nobody may see it once the lock is free"
+
+
+async def test_a_sweep_that_fails_in_whatever_way_is_followed_by_another(store, monkeypatch):
+    digest = await store.blob(b"deleted later", 2 * GRACE)
+    await store.due(digest)
+    await store.condemned.put("bad", b"no record")
+    failed, sweep = asyncio.Event(), store.sweeper.sweep
+
+    async def told():
+        try:
+            await sweep()
+        except ValueError:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(store.sweeper, "sweep", told)
+    monkeypatch.setattr("gradbus_weight_store.unnamed_blobs._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("gradbus_weight_store.unnamed_blobs._MAX_PAUSE_SECONDS", 0.1)
+    sweeping = asyncio.create_task(store.sweeper.sweep_forever())
+    await failed.wait()
+    await store.condemned.purge("bad")
+    async with asyncio.timeout(60):
+        while await store.objects.has_blob(digest):
+            assert not sweeping.done()
+            await asyncio.sleep(0.05)
+    await cancel_and_wait(sweeping)
+
+
+async def test_a_run_whose_sweep_fails_in_whatever_way_keeps_no_other_from_its_own(objects):
+    class Faulty:
+        run_id = "run-faulty"
+
+        @property
+        def checkpoint_head(self):
+            raise ValueError("planted")
+
+    swept = SimpleNamespace(run_id="run-swept", checkpoint_head=None)
+    retention = Retention(Manifests(objects), None, None, StoreDeleteLock())
+    retention.schedule(swept)
+    retention.schedule(Faulty())
+    await retention.settle()
+    assert not retention._due
 
 
 async def test_a_deleted_run_has_no_heads_and_no_manifests_and_old_trainers_stay_fenced(store_process, trainer, trainer_of, objects, bus):

@@ -111,6 +111,18 @@ async def test_a_pool_that_is_closed_while_its_process_starts_leaves_none(pools)
     await until(lambda: children() <= before)
 
 
+async def test_a_call_that_is_cancelled_after_its_pool_was_closed_gives_its_process_back(pools):
+    before, budget = children(), ProcessBudget(1)
+    pool = pools(SLOW_TO_LOAD, budget)
+    call = asyncio.create_task(pool.grade([row()], frozenset(), 60.0))
+    await until(lambda: children() > before)
+    await pool.close()
+    call.cancel()
+    await asyncio.wait({call})
+    await until(lambda: children() <= before)
+    assert rewards(await pools(GOOD, budget).grade([row()], frozenset(), 20.0)) == [1.0]
+
+
 async def test_a_source_that_does_not_load_is_not_loaded_again_at_once(pools, monkeypatch):
     starts = []
 

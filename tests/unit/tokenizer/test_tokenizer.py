@@ -278,6 +278,16 @@ async def test_a_closed_tokenizer_starts_no_process(fork_server, model_folder, p
         await tokenizer.encode(numbered(["a"]))
 
 
+async def test_a_tokenizer_that_is_closed_while_it_loads_leaves_no_process(fork_server, model_folder, processes):
+    tokenizer = Tokenizer(fork_server, model_folder, LIMITS, PATIENT)
+    encoding = asyncio.create_task(tokenizer.encode(numbered(["a"])))
+    while not processes():  # noqa: ASYNC110 - only the list of processes tells
+        await asyncio.sleep(0)
+    await tokenizer.close()
+    with pytest.raises(TokenizerProcessError, match="closed"):
+        await encoding
+
+
 async def test_a_tokenizer_that_cannot_be_loaded_leaves_no_process(fork_server, model_folder, processes):
     (model_folder / "tokenizer.json").write_text("[" * 50_000 + "]" * 50_000)
     with pytest.raises(ModelFileError, match=r"tokenizer.json"):
@@ -373,6 +383,18 @@ async def test_a_fork_server_that_is_closed_does_not_start_again():
         with pytest.raises(TokenizerProcessError, match="ending"):
             await call
     assert server._server is None
+
+
+async def test_a_request_to_a_fork_server_that_hangs_ends_when_it_is_closed():
+    server = ForkServer()
+    await server.start()
+    os.kill(server._server.process.pid, signal.SIGSTOP)
+    forking = asyncio.create_task(server.fork())
+    await asyncio.sleep(0.2)  # it waits for the reply
+    async with asyncio.timeout(30):
+        await server.close()
+        with pytest.raises(TokenizerProcessError, match="ending"):
+            await forking
 
 
 async def test_a_machine_without_room_for_a_process_is_not_the_models_fault(monkeypatch):

@@ -147,11 +147,7 @@ class GraderPool:
         """Stops the processes; a busy process stops after its message."""
         self._closed = True
         self._budget.remove(self)
-        for start in self._starting:
-            start.cancel()
-        for ended in await asyncio.gather(*self._starting, return_exceptions=True):
-            if isinstance(ended, GraderProcess):
-                self._idle.append(ended)
+        await self._end_starts()
         while await self.shed():
             pass
 
@@ -212,9 +208,18 @@ class GraderPool:
         try:
             return await asyncio.shield(start)
         except asyncio.CancelledError:
-            if not self._closed:
-                self._starting.append(start)
+            self._starting.append(start)
+            if self._closed:
+                await self._end_starts()
             raise
+
+    async def _end_starts(self) -> None:
+        starts, self._starting = self._starting, []
+        for start in starts:
+            start.cancel()
+        for process in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(process, GraderProcess):
+                await self._stop(process)
 
     async def _start(self) -> GraderProcess:
         await self._budget.acquire(self)

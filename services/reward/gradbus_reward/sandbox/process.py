@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from gradbus.errors import ScorerError
+from gradbus.exit_status import describe_exit
 from gradbus.niceness import USERS_NICENESS
 from gradbus_reward.sandbox.bounds import is_bounded
 from gradbus_reward.sandbox.confinement import MEMORY_BYTES, Confinement
@@ -221,5 +222,4 @@ class GraderProcess:
             async with asyncio.timeout(_EXIT_SECONDS):
                 await self._process.wait()
         code = await self.stop()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"the grader's process died ({how}); it may use {MEMORY_BYTES >> 20} MiB and must not exit"
+        return f"the grader's process died ({describe_exit(code)}); it may use {MEMORY_BYTES >> 20} MiB and must not exit"
