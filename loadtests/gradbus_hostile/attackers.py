@@ -52,6 +52,9 @@ class Orders:
     """Folder of the stack."""
     url: str
     key: str
+    """Whose runs are submitted."""
+    clients_key: str
+    """Another one, for the clients use up what a key may do."""
     spec: Json
     """Of the well-behaved run."""
     submissions: tuple[str, ...]
@@ -132,7 +135,7 @@ async def _attacked(orders: Orders) -> Report:
 async def _take_turns(orders: Orders, client: Client, turns: Counter[str], all_tried: asyncio.Event) -> None:
     for party in itertools.cycle(parties(orders.clients_at_once)):
         run_id = await asyncio.to_thread(newest, client, orders.spec["name"])
-        async with attacked(Target.of(Path(orders.state), orders.key, run_id), party):
+        async with attacked(Target.of(Path(orders.state), orders.clients_key, run_id), party):
             await asyncio.sleep(turn_seconds(orders))
         turns.update(client.name for client in party)
         if all(turns.values()):

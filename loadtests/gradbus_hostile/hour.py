@@ -110,9 +110,10 @@ class Measurement:
         self._hour.ends, self._hour.turns = report.ends, report.turns
 
     def _orders(self) -> Orders:
-        plan, key = self._plan, new_key(self._state, "hostile")
+        plan = self._plan
+        keys = new_key(self._state, "hostile"), new_key(self._state, "hostile-clients")
         names = tuple(submission.name for submission in plan.submissions)
-        return Orders(str(self._state), self._client.url, key, self._spec, names, plan.minutes, plan.clients_at_once)
+        return Orders(str(self._state), self._client.url, *keys, self._spec, names, plan.minutes, plan.clients_at_once)
 
     async def _train_until(self, over: asyncio.Event) -> None:
         while not over.is_set():

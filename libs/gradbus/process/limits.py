@@ -103,8 +103,13 @@ def return_memory() -> int:
     if sys.platform != "linux":
         return 0
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc keeps freed memory
-    if trim is not None:
-        trim(0)
+    trim_memory()
     status = Path("/proc/self/status").read_text()
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(_RSS)), 0)
+
+
+def trim_memory() -> None:
+    """Returns to the system what the allocator keeps of freed memory. It takes some milliseconds and lets other threads compute."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and keeps freed memory
+    if trim is not None:
+        trim(0)

@@ -12,11 +12,13 @@ from typing import Any, cast
 
 import uvicorn
 
+from gradbus.aio.tasks import background
 from gradbus.buffer import open_buffer
 from gradbus.bus import Buckets, Bus
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.errors import SettingsError
 from gradbus.process import Process
+from gradbus.process.limits import trim_memory
 from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.launcher import ForkServer
@@ -41,6 +43,8 @@ from gradbus_gateway.settings import ConnectionLimits, GatewaySettings, Quotas
 _log = get_logger(__name__)
 _DRAIN_SECONDS = 5
 _BACKLOG = 2048
+_TRIM_SECONDS = 30.0
+"""Between two returns of freed memory to the system: a crowd of clients leaves a hundred megabytes with the allocator."""
 
 
 async def serve(settings: GatewaySettings, process: Process) -> None:
@@ -69,10 +73,17 @@ async def serve(settings: GatewaySettings, process: Process) -> None:
         process.ready = True
         _log.info("serving", address=f"{listener.getsockname()[0]}:{listener.getsockname()[1]}")
         stop = asyncio.create_task(process.stopping.wait(), name="stop")
-        await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        stop.cancel()
-        await serving
+        async with background(_trim_forever(), "trim"):
+            await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            stop.cancel()
+            await serving
+
+
+async def _trim_forever() -> None:
+    while True:
+        await asyncio.sleep(_TRIM_SECONDS)
+        await asyncio.to_thread(trim_memory)
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ async def test_a_request_that_is_refused_counts_as_unanswered(free_port):
 
 @pytest.mark.parametrize("minutes", [1.0, 20.0, 60.0])
 def test_every_client_has_a_turn_within_the_minutes(minutes):
-    orders = Orders("state", "http://127.0.0.1:1", "key", {}, (), minutes, clients_at_once=8)
+    orders = Orders("state", "http://127.0.0.1:1", "key", "another", {}, (), minutes, clients_at_once=8)
     taken = [client.name for party in parties(8) for client in party]
     assert sorted(taken) == sorted(client.name for client in CLIENTS)
     assert max(map(len, parties(8))) <= 8
@@ -105,4 +105,4 @@ def test_a_report_is_the_same_after_its_way_between_the_processes():
 
 async def test_attackers_that_fail_are_reported(tmp_path):
     with pytest.raises(RuntimeError, match="hostile users failed"):
-        await attack(Orders(str(tmp_path), "http://127.0.0.1:1", "key", {"name": "good"}, (), 0.0, 8))
+        await attack(Orders(str(tmp_path), "http://127.0.0.1:1", "key", "another", {"name": "good"}, (), 0.0, 8))
