@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -11,6 +11,8 @@ from gradbus.errors import CorruptRecordError
 from gradbus.spec import RunSpec
 
 DesiredState = Literal["running", "paused", "cancelled", "deleted"]
+DELETED: Final = b'"deleted"'
+"""The value of `<run>.desired` of a run that is being deleted."""
 RunState = Literal[
     "queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"
 ]

@@ -68,7 +68,7 @@ def pack_groups(prompts: Sequence[Tensor], responses: Sequence[Tensor], device: 
 
 
 def pack_arrays(prompts: Sequence[Ids], responses: Sequence[Ids], device: torch.device | str = "cpu") -> PackedGroups:
-    """`pack_groups` for arrays of integers of one dimension. Nothing but their lengths is a loop over rows."""
+    """`pack_groups` for arrays of integers of one dimension. Loops over rows only read lengths and find equal prompts."""
     require(len(prompts) == len(responses), "responses", f"are {len(responses)}; pass one for each of {len(prompts)} prompts")
     lengths = np.array([[len(ids) for ids in rows] for rows in (prompts, responses)], dtype=np.int64).reshape(2, -1)
     row = int(lengths[0].argmin()) if prompts else 0

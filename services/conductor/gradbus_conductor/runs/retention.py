@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from gradbus.bus import Bucket, Conflict
+from gradbus.control.runs import DELETED
 from gradbus_conductor.runs.index import RunIndex
 
 _DAY_NS = 86_400 * 10**9
-_DELETED = json.dumps("deleted").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ async def request_deletion(bucket: Bucket, run_id: str) -> None:
     desired = await bucket.get(key)
     try:
         if desired is None:
-            await bucket.create(key, _DELETED)
+            await bucket.create(key, DELETED)
         else:
-            await bucket.update(key, _DELETED, desired.revision)
+            await bucket.update(key, DELETED, desired.revision)
     except Conflict:
         return

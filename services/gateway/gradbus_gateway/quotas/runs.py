@@ -6,9 +6,8 @@ import json
 from collections import Counter
 
 from gradbus.bus import View
-from gradbus.control.runs import FINAL_STATES
+from gradbus.control.runs import DELETED, FINAL_STATES
 from gradbus_gateway.quotas.exceeded import quota_exceeded
-from gradbus_gateway.runs.store import DELETED
 from gradbus_gateway.settings import Quotas
 
 

@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Final
 
 from gradbus.bus import View
-from gradbus.control.runs import read_run
+from gradbus.control.runs import DELETED, read_run
 from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
 from gradbus.telemetry import get_logger
-from gradbus_gateway.runs.store import DELETED, Run, UnreadableRun
+from gradbus_gateway.runs.store import Run, UnreadableRun
 
 _log = get_logger(__name__)
 _CACHED: Final = 2048  # the newest runs are listed over and over, and few of them have changed

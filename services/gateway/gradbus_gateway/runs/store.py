@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from gradbus.bus import Bucket, Conflict, Entry
-from gradbus.control.runs import FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
+from gradbus.control.runs import DELETED, FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
 from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
 from gradbus_gateway.http.problems import ProblemError, no_such_run, unreadable_run
 
 Action = Literal["cancel", "pause", "resume"]
 _DESIRED: Final[dict[Action, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
-DELETED: Final = b'"deleted"'
-"""The value of `<run>.desired` of a run that is being deleted."""
 _ATTEMPTS = 5
 
 
