@@ -1,4 +1,4 @@
-"""Runs the demo's spec on a real embedded stack, through REST, and measures it from outside."""
+"""Runs a spec on a real embedded stack, through REST, and measures it from outside."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from gradbus.client import Client, load_spec
@@ -27,17 +28,36 @@ class Measured:
     """Measurements of one run."""
 
     run: Json
-    samples: list[tuple[float, int]] = field(default_factory=list)
-    """(CPU seconds of all processes of the stack, step), once a second."""
+    times: list[float] = field(default_factory=list)
+    """Of the measurements, twice a second, in seconds since 1970."""
+    cpu: list[dict[str, float]] = field(default_factory=list)
+    """CPU seconds by service, at `times`."""
+    peaks: dict[str, int] = field(default_factory=dict)
+    """Peak resident memory by service, in bytes: the sum of its processes' own peaks."""
     events: list[Json] = field(default_factory=list)
 
     def of_type(self, kind: str) -> list[Json]:
         """The events of a type, oldest first."""
         return [event for event in self.events if event["type"] == kind]
 
+    def cpu_between(self, start: float, end: float) -> dict[str, float]:
+        """CPU seconds by service between two times; values between measurements are interpolated."""
+        spent = {}
+        for name in self.cpu[-1]:
+            at = np.interp([start, end], self.times, [seconds.get(name, 0.0) for seconds in self.cpu])
+            spent[name] = float(at[1] - at[0])
+        return spent
 
-def addition_spec(base: Path, steps: int, seed: int, evaluate_every: int) -> Json:
-    """addition.toml with another base folder, number of steps and seed."""
+    def look(self, folder: StateFolder) -> None:
+        """Measures now."""
+        self.times.append(time.time())
+        cpu, peaks = _usage(folder)
+        self.cpu.append(cpu)
+        self.peaks |= {name: max(peak, self.peaks.get(name, 0)) for name, peak in peaks.items()}
+
+
+def addition_spec(base: Path, steps: int, seed: int, evaluate_every: int, dtype: str = "fp32") -> Json:
+    """addition.toml with another base folder, number of steps, seed and `trainer.dtype`."""
     changes = {
         "seed": seed,
         "model.path": base / "model",
@@ -45,6 +65,7 @@ def addition_spec(base: Path, steps: int, seed: int, evaluate_every: int) -> Jso
         "data.eval": base / "eval.jsonl",
         "schedule.steps": steps,
         "evaluation.every": evaluate_every,
+        "trainer.dtype": dtype,
     }
     return load_spec(ADDITION / "addition.toml", [f"{name}={value}" for name, value in changes.items()])
 
@@ -68,10 +89,11 @@ def measure(folder: StateFolder, spec: Json) -> Measured:
     with Client.discover(folder.root) as client:
         seen = Measured(client.submit(spec, ADDITION))
         while seen.run["finished_at"] is None:
-            time.sleep(1.0)
+            seen.look(folder)
+            time.sleep(0.5)
             seen.run = client.run(seen.run["id"])
-            seen.samples.append((_cpu_seconds(folder), seen.run["progress"]["step"]))
-        seen.events = list(_events(client, seen.run["id"]))
+        seen.look(folder)
+        seen.events = list(events_of(client, seen.run["id"]))
     if seen.run["state"] != "succeeded":
         raise RuntimeError(f"run {seen.run['id']} ended as {seen.run['state']}: {seen.run['reason']}")
     return seen
@@ -79,19 +101,24 @@ def measure(folder: StateFolder, spec: Json) -> Measured:
 
 def rates(seen: Measured) -> dict[str, float]:
     """Steps per second and CPU seconds per step, without the first fifth of the steps (warm-up)."""
-    times = [datetime.fromisoformat(event["created_at"]).timestamp() for event in seen.of_type("metrics")]
+    times = step_ends(seen)
     warm = len(times) // 5
-    counted = [sample for sample in seen.samples if warm <= sample[1] < len(times)]
-    (first_cpu, first_step), (last_cpu, last_step) = counted[0], counted[-1]
+    counted = len(times) - 1 - warm
     return {
-        "steps_per_second": (len(times) - 1 - warm) / (times[-1] - times[warm]),
-        "cpu_seconds_per_step": (last_cpu - first_cpu) / (last_step - first_step),
+        "steps_per_second": counted / (times[-1] - times[warm]),
+        "cpu_seconds_per_step": sum(seen.cpu_between(times[warm], times[-1]).values()) / counted,
         "wall_seconds": times[-1] - times[0],
-        "cpu_seconds": seen.samples[-1][0] - seen.samples[0][0],
+        "cpu_seconds": sum(seen.cpu_between(seen.times[0], seen.times[-1]).values()),
     }
 
 
-def _events(client: Client, run_id: str) -> Iterator[Json]:
+def step_ends(seen: Measured) -> list[float]:
+    """When each optimiser step ended, in seconds since 1970."""
+    return [datetime.fromisoformat(event["created_at"]).timestamp() for event in seen.of_type("metrics")]
+
+
+def events_of(client: Client, run_id: str) -> Iterator[Json]:
+    """A run's events, oldest first."""
     after: str | None = "0"
     while after is not None:
         page = client.events(run_id, int(after), limit=1000)
@@ -99,13 +126,32 @@ def _events(client: Client, run_id: str) -> Iterator[Json]:
         after = page["next_after"]
 
 
-def _cpu_seconds(folder: StateFolder) -> float:
-    """CPU seconds of the supervisor and all its descendants, including ended ones."""
+def _usage(folder: StateFolder) -> tuple[dict[str, float], dict[str, int]]:
+    """CPU seconds, including those of ended processes, and peak resident memory in bytes; both by service."""
     supervisor = psutil.Process(folder.read("stack.json")["pid"])
-    total = 0.0
-    for process in (supervisor, *supervisor.children(recursive=True)):
+    cpu = {"supervisor": sum(supervisor.cpu_times()[:4])}
+    peaks = {"supervisor": _peak(supervisor)}
+    for child in supervisor.children():
         try:
-            total += sum(process.cpu_times()[:4])
+            name, family = _service(child), [child, *child.children(recursive=True)]
         except psutil.NoSuchProcess:
-            continue  # reaped by its parent, so its time is counted there
-    return total
+            continue
+        for process in family:
+            try:
+                spent, peak = sum(process.cpu_times()[:4]), _peak(process)
+            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                continue  # reaped by its parent, so its time is counted there
+            cpu[name], peaks[name] = cpu.get(name, 0.0) + spent, peaks.get(name, 0) + peak
+    return cpu, peaks
+
+
+def _service(process: psutil.Process) -> str:
+    """`trainer` of `python -m gradbus_trainer`, or the name of the server's program."""
+    module = next((word for word in process.cmdline() if word.startswith("gradbus_")), None)
+    return module.partition(".")[0].removeprefix("gradbus_") if module else str(process.name())
+
+
+def _peak(process: psutil.Process) -> int:
+    """Peak resident memory in bytes; 0 for a process that has ended."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
