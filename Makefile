@@ -7,6 +7,8 @@ DEMO ?=
 PYTEST ?=
 # More flags for `make load`, e.g. LOAD="--only throughput", LOAD="--only memory --minutes 60".
 LOAD ?=
+# More flags for `make profile`, e.g. PROFILE="--note 'quiet machine'".
+PROFILE ?=
 
 VENV := .venv
 # SGLang's pins conflict with ours, so its server has an environment of its own. DeepSpeed's has our packages and DeepSpeed.
@@ -23,7 +25,7 @@ NONE = $(if $(PYTEST), || test $$? -eq 5)
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load
+.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +83,9 @@ proto-drift: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev  ## Gradbus beside TRL, and five seeds of the demo; results in benchmarks/results
 	python benchmarks/compare_trl.py
 	python benchmarks/demo_seeds.py
+
+profile: $(VENV)/.installed-load  ## where a step of the demo's run goes, into docs/performance.md; a line of benchmarks/results/history.jsonl
+	python benchmarks/step_profile.py $(PROFILE)
 
 load: $(VENV)/.installed-load  ## load on the real services beside the machine's own probes; results in loadtests/results
 	PYTHONPATH=loadtests python -m gradbus_load $(LOAD)

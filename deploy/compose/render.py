@@ -18,7 +18,7 @@ ANCHORS = {"nats": "GRADBUS_NATS_URL", "buffer": "GRADBUS_BUFFER_URL", "objects"
 """Server, which is also the name of its anchor, to its variable."""
 BUCKET = "bucket"
 """The rendered part of the anchor `objects`; docker-compose.yml adds the address of the S3 server."""
-BASE = ("GRADBUS_SECRETS_DIR", "GRADBUS_HEALTH", "GRADBUS_CACHE_DIR", "GRADBUS_TLS_DIR", "GRPC_VERBOSITY")
+BASE = ("GRADBUS_SECRETS_DIR", "GRADBUS_HEALTH", "GRADBUS_CACHE_DIR", "GRADBUS_TLS_DIR", "GRPC_VERBOSITY", "TORCH_CPP_LOG_LEVEL")
 
 TRACE = {"GRADBUS_TRACE_STEPS": "${TRACE_STEPS:-1.0}", "GRADBUS_TRACE_STEP_SECONDS": "${TRACE_STEP_SECONDS:-1.0}"}
 REWARDS = {

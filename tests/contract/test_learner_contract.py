@@ -40,7 +40,13 @@ def deepspeed_learner(folder, spec, **settings):
     return DeepSpeedLearner(folder, deepspeed_spec(spec, **settings), Leader(ranks(), 60.0))
 
 
+def torch_learner(folder, spec, **settings):
+    return TorchLearner(folder, spec.model_copy(update={"trainer": spec.trainer.model_copy(update=settings)}))
+
+
 LEARNERS = {"torch": TorchLearner, "stub": StubLearner}
+LEARNERS["torch-checkpointing"] = partial(torch_learner, gradient_checkpointing=True)
+LEARNERS["torch-bf16"] = partial(torch_learner, dtype="bf16")
 DEEPSPEED = {f"deepspeed-{stage}": partial(deepspeed_learner, zero_stage=stage) for stage in range(4)}
 DEEPSPEED["deepspeed-2-offload"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer")
 DEEPSPEED["deepspeed-2-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer", optimizer="cpu_adam")
@@ -50,7 +56,17 @@ BF16 = {f"deepspeed-{stage}-bf16": partial(deepspeed_learner, zero_stage=stage, 
 BF16 |= {f"{name}-offload": partial(BF16[name], offload="optimizer") for name in ("deepspeed-1-bf16", "deepspeed-2-bf16")}
 BF16["deepspeed-2-bf16-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, dtype="bf16", offload="optimizer", optimizer="cpu_adam")
 ALL = LEARNERS | DEEPSPEED | BF16
-WITH_ADAPTERS = ["torch", "deepspeed-0", "deepspeed-2", "deepspeed-3", "deepspeed-3-checkpointing", "deepspeed-2-bf16", "deepspeed-3-bf16"]
+WITH_ADAPTERS = [
+    "torch",
+    "torch-checkpointing",
+    "torch-bf16",
+    "deepspeed-0",
+    "deepspeed-2",
+    "deepspeed-3",
+    "deepspeed-3-checkpointing",
+    "deepspeed-2-bf16",
+    "deepspeed-3-bf16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +144,9 @@ def test_a_step_moves_every_weight_and_reports_itself(make_learner):
     assert metrics.learning_rate == pytest.approx(1e-2 / 3)
 
 
-@pytest.mark.parametrize("name", ["torch", *(pytest.param(name, marks=pytest.mark.engines) for name in sorted(DEEPSPEED | BF16))])
+@pytest.mark.parametrize(
+    "name", ["torch", "torch-bf16", *(pytest.param(name, marks=pytest.mark.engines) for name in sorted(DEEPSPEED | BF16))]
+)
 def test_the_loss_is_fused_with_the_head(name, folder, monkeypatch):
     monkeypatch.setattr(dispatch, "_ran", {})
     ALL[name](folder, SPEC).train(batch(0))
@@ -179,7 +197,7 @@ def test_a_probe_is_what_a_model_of_the_merged_weights_computes(make_learner, fo
         learner.train(batch(step))
     probe, base = learner.probe(), load((folder / "model.safetensors").read_bytes())
     ids = torch.tensor(np.frombuffer(probe.token_ids, "<i4").copy())[None].long()
-    bf16 = learner._spec.trainer.deepspeed.dtype == "bf16"
+    bf16 = learner._spec.trainer.dtype == "bf16"
     for part, weights in ((probe.logprobs, merged(base, learner.weights())), (probe.base_logprobs, base)):
         model = LlamaForCausalLM.from_pretrained(folder)
         model.load_state_dict(weights, strict=False)

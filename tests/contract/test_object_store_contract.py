@@ -11,7 +11,7 @@ from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.objects import store as objects_store
 from gradbus.objects.paths import blob_path
-from gradbus_gateway.intake.model_outline import write_outline
+from gradbus_gateway.intake.model.outline import write_outline
 
 ABSENT = digest_of(b"never stored")
 

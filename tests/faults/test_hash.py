@@ -3,6 +3,7 @@
 import pytest
 from ledger import check, read_ledger
 from smoke import train
+from versions import worst_difference
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -15,6 +16,8 @@ MOST_POINTS = {
     "mid-decode": "rollout-0",
     "mid-publish": "trainer-0",
 }
+ROUNDING = 0.05
+"""Nats. A rollout in bfloat16 rounds activations and logits to 8 bits."""
 OTHER_POINTS = {"between-version-and-head": "weight_store"}
 
 
@@ -63,6 +66,18 @@ async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_
             assert died == {f"{point}-2", f"{point}-5"}, f"{name} did not die twice at {point}"
         assert (outcome.state, outcome.digest) == ("succeeded", true_digest)
         assert faults_of(stack, outcome, spec) == []
+
+
+async def test_kills_change_no_bit_of_a_run_in_bfloat16(stack_of, spec, example):
+    spec = spec | {"trainer": spec["trainer"] | {"dtype": "bf16"}, "schedule": spec["schedule"] | {"steps": 30}}
+    kills = ("trainer-0", "rollout-0")
+    async with stack_of(2) as stack:
+        calm, outcome = await train(stack, spec), await train(stack, spec, kills, after_step=8)
+        assert tuple(outcome.killed) == kills
+        assert (outcome.state, outcome.digest) == ("succeeded", calm.digest)
+        assert faults_of(stack, outcome, spec) == []
+        ledger = read_ledger(stack.state.root, outcome.run_id)
+        assert worst_difference(stack.state.root, example / "model", ledger) < ROUNDING
 
 
 @pytest.mark.slow

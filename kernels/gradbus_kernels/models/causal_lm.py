@@ -101,10 +101,10 @@ def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], tempera
 
 
 def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs of the operators on the LM head: hidden states [R, H] and head [V, H] as float32, response tokens int64 [R].
+    """Inputs of the operators on the LM head: hidden states [R, H] and head [V, H] in the model's dtype, response tokens int64 [R].
 
     One forward pass over the sequences, packed without padding; hidden states are those that predict a response token.
     """
     batch = pack(sequences, model.device)
     hidden: torch.Tensor = model(batch)
-    return hidden.index_select(0, batch.selected).float(), model.head_weight.float(), batch.targets
+    return hidden.index_select(0, batch.selected), model.head_weight, batch.targets

@@ -5,19 +5,20 @@ It computes the same operations as transformers' classes, without importing them
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of N positions, `[N, head_dim]` each."""
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, rotary
+from gradbus_kernels.operators.linear.api import linear, padded_rows
 
 
 class Decoder(nn.Module):
@@ -33,10 +34,14 @@ class Decoder(nn.Module):
         # Not a buffer, because a cast of the module to bfloat16 would make positions inexact.
         self._frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._attention_factor = attention_factor(config.rope)
+        self._heads = config.heads
 
     def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]` in the weights' dtype."""
-        hidden: Tensor = self.embed_tokens(batch.input_ids)
+        weight = self.embed_tokens.weight
+        tokens = batch.layout.tokens
+        batch = batch.padded(padded_rows(tokens, weight.dtype, weight.device))
+        hidden: Tensor = self.embed_tokens(batch.input_ids[0])
         rotation = self._rotation(batch.position_ids[0], hidden.dtype)
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
@@ -44,13 +49,12 @@ class Decoder(nn.Module):
             else:
                 hidden = layer(hidden, rotation, batch.layout)
         normed: Tensor = self.norm(hidden)
-        return normed[0]
+        return normed[:tokens]
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Computed in float32, then cast."""
         angles = positions[:, None].float() * self._frequencies.to(positions.device)
-        angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self._attention_factor).to(dtype), (angles.sin() * self._attention_factor).to(dtype)
+        return Rotation.of_angles(angles, self._attention_factor, self._heads, dtype)
 
 
 class CausalLM(nn.Module):
@@ -106,16 +110,11 @@ class _Attention(nn.Module):
         self.o_proj = _Linear(query, config.hidden_size, bias=config.out_bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
-        query, key, value = (self._by_head(project(hidden)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = _rotated(query, rotation), _rotated(key, rotation)
-        query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
+        query, key, value = (project(hidden).unflatten(1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = rotary(query, rotation), rotary(key, rotation)
         attended = prefix_shared_attention(query, key, value, layout, self.head_dim**-0.5, self.window)
-        out: Tensor = self.o_proj(attended.flatten(1)[None])
+        out: Tensor = self.o_proj(attended.flatten(1))
         return out
-
-    def _by_head(self, projected: Tensor) -> Tensor:
-        """`[1, heads, N, head_dim]`."""
-        return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class _FeedForward(nn.Module):
@@ -141,23 +140,42 @@ class _Norm(nn.Module):
         self.eps = config.norm_eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        wide = hidden.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(hidden.dtype)
+        return rms_norm(hidden, self.weight, self.eps)
 
 
 class _Linear(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return linear(inputs, self.weight, self.bias)
+
     def reset_parameters(self) -> None:
         """Nothing: what is loaded overwrites it."""
 
 
 class _Embedding(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        # A token may occur thousands of times in a batch; bfloat16 cannot add up so many gradients.
+        if self.weight.dtype == torch.float32:
+            return super().forward(ids)
+        gathered: Tensor = _Gathered.apply(ids, self.weight)  # type: ignore[no-untyped-call]
+        return gathered
+
     def reset_parameters(self) -> None:
         """Nothing: what is loaded overwrites it."""
 
 
-def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotates the pairs (i, i + head_dim / 2), Hugging Face's layout."""
-    cos, sin = rotation
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+class _Gathered(torch.autograd.Function):
+    """Rows of a table, whose gradient is added up in float32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = len(table)
+        return table[ids]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        total = upstream.new_zeros(ctx.rows, upstream.shape[-1], dtype=torch.promote_types(upstream.dtype, torch.float32))
+        total.index_add_(0, ids.reshape(-1), upstream.reshape(-1, upstream.shape[-1]).to(total.dtype))
+        return None, total.to(upstream.dtype)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gradbus.formats.peft import PREFIX, adapter_names
 from gradbus.spec import LoraSpec
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.operators.linear.api import linear
 
 
 class LoraLinear(nn.Module):
@@ -34,7 +34,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        out = functional.linear(inputs, self.weight, self.bias)
+        out = linear(inputs, self.weight, self.bias)
         return out + self.lora_B(self.lora_A(inputs)) * self._scale if self.on else out
 
 
@@ -57,9 +57,9 @@ def add_adapters(model: CausalLM, lora: LoraSpec, seed: int) -> dict[str, nn.Par
     model.config.family.require("lora")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for path, linear in list(model.named_modules()):
-        if isinstance(linear, nn.Linear) and path.rpartition(".")[2] in lora.target_modules:
-            adapted = LoraLinear(linear, lora)
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear) and path.rpartition(".")[2] in lora.target_modules:
+            adapted = LoraLinear(layer, lora)
             drawn = torch.empty(adapted.lora_A.weight.shape)
             adapted.lora_A.weight.copy_(nn.init.kaiming_uniform_(drawn, a=math.sqrt(5.0), generator=generator))
             adapted.lora_B.weight.zero_()

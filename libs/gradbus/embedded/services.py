@@ -15,6 +15,7 @@ from gradbus.deploy.roles import ROLES, SHARED_SETTINGS, Placement, Role, role_e
 from gradbus.embedded.config import StackConfig
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.processes import Program
+from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.embedded.state import StateFolder
 
 REFERENCE: Final = "reference"
@@ -69,7 +70,7 @@ class StackPrograms:
 
     def server(self, name: str, command: list[str]) -> Program:
         """The program of NATS or of the buffer; everything else is in its configuration file."""
-        return replace(self._program(name, command, {}), logs_json=False)
+        return replace(self._program(name, command, dict(ENVIRONMENT.get(name, {}))), logs_json=False)
 
     def _program(self, name: str, command: list[str], environment: dict[str, str]) -> Program:
         return Program(

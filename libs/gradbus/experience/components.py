@@ -11,6 +11,8 @@ MAX_NAMES: Final = 256
 
 def add_components(gathered: dict[str, list[float]], components: Mapping[str, float], always: str = "") -> None:
     """Adds the components of one sample; leaves out new names beyond MAX_NAMES, except `always`."""
-    for name, value in components.items():
-        if name in gathered or len(gathered) < MAX_NAMES or name == always:
-            gathered.setdefault(name, []).append(value)
+    for name in components:  # by name: the items of a protobuf map are slow
+        if name in gathered:
+            gathered[name].append(components[name])
+        elif len(gathered) < MAX_NAMES or name == always:
+            gathered[name] = [components[name]]

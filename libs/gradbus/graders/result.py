@@ -40,14 +40,17 @@ class ScoreResult:
 
     def message(self, sample_id: str) -> reward_pb2.SampleReward:
         """The result as a protobuf message."""
-        return reward_pb2.SampleReward(
+        message = reward_pb2.SampleReward(
             sample_id=_valid_utf8(sample_id),
             status=STATUS[self.status],
             reward=self.reward,
-            components={_valid_utf8(name): value for name, value in self.components.items()},
             reason=_valid_utf8(self.reason),
             permanent=self.permanent,
         )
+        components = message.components  # filled one by one: the constructor takes three times as long to fill a map
+        for name, value in self.components.items():
+            components[_valid_utf8(name)] = value
+        return message
 
 
 def _valid_utf8(text: str) -> str:

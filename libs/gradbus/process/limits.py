@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
 import faulthandler
 import gc
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import RestartNeededError, SettingsError
+from gradbus.process.allocator import trim_memory
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -106,10 +106,3 @@ def return_memory() -> int:
     trim_memory()
     status = Path("/proc/self/status").read_text()
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(_RSS)), 0)
-
-
-def trim_memory() -> None:
-    """Returns to the system what the allocator keeps of freed memory. It takes some milliseconds and lets other threads compute."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and keeps freed memory
-    if trim is not None:
-        trim(0)

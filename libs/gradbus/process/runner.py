@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
+from typing import TypeVar
 
-from gradbus.errors import GradbusError
+from gradbus.errors import GradbusError, SettingsError
 from gradbus.process.health import HealthPages
 from gradbus.process.limits import end_if_frozen, limit_memory
 from gradbus.process.settings import ProcessSettings
@@ -41,12 +44,24 @@ class Process:
     @ready.setter
     def ready(self, ready: bool) -> None:
         self._ready = ready
-        if ready:
+        if ready and not self.has_been_ready.is_set():
+            gc.freeze()  # what exists now stays: to look for garbage in it again and again pauses the process for a tenth of a second
             self.has_been_ready.set()
 
 
 Main = Callable[[Process], Awaitable[None]]
 Loop = Callable[[], asyncio.AbstractEventLoop]
+Settings = TypeVar("Settings", bound=ProcessSettings)
+
+
+def read_settings(name: str, kind: type[Settings]) -> Settings:
+    """The settings of the service `name`. A wrong one ends the process with status 1, after a log line that says what to do."""
+    try:
+        return kind()
+    except SettingsError as error:
+        configure_logging(name)
+        _log.error("stopped", error=f"{type(error).__name__}: {error}")
+        sys.exit(1)
 
 
 def run_process(name: str, settings: ProcessSettings, main: Main, loop: Loop | None = None) -> int:

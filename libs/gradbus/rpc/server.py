@@ -76,6 +76,8 @@ class _Authentication(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-
     def __init__(self, callers: Callers, mutual_tls: bool) -> None:
         self._callers = callers
         self._mutual_tls = mutual_tls
+        self._handlers: dict[tuple[str, frozenset[str]], Any] = {}
+        """Made once for a method and the roles that call it, both of which are few."""
         self._unknown = _refusal(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong; send `authorization: Bearer <token>`")
         self._forbidden = _refusal(grpc.StatusCode.PERMISSION_DENIED, "this token's role may not call this method; use its owner's token")
 
@@ -94,22 +96,26 @@ class _Authentication(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-
         allowed = self._callers.allowed(roles, method.lstrip("/"))
         if not allowed:
             return self._forbidden
+        if (known := self._handlers.get((method, allowed))) is not None:
+            return known
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
         hosts = frozenset(host_name(role) for role in allowed) if self._mutual_tls else None
-        return _traced(handler, method, str(metadata.get("traceparent", "")), hosts)
+        traced = self._handlers[method, allowed] = _traced(handler, method, hosts)
+        return traced
 
 
-def _traced(handler: Any, method: str, traceparent: str, hosts: frozenset[str] | None) -> Any:
+def _traced(handler: Any, method: str, hosts: frozenset[str] | None) -> Any:
     """The handler in the caller's trace. With `hosts` the caller's certificate must carry one of these names."""
     name = method.lstrip("/")
-    operation = rpc_operation("server", name)
+    operation, attributes = rpc_operation("server", name), rpc_attributes(name)
 
     async def behaviour(request: Any, context: Any) -> Any:
         if hosts is not None and hosts.isdisjoint(shown.decode(errors="replace") for shown in context.peer_identities() or ()):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is not that of the token's role; use both of one role")
-        with span(name, SpanKind.SERVER, traceparent, rpc_attributes(name)), operation.measured(request.ByteSize()):
+        traceparent = next((str(value) for key, value in context.invocation_metadata() or () if key == "traceparent"), "")
+        with span(name, SpanKind.SERVER, traceparent, attributes), operation.measured(request.ByteSize()):
             return await handler.unary_unary(request, context)
 
     return grpc.unary_unary_rpc_method_handler(

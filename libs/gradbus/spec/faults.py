@@ -25,6 +25,8 @@ _MAX_VALUES: Final = 10_000
 """Values in a spec. The largest has some thousands: files of a model, stop tokens."""
 _TAGS = {2, 5}
 """Positions in pydantic's location that name a grader's type and are no part of the path: `reward.grader.<type>.graders.<name>.<type>`."""
+_UNQUOTED = {"int_type": "a whole number", "float_type": "a number", "bool_type": "true or false"}
+"""Types of pydantic's errors to what a field of that type takes."""
 
 
 def parse_spec(body: object) -> RunSpec:
@@ -111,13 +113,22 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
         yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
     if trainer := sections.get("trainer"):
         yield from _trainer_faults(trainer)
-    if (weights := sections.get("weights")) and weights.transport != "delta" and weights.anchor_every != WeightsSpec().anchor_every:
-        yield Fault(
-            "weights.anchor_every", "only deltas need anchors", _shown(weights.anchor_every), 'none, or weights.transport = "delta"'
-        )
+    if weights := sections.get("weights"):
+        yield from _weights_faults(weights, trainer)
     if (algorithm := sections.get("algorithm")) and not (0.0 < algorithm.clip[0] < 1.0 and algorithm.clip[1] > 0.0):
         yield Fault(
             "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"
+        )
+
+
+def _weights_faults(weights: Any, trainer: Any) -> Iterator[Fault]:
+    if weights.transport != "delta" and weights.anchor_every != WeightsSpec().anchor_every:
+        yield Fault(
+            "weights.anchor_every", "only deltas need anchors", _shown(weights.anchor_every), 'none, or weights.transport = "delta"'
+        )
+    if trainer and (trainer.dtype, weights.dtype) == ("bf16", "fp32"):
+        yield Fault(
+            "weights.dtype", "the trainer computes with rounded weights, and workers would sample with others", '"fp32"', "bf16, or none"
         )
 
 
@@ -132,7 +143,9 @@ def _numerics_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(path, f"the {trainer.backend} backend computes with other operators", given, '"fast", or trainer.backend = "torch"')
     if trainer and trainer.lora is not None:
         yield Fault(path, "the engine merges adapters into the weights and the trainer does not", given, '"fast", or no [trainer.lora]')
-    if weights and weights.dtype != "fp32":
+    if trainer and trainer.dtype != "fp32":
+        yield Fault(path, "sums in bf16 depend on their neighbours", given, '"fast", or trainer.dtype = "fp32"')
+    if weights and weights.dtype == "bf16":
         yield Fault(path, "workers would sample with rounded weights", given, '"fast", or weights.dtype = "fp32"')
     if rollout and trainer and rollout.threads != trainer.threads:
         threads = f"rollout.threads = {rollout.threads}, trainer.threads = {trainer.threads}"
@@ -147,8 +160,8 @@ def _trainer_faults(trainer: Any) -> Iterator[Fault]:
     chosen, path = trainer.deepspeed, "trainer.deepspeed"
     if trainer.backend != "deepspeed" and chosen != DeepSpeedSpec():
         yield Fault(path, "the torch backend does not use these settings", allowed='none, or trainer.backend = "deepspeed"')
-    if chosen.dtype == "bf16" and chosen.zero_stage == 0:
-        yield Fault(f"{path}.dtype", "stage 0 keeps no float32 weights beside bf16 ones", '"bf16"', "fp32, or zero_stage = 1, 2 or 3")
+    if trainer.backend == "deepspeed" and trainer.dtype == "bf16" and chosen.zero_stage == 0:
+        yield Fault("trainer.dtype", "stage 0 keeps no float32 weights beside bf16 ones", '"bf16"', "fp32, or zero_stage = 1, 2 or 3")
     stages = {"none": 0, "optimizer": 1, "all": 3}
     if chosen.zero_stage < stages[chosen.offload]:
         yield Fault(
@@ -193,6 +206,9 @@ def _fault(item: Any) -> Fault:
     context = item.get("ctx", {})
     if item["type"] == "string_pattern_mismatch":
         return Fault(where, "does not have the required form", _shown(item["input"]), _description(path) or context["pattern"])
+    if item["type"] in _UNQUOTED:
+        unquoted = ", without quotation marks" if isinstance(item["input"], str) else ""
+        return Fault(where, item["msg"], _shown(item["input"]), _UNQUOTED[item["type"]] + unquoted)
     allowed = str(context.get("expected", context.get("expected_tags", "")))
     words = [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")]
     given = _shown(item["input"])

@@ -10,7 +10,10 @@ from gradbus.spec.sections import (
     AlgorithmSpec,
     CheckpointSpec,
     DataSpec,
+    Dtype,
     EvaluationSpec,
+    Flag,
+    Integer,
     ModelSpec,
     RewardSpec,
     RolloutSpec,
@@ -26,8 +29,8 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
-    seed: int = Field(0, ge=0, lt=2**63)
-    deterministic: bool | None = Field(None, strict=True, description="Default: true with the torch engine and `fixed_lag`.")
+    seed: Integer = Field(0, ge=0, lt=2**63)
+    deterministic: Flag | None = Field(None, description="Default: true with the torch engine and `fixed_lag`.")
     numerics: Literal["fast", "batch_invariant"] = Field(
         "fast", description="`batch_invariant`: rollout and trainer compute with the same operators, so their log-probabilities are equal."
     )
@@ -48,6 +51,11 @@ class RunSpec(BaseModel):
         if self.deterministic is not None:
             return self.deterministic
         return self.rollout.traits.deterministic and self.schedule.mode == "fixed_lag"
+
+    @property
+    def version_dtype(self) -> Dtype:
+        """`weights.dtype` with its default filled in."""
+        return self.weights.dtype or self.trainer.dtype
 
     @property
     def needs_probe(self) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from gradbus.spec.engine_traits import ENGINES, EngineName, EngineTraits, engines_with
 
-ClipRange = Annotated[float, Field(ge=0.0, le=1e9)]
-DecayRate = Annotated[float, Field(ge=0.0, le=1.0)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 22)]
+Integer = Annotated[int, Strict()]
+"""A whole number: no text, no boolean, no 8.0."""
+Number = Annotated[float, Strict()]
+"""Any finite number, a whole one too: no text, no boolean."""
+Flag = Annotated[bool, Strict()]
+"""True or false: no text, no 0 or 1."""
+ClipRange = Annotated[Number, Field(ge=0.0, le=1e9)]
+DecayRate = Annotated[Number, Field(ge=0.0, le=1.0)]
+TokenId = Annotated[Integer, Field(ge=0, lt=1 << 22)]
+Dtype = Literal["fp32", "bf16"]
 Template = Annotated[str, Field(max_length=65_536)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
@@ -43,19 +50,21 @@ class RolloutSpec(Section):
     """How samples are generated."""
 
     engine: EngineName = "torch"
-    slots: int = Field(64, ge=4, le=1024, description="Samples decoded at once; constant during a run, for it affects bits.")
-    group_size: int = Field(8, ge=2, le=1024, description="Samples of one prompt.")
-    max_new_tokens: int = Field(128, ge=1, le=131072)
-    max_prompt_tokens: int | None = Field(None, ge=1, le=1 << 24, description="Longer prompts are refused. Default: what fits the context.")
-    temperature: float = Field(1.0, ge=0.01, le=10.0)
-    top_p: float = Field(
+    slots: Integer = Field(64, ge=4, le=1024, description="Samples decoded at once; constant during a run, for it affects bits.")
+    group_size: Integer = Field(8, ge=2, le=1024, description="Samples of one prompt.")
+    max_new_tokens: Integer = Field(128, ge=1, le=131072)
+    max_prompt_tokens: Integer | None = Field(
+        None, ge=1, le=1 << 24, description="Longer prompts are refused. Default: what fits the context."
+    )
+    temperature: Number = Field(1.0, ge=0.01, le=10.0)
+    top_p: Number = Field(
         1.0, ge=0.0, le=1.0, description="Only 1.0: a truncated distribution has no log-probabilities the trainer could match."
     )
-    top_k: int = Field(0, ge=0, lt=1 << 31, description="Only 0 (off), for the same reason.")
+    top_k: Integer = Field(0, ge=0, lt=1 << 31, description="Only 0 (off), for the same reason.")
     stop_token_ids: tuple[TokenId, ...] = Field(
         (), max_length=1024, description="Stop tokens beyond the tokenizer's and the generation config's."
     )
-    threads: int = Field(1, ge=1, le=256, description="Torch threads of one engine; affects bits.")
+    threads: Integer = Field(1, ge=1, le=256, description="Torch threads of one engine; affects bits.")
     pause: Literal["abort", "retract", "in_place"] = Field(
         "retract",
         description=f"`{'`, `'.join(engines_with('pauses'))}` in a `free` schedule: "
@@ -113,7 +122,7 @@ class RewardSpec(Section):
 
     grader: Grader | None = None
     service: str | None = Field(None, max_length=2048, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
-    timeout_seconds: float = Field(10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call.")
+    timeout_seconds: Number = Field(10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call.")
 
 
 class AlgorithmSpec(Section):
@@ -122,9 +131,9 @@ class AlgorithmSpec(Section):
     name: Literal["grpo"] = "grpo"
     importance: Literal["behaviour", "decoupled"] = "behaviour"
     clip: tuple[ClipRange, ClipRange] = Field((0.2, 0.2), description="Lower and upper clip range of the ratio.")
-    kl: float = Field(0.0, ge=0.0, le=1000.0, description="Weight of the k3 KL to the base model.")
-    entropy: float = Field(0.0, ge=0.0, le=1000.0, description="Weight of the entropy bonus.")
-    normalize_std: bool = True
+    kl: Number = Field(0.0, ge=0.0, le=1000.0, description="Weight of the k3 KL to the base model.")
+    entropy: Number = Field(0.0, ge=0.0, le=1000.0, description="Weight of the entropy bonus.")
+    normalize_std: Flag = True
     aggregate: Literal["token", "sequence"] = "token"
     filter: Literal["zero_variance", "none"] = "zero_variance"
     truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
@@ -134,10 +143,10 @@ class ScheduleSpec(Section):
     """How far generation may run ahead of training."""
 
     mode: Literal["fixed_lag", "free"] = "fixed_lag"
-    max_staleness: int = Field(1, ge=0, le=64)
-    groups_per_step: int = Field(32, ge=1, le=65536)
-    steps: int = Field(ge=1, le=10_000_000)
-    group_deadline_seconds: float = Field(
+    max_staleness: Integer = Field(1, ge=0, le=64)
+    groups_per_step: Integer = Field(32, ge=1, le=65536)
+    steps: Integer = Field(ge=1, le=10_000_000)
+    group_deadline_seconds: Number = Field(
         60.0, gt=0.0, le=86_400.0, description="`free` only: a group that is older and not judged is dropped if it blocks a step."
     )
 
@@ -148,12 +157,10 @@ class DeepSpeedSpec(Section):
     zero_stage: Literal[0, 1, 2, 3] = Field(
         2, description="Sharded across ranks: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights too."
     )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of forward and backward; float32 weights are always kept.")
     offload: Literal["none", "optimizer", "all"] = Field(
         "none", description="State kept in host memory; `all`: optimiser state and weights."
     )
     optimizer: Literal["adamw", "cpu_adam"] = Field("adamw", description="`cpu_adam` is DeepSpeed's AdamW for an offloaded optimiser.")
-    gradient_checkpointing: bool = Field(False, description="Computes activations again in the backward pass: less memory, more time.")
 
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -162,8 +169,8 @@ LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_p
 class LoraSpec(Section):
     """Low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685); without this section every weight is trained."""
 
-    rank: int = Field(16, ge=1, le=1024, description="Rank of each adapter.")
-    alpha: float = Field(32.0, gt=0.0, le=1e6, description="An adapter's product is multiplied by alpha / rank.")
+    rank: Integer = Field(16, ge=1, le=1024, description="Rank of each adapter.")
+    alpha: Number = Field(32.0, gt=0.0, le=1e6, description="An adapter's product is multiplied by alpha / rank.")
     target_modules: tuple[LinearLayer, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
@@ -181,16 +188,22 @@ class TrainerSpec(Section):
     """The optimiser."""
 
     backend: Literal["torch", "deepspeed"] = Field("torch", description="`torch` is one process; `deepspeed` one or more ranks.")
+    dtype: Dtype = Field(
+        "fp32",
+        description="dtype of forward and backward, and of the torch engine's. With `bf16` the optimiser updates float32 weights, "
+        "which are rounded for the passes.",
+    )
+    gradient_checkpointing: Flag = Field(False, description="Computes activations again in the backward pass: less memory, more time.")
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
     lora: LoraSpec | None = Field(None, description="Trains only low-rank adapters; published versions hold only adapters.")
-    learning_rate: float = Field(1e-6, gt=0.0, le=10.0)
+    learning_rate: Number = Field(1e-6, gt=0.0, le=10.0)
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0.0, le=10.0)
-    warmup_steps: int = Field(0, ge=0, le=10_000_000)
+    weight_decay: Number = Field(0.0, ge=0.0, le=10.0)
+    warmup_steps: Integer = Field(0, ge=0, le=10_000_000)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    max_grad_norm: float = Field(1.0, gt=0.0, le=1e12)
-    micro_batch_tokens: int = Field(8192, ge=1, le=1 << 20)
-    threads: int = Field(1, ge=1, le=256)
+    max_grad_norm: Number = Field(1.0, gt=0.0, le=1e12)
+    micro_batch_tokens: Integer = Field(8192, ge=1, le=1 << 20)
+    threads: Integer = Field(1, ge=1, le=256)
 
 
 class WeightsSpec(Section):
@@ -201,20 +214,22 @@ class WeightsSpec(Section):
         description="`store`: whole versions in object storage; `delta`: only the changes of a step; "
         "`broadcast`: whole versions, also sent by broadcast.",
     )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of published versions; the trainer's own weights are always float32.")
-    anchor_every: int = Field(16, ge=1, le=64, description="`delta`: every Nth version is stored whole, and so is every checkpoint.")
+    dtype: Dtype | None = Field(
+        None, description="dtype of published versions, with which workers sample. Default: `trainer.dtype`; `bf16` rounds float32 weights."
+    )
+    anchor_every: Integer = Field(16, ge=1, le=64, description="`delta`: every Nth version is stored whole, and so is every checkpoint.")
 
 
 class CheckpointSpec(Section):
     """Durable points to resume from."""
 
-    every: int = Field(50, ge=1, le=10_000_000, description="Steps between checkpoints.")
-    keep: int = Field(3, ge=1, le=100)
+    every: Integer = Field(50, ge=1, le=10_000_000, description="Steps between checkpoints.")
+    keep: Integer = Field(3, ge=1, le=100)
 
 
 class EvaluationSpec(Section):
     """Greedy decoding of held-out rows, before the first step, every N and at the end."""
 
-    every: int = Field(50, ge=1, le=10_000_000)
-    samples: int = Field(256, ge=1, le=100_000, description="Number of rows, from the start of the file.")
+    every: Integer = Field(50, ge=1, le=10_000_000)
+    samples: Integer = Field(256, ge=1, le=100_000, description="Number of rows, from the start of the file.")
     metric: str = Field("reward", max_length=256, description="Reported as accuracy: `reward`, or the name of one of the grader's parts.")

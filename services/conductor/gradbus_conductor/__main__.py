@@ -16,12 +16,12 @@ def main() -> int:
         prog="gradbus_conductor",
         description="Drives runs: data order, admission, scoring, evaluation and the experience log. Settings: GRADBUS_* variables.",
     ).parse_args()
-    from gradbus.process import run_process
+    from gradbus.process import read_settings, run_process
     from gradbus_conductor.clients import Clients
     from gradbus_conductor.service import Conductor
     from gradbus_conductor.settings import Settings
 
-    settings = Settings()
+    settings = read_settings("conductor", Settings)
 
     async def serve(process: Process) -> None:
         clients = await Clients.open(settings)

@@ -11,11 +11,13 @@ def main() -> int:
     argparse.ArgumentParser(prog="python -m gradbus_gateway", description=__doc__).parse_args()
     import uvloop
 
-    from gradbus.process import run_process
+    from gradbus.process import read_settings, run_process
+    from gradbus.process.allocator import share_arenas
     from gradbus_gateway.service import serve
     from gradbus_gateway.settings import GatewaySettings
 
-    settings = GatewaySettings()
+    share_arenas(2)  # checks run in a dozen threads, and each would have one of its own
+    settings = read_settings("gateway", GatewaySettings)
     return run_process("gateway", settings, lambda process: serve(settings, process), uvloop.new_event_loop)
 
 

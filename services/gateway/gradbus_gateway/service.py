@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +17,7 @@ from gradbus.bus import Buckets, Bus
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.errors import SettingsError
 from gradbus.process import Process
-from gradbus.process.limits import trim_memory
+from gradbus.process.allocator import trim_memory
 from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.launcher import ForkServer
@@ -30,7 +29,7 @@ from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
 from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections, set_socket_bounds
 from gradbus_gateway.http.tls_listener import TlsListener
-from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.quotas.uploads import UPLOADS, UploadQuota
@@ -69,7 +68,6 @@ async def serve(settings: GatewaySettings, process: Process) -> None:
         )
         server = _Server(config, connections.limits.head_seconds)
         serving = asyncio.create_task(server.serve([listener]), name="rest")
-        gc.freeze()  # what exists now stays; collecting it again and again paused every request for a tenth of a second
         process.ready = True
         _log.info("serving", address=f"{listener.getsockname()[0]}:{listener.getsockname()[1]}")
         stop = asyncio.create_task(process.stopping.wait(), name="stop")

@@ -11,11 +11,11 @@ def main() -> int:
     argparse.ArgumentParser(
         prog="gradbus_reference", description="Gives the frozen model's token log-probabilities. Settings: GRADBUS_* variables."
     ).parse_args()
-    from gradbus.process import run_process
+    from gradbus.process import read_settings, run_process
     from gradbus_reference.service import serve
     from gradbus_reference.settings import ReferenceSettings
 
-    settings = ReferenceSettings()
+    settings = read_settings("reference", ReferenceSettings)
     return run_process("reference", settings, lambda process: serve(settings, process))
 
 

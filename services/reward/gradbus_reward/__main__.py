@@ -11,11 +11,11 @@ def main() -> int:
     argparse.ArgumentParser(
         prog="gradbus_reward", description="Scores samples, by graders or by a user's service. Settings: GRADBUS_* variables."
     ).parse_args()
-    from gradbus.process import run_process
+    from gradbus.process import read_settings, run_process
     from gradbus_reward.service import serve
     from gradbus_reward.settings import RewardSettings
 
-    settings = RewardSettings()
+    settings = read_settings("reward", RewardSettings)
     return run_process("reward", settings, lambda process: serve(settings, process))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -71,7 +70,6 @@ async def serve(settings: RewardSettings, process: Process) -> None:
     add_RewardServiceServicer_to_server(RewardService(scorers), server.server)
     await server.start()
     process.ready = await _check_operator_scorer(settings, process.stopping)
-    gc.freeze()  # what exists now stays: to collect the rest takes less time from calls
     while not process.stopping.is_set():
         if await scorers.close_idle(_IDLE_SECONDS):
             await asyncio.to_thread(return_memory)  # large calls leave over a hundred megabytes with the allocator

@@ -16,10 +16,10 @@ def main() -> int:
     argparse.ArgumentParser(
         prog="gradbus_rollout", description="Sample groups for the runs this worker is assigned to. Settings: GRADBUS_* variables."
     ).parse_args()
-    from gradbus.process import run_worker
+    from gradbus.process import read_settings, run_worker
     from gradbus_rollout.settings import Settings
 
-    settings = Settings()
+    settings = read_settings("rollout", Settings)
 
     async def build(clients: WorkerClients) -> RunServer:
         from gradbus.tokenizer.launcher import ForkServer

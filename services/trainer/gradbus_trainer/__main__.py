@@ -19,10 +19,13 @@ def main() -> int:
         prog="gradbus_trainer",
         description="Train the runs this worker is assigned to, alone or as the ranks of torchrun. Settings: GRADBUS_* variables.",
     ).parse_args()
+    from gradbus.process import read_settings
+    from gradbus.process.allocator import share_arenas
     from gradbus_trainer.settings import Settings, TorchrunRank, choose_accelerator, end_with_launcher
 
+    share_arenas(1)  # only the first arena returns the free memory at its end, and a learner's is large
     end_with_launcher()
-    settings, torchrun = Settings(), TorchrunRank.of(os.environ)
+    settings, torchrun = read_settings("trainer", Settings), TorchrunRank.of(os.environ)
     choose_accelerator(settings.device)
     return _lead(settings, torchrun) if torchrun.rank == 0 else _follow(settings, torchrun)
 

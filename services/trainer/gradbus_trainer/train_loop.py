@@ -28,7 +28,8 @@ from gradbus_trainer.step.groups import LoggedGroup
 from gradbus_trainer.step.source import StepSource
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepTrace, StepTraces
-from gradbus_trainer.tensors.export import VERSION_DTYPES, Export, export_version
+from gradbus_trainer.tensors.dtypes import DTYPES
+from gradbus_trainer.tensors.export import Export, export_version
 from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.object_storage import until_stored
 from gradbus_trainer.versions.publisher import Publisher
@@ -110,7 +111,7 @@ class TrainLoop:
 
     async def _export(self, step: int, noop: bool) -> Export:
         """The learner's weights as version `step`."""
-        learner, scratch, dtype = self._parts.learner, self._parts.scratch, VERSION_DTYPES[self._spec.weights.dtype]
+        learner, scratch, dtype = self._parts.learner, self._parts.scratch, DTYPES[self._spec.version_dtype]
         return await self._write(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
 
     async def _publish(self, export: Export) -> None:
@@ -131,7 +132,8 @@ class TrainLoop:
         """Takes a snapshot and begins its commit."""
         await self._settle()
         state, learner, scratch = self._state, self._parts.learner, self._parts.scratch
-        snapshot = await self._write(lambda: Snapshot.of(state, learner, scratch, self._spec.weights), f"checkpoint {state.step}")
+        rounded = self._spec.version_dtype != "fp32"
+        snapshot = await self._write(lambda: Snapshot.of(state, learner, scratch, rounded), f"checkpoint {state.step}")
         self._parts.checkpoints.begin(snapshot, state)
 
     async def _settle(self) -> None:

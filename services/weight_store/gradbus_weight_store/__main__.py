@@ -11,11 +11,11 @@ def main() -> int:
     argparse.ArgumentParser(
         prog="gradbus_weight_store", description="Owns policy versions, checkpoint heads and attestations. Settings: GRADBUS_* variables."
     ).parse_args()
-    from gradbus.process import run_process
+    from gradbus.process import read_settings, run_process
     from gradbus_weight_store.service import serve
     from gradbus_weight_store.settings import WeightStoreSettings
 
-    settings = WeightStoreSettings()
+    settings = read_settings("weight_store", WeightStoreSettings)
     return run_process("weight_store", settings, lambda process: serve(settings, process))
 
 

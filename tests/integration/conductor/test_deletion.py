@@ -174,7 +174,7 @@ async def test_runs_that_cannot_be_deleted_keep_no_others_waiting(life, monkeypa
         async with asyncio.timeout(60):
             while runs.place(life.run_id) is not None:  # noqa: ASYNC110 - an index has no condition of its own
                 await asyncio.sleep(0.02)
-        assert runs.names("deleted") == ["run-0"]
+        assert "run-0" in runs.names("deleted")
         for key in broken:
             await life.runs.delete(key)
         await cancel_and_wait(deleting)

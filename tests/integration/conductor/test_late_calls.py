@@ -36,6 +36,12 @@ async def start(clients, record, run_id):
         await one.close()
 
 
+@pytest.fixture
+def started(monkeypatch):
+    """The scorer is not starting: what does not answer hangs."""
+    monkeypatch.setattr(scoring, "_START_SECONDS", 0.0)
+
+
 async def until(condition):
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what it looks at does not signal
@@ -51,6 +57,7 @@ async def test_calls_that_hang_for_an_hour_now_and_then_hold_nothing_up(start, s
     assert running.state.failing == {}
 
 
+@pytest.mark.usefixtures("started")
 async def test_a_sample_on_which_the_scorer_hangs_delays_its_own_group_alone(start, scorer, group):
     scorer.hangs = lambda ids, _number: "5.1" in ids
     _, found = start([group(index) for index in range(16)], reward=HOUR)
@@ -70,6 +77,7 @@ async def test_groups_that_failed_before_are_asked_about_apart_from_the_others(s
     assert next(groups for groups in seen if "3" in groups) == ["3"]
 
 
+@pytest.mark.usefixtures("started")
 async def test_a_scorer_that_hangs_as_a_whole_is_not_flooded(start, scorer, group, monkeypatch):
     monkeypatch.setattr(scoring, "_FIRST_LATE_SECONDS", 0.01)
     scorer.hangs = lambda _ids, _number: True
@@ -79,6 +87,21 @@ async def test_a_scorer_that_hangs_as_a_whole_is_not_flooded(start, scorer, grou
     assert scorer.calls == 1 + scoring._MAX_REPEATS
 
 
+async def test_a_scorer_that_is_starting_is_asked_once_and_a_call_that_hangs_again_when_another_was_answered(
+    start, scorer, group, monkeypatch
+):
+    monkeypatch.setattr(scoring, "_FIRST_LATE_SECONDS", 0.01)
+    monkeypatch.setattr(scoring, "_START_SECONDS", 3600.0)
+    scorer.hangs = lambda _ids, number: number == 1
+    running, found = start([group(0)], reward=HOUR)
+    await until(lambda: scorer.hanging == 1)
+    await asyncio.sleep(0.5)
+    assert scorer.calls == 1
+    running.submit([(group(1), "{}")])
+    await until(lambda: found.keys() == {0, 1})
+
+
+@pytest.mark.usefixtures("started")
 async def test_calls_of_a_grader_are_not_repeated_for_it_has_processes_of_its_own(start, scorer, group, monkeypatch):
     monkeypatch.setattr(scoring, "_FIRST_LATE_SECONDS", 0.01)
     scorer.hangs = lambda _ids, _number: True
@@ -99,6 +122,7 @@ async def test_what_nobody_wants_any_more_is_not_waited_for(start, scorer, group
     await until(lambda: scorer.hanging == 0)
 
 
+@pytest.mark.usefixtures("started")
 async def test_the_reference_is_asked_once_about_a_group_of_two_calls(start, scorer, reference, group, monkeypatch):
     monkeypatch.setattr(scoring, "_FIRST_LATE_SECONDS", 0.05)
     scorer.release = asyncio.Event()

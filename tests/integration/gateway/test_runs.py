@@ -7,7 +7,7 @@ import pytest
 
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
-from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake, Submission
 from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.runs.idempotency import IdempotencyKeys

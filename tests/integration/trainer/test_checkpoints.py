@@ -95,7 +95,7 @@ async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects
         if step < 2:
             train(learner, [step])
     assert state.versions[1].shards[0].delta_only
-    await commit(store, objects, Snapshot.of(state, learner, scratch, weights), 1, {})
+    await commit(store, objects, Snapshot.of(state, learner, scratch, rounded=True), 1, {})
     other = new_learner()
     await restore(store, objects, other, scratch, max_staleness=1)
     rounded = await load_tensors(objects, state.versions[2].shards, scratch)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -96,7 +97,8 @@ def test_ctrl_c_ends_with_130_in_silence():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {"PATH": "/usr/bin", "GRADBUS_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "GRADBUS_KEY": "a.b"}
         line = [sys.executable, "-m", "gradbus.cli", "runs"]
-        process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests that run in the background inherit that it is ignored
+        process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)  # noqa: PLW1509 - no other thread
         connection, _ = silent.accept()  # the command waits for an answer now
         process.send_signal(signal.SIGINT)
         assert (*process.communicate(timeout=60), process.returncode) == (b"", b"", 130)

@@ -13,6 +13,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from gradbus.deploy.roles import HEALTH_PORT, ROLES, SHARED_SETTINGS, container_placement, role_environment
+from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.process import ProcessSettings
 from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus_rollout.engines.sglang.config import SGLangSettings
@@ -41,7 +42,7 @@ SETTINGS = {
     "rollout-gpu": "gradbus_rollout.settings.Settings",
     "stores": "gradbus.process.ProcessSettings",
 }
-NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR", "GRPC_VERBOSITY"}
+NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR", "GRPC_VERBOSITY", "TORCH_CPP_LOG_LEVEL"}
 NOT_OURS |= {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRIC_EXPORT_INTERVAL"}
 BASES = {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "${SGLANG_IMAGE}", "core", "torch", "extra"}
 SECRET = re.compile(r"PASSWORD|TOKEN|SECRET_ACCESS|API_KEY$|CREDENTIALS", re.IGNORECASE)
@@ -129,6 +130,13 @@ def test_a_container_has_bounds(name):
     assert re.fullmatch(r"\d+[mg]|\$\{\w+:-\d+[mg]\}", service["mem_limit"])
     assert service["pids_limit"] > 0
     assert service["logging"]["options"]["max-size"]
+
+
+def test_nats_collects_garbage_as_often_as_in_the_embedded_stack_and_before_it_meets_its_limit():
+    environment = dict(SERVICES["nats"]["environment"])
+    assert environment.pop("GOMEMLIMIT") == "900MiB"
+    assert SERVICES["nats"]["mem_limit"] == "1g"
+    assert environment == ENVIRONMENT["nats"]
 
 
 @every(*set(SERVICES) - JOBS - ALONE)

@@ -129,6 +129,11 @@ def test_little_is_inherited(programs, monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
+def test_nats_collects_garbage_before_its_heap_has_doubled(programs):
+    assert int(programs.server("nats", ["nats-server"]).environment["GOGC"]) < 100
+    assert "GOGC" not in programs.server("buffer", ["valkey-server"]).environment
+
+
 def test_an_override_is_read_at_the_next_start(programs):
     assert programs.service("trainer-0").command == [sys.executable, "-m", "gradbus_trainer"]
     programs.config.command_overrides["trainer-0"] = ["planted"]

@@ -172,7 +172,7 @@ HUNDRED = ", ".join(f'"{n}": 1.0' for n in range(100))
 )
 async def test_a_result_larger_than_the_child_sends_is_not_kept(result):
     source = (
-        f"import os\ndef grade(s, i):\n    for n in (3, 4, 5):\n        try: os.write(n, {f'[0, {result}]'.encode()!r} + bytes([10]))\n"
+        f"import os\ndef grade(s, i):\n    for n in (3, 4, 5):\n        try: os.write(n, {f'[0, [{result}]]'.encode()!r} + bytes([10]))\n"
     )
     grader = await GraderProcess.start({"grader": source + "        except OSError: pass\n"}, allow_network=False)
     kept = []

@@ -215,9 +215,12 @@ async def test_a_flood_of_output_harms_nobody(grade):
     assert [answer.reward for answer in await grade(FLOOD, "a", "b", "c")] == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("call", ["forge(b'{}')", "forge(b'[1, {}]')", "forge(b'abc')", "forge(b'[' * 50_000)"])
-async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(grade, call):
-    (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    {call}\n    return 1.0", seconds=4.0)
+FORGED = ["{}", "[0, {}]", "[0, []]", "[0, [{}, {}]]", "[1, [{}]]", "abc", "[" * 50_000]
+
+
+@pytest.mark.parametrize("line", FORGED)
+async def test_a_grader_that_writes_into_its_pipe_gives_itself_no_reward(grade, line):
+    (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge({line.encode()!r})\n    return 1.0", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 
 
@@ -247,7 +250,7 @@ BIG = "1" + "0" * 400
 
 @pytest.mark.parametrize("reward", ["1e999", "NaN", BIG, '"x"', "null"])
 async def test_a_result_forged_in_the_pipe_is_checked_like_any_other(grade, reward):
-    body = f'[0, {{"grader": [{reward}, {{}}]}}]'.encode()
+    body = f'[0, [{{"grader": [{reward}, {{}}]}}]]'.encode()
     (answer,) = await grade(f"{FORGE}\ndef grade(s, i):\n    forge({body!r})\n    os._exit(0)", seconds=4.0)
     assert (answer.status, answer.reward) == (reward_pb2.REWARD_STATUS_ERROR, 0.0)
 

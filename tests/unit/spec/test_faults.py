@@ -62,6 +62,31 @@ def test_a_required_form_is_described_in_words():
     assert str(faults(body(name="Not A Name"))["name"]).endswith("allowed: a-z, 0-9 and '-'; at most 63 characters")
 
 
+@pytest.mark.parametrize(
+    ("sections", "path", "allowed"),
+    [
+        ({"rollout": {"slots": "8"}}, "rollout.slots", "a whole number, without quotation marks"),
+        ({"rollout": {"slots": True}}, "rollout.slots", "a whole number"),
+        ({"rollout": {"slots": 8.0}}, "rollout.slots", "a whole number"),
+        ({"rollout": {"max_prompt_tokens": "8"}}, "rollout.max_prompt_tokens", "a whole number, without quotation marks"),
+        ({"rollout": {"stop_token_ids": ["8"]}}, "rollout.stop_token_ids.0", "a whole number, without quotation marks"),
+        ({"rollout": {"temperature": "1"}}, "rollout.temperature", "a number, without quotation marks"),
+        ({"rollout": {"temperature": True}}, "rollout.temperature", "a number"),
+        ({"algorithm": {"clip": ["0.1", 0.2]}}, "algorithm.clip.0", "a number, without quotation marks"),
+        ({"algorithm": {"normalize_std": "yes"}}, "algorithm.normalize_std", "true or false, without quotation marks"),
+        ({"algorithm": {"normalize_std": 1}}, "algorithm.normalize_std", "true or false"),
+        ({"seed": "1"}, "seed", "a whole number, without quotation marks"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_not_converted(sections, path, allowed):
+    assert faults(body(**sections))[path].allowed == allowed
+
+
+def test_a_field_for_any_number_takes_a_whole_one():
+    spec = parse_spec(body(rollout={"temperature": 1}, algorithm={"clip": (0.5, 1)}))
+    assert (spec.rollout.temperature, spec.algorithm.clip) == (1.0, (0.5, 1.0))
+
+
 def test_all_faults_come_at_once_with_the_message_naming_each():
     wrong = body(name="Not A Name", roll_out={}, schedule={"mode": "fre", "stpes": 2}, rollout={"top_p": 0.9, "top_k": 5})
     found = faults(wrong)
@@ -105,7 +130,8 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"rollout": {"top_k": 1}}, "rollout.top_k"),
         ({"trainer": {"betas": [0.9, 1.0]}}, "trainer.betas"),
         ({"trainer": {"deepspeed": {"zero_stage": 3}}}, "trainer.deepspeed"),
-        ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 0, "dtype": "bf16"}}}, "trainer.deepspeed.dtype"),
+        ({"trainer": {"backend": "deepspeed", "dtype": "bf16", "deepspeed": {"zero_stage": 0}}}, "trainer.dtype"),
+        ({"trainer": {"dtype": "bf16"}, "weights": {"dtype": "fp32"}}, "weights.dtype"),
         ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 0, "offload": "optimizer"}}}, "trainer.deepspeed.offload"),
         ({"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 2, "offload": "all"}}}, "trainer.deepspeed.offload"),
         ({"trainer": {"backend": "deepspeed", "deepspeed": {"optimizer": "cpu_adam"}}}, "trainer.deepspeed.optimizer"),
@@ -188,16 +214,27 @@ def test_the_sglang_engine_is_not_deterministic_and_says_so_when_asked_to_be():
 
 def test_anchors_belong_to_deltas():
     assert "weights.transport" in faults(body(weights={"anchor_every": 4}))["weights.anchor_every"].allowed
-    assert parse_spec(body(weights={"transport": "delta", "anchor_every": 4})).weights.dtype == "fp32"
+    assert parse_spec(body(weights={"transport": "delta", "anchor_every": 4})).weights.anchor_every == 4
     assert faults(body(weights={"transport": "deltas", "dtype": "fp16"})).keys() == {"weights.transport", "weights.dtype"}
+
+
+def test_versions_have_the_dtype_of_the_passes_unless_they_are_rounded():
+    def dtype(**sections):
+        return parse_spec(body(**sections)).version_dtype
+
+    assert dtype() == "fp32"
+    assert dtype(trainer={"dtype": "bf16"}) == "bf16"
+    assert dtype(trainer={"dtype": "bf16"}, weights={"dtype": "bf16"}) == "bf16"
+    assert dtype(weights={"dtype": "bf16"}) == "bf16"
 
 
 def test_all_settings_that_keep_rollout_and_trainer_from_equal_bits_are_reported():
     body = {"name": "equal", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://s:1"}, "schedule": {"steps": 1}}
     assert parse_spec(body | {"numerics": "batch_invariant"}).numerics == "batch_invariant"
-    wrong = {"rollout": {"engine": "sglang"}, "trainer": {"backend": "deepspeed", "lora": {}, "threads": 3}, "weights": {"dtype": "bf16"}}
+    wrong = {"rollout": {"engine": "sglang"}, "trainer": {"backend": "deepspeed", "dtype": "bf16", "lora": {}, "threads": 3}}
+    wrong["weights"] = {"dtype": "bf16"}
     assert parse_spec(body | wrong).numerics == "fast"
     with pytest.raises(SpecError) as refused:
         parse_spec(body | wrong | {"numerics": "batch_invariant"})
-    assert [fault.path for fault in refused.value.faults] == ["numerics"] * 5
+    assert [fault.path for fault in refused.value.faults] == ["numerics"] * 6
     assert all('"fast", or' in fault.allowed for fault in refused.value.faults)

@@ -1,6 +1,7 @@
 """Softmax statistics and gradients of an LM head, in tiles that stay in a core's cache.
 
-bfloat16 is multiplied natively where the CPU supports it, float16 as float32; the statistics are always float32 (or float64).
+Logits and statistics are float32 (or float64) for inputs of any dtype. Only the gradient in the logits is rounded to bfloat16, for its
+products, where a CPU multiplies bfloat16. float16 is multiplied as float32.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.base.block_sizes import slices
+from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, matmul
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 
 PRODUCT_TOKENS: Final = 4096
@@ -23,6 +25,8 @@ PIECE: Final = 1 << 18
 TOKENS: Final = 512
 """Least tokens in a tile of the gradients. Times COLUMNS, 2 MiB of float32: a core's L2 cache."""
 COLUMNS: Final = 1024
+LEAST_ONEDNN: Final = 1 << 27
+"""Multiplications of a product that oneDNN makes. The last tokens' number differs from step to step, and each one costs a preparation."""
 WORKSPACE: Final = 256 << 20
 """Most bytes of logits that exist at a time for the gradients."""
 LOWEST: Final = -1e4
@@ -36,12 +40,12 @@ def statistics(head: Head, entropy: bool) -> tuple[Tensor, Tensor | None]:
     height = max(1, min(PIECE // columns, tokens))
     work = _Work(head, columns, height * columns)
     online = _Online(work, entropy)
-    logits = work.hidden.new_empty(tokens * columns)
+    logits = work.wide.new_empty(tokens * columns)
     for span in slices(len(head.weight), columns):
         part = work.part(span)
         for rows in slices(len(head.ids), tokens):
             product = logits[: (rows.stop - rows.start) * len(part)].view(-1, len(part))
-            torch.mm(work.hidden[rows], part.T, out=product)
+            work.multiply(rows, part, product)
             for piece in slices(len(product), height):
                 online.add(slice(rows.start + piece.start, rows.start + piece.stop), span, product[piece])
     return online.statistics()
@@ -57,7 +61,7 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
     # A sum of several products needs the accumulator's precision.
     sum_dtype = head.hidden.dtype if len(head.ids) <= tokens else head.accumulator
     grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
-    logits = work.hidden.new_empty(min(tokens, len(head.ids)) * len(head.weight))
+    logits = work.wide.new_empty(min(tokens, len(head.ids)) * len(head.weight))
     for rows in slices(len(head.ids), tokens):
         chunk = _Chunk(work, rows, logits)
         statistics = chunk.statistics()
@@ -88,10 +92,8 @@ class _Chunk:
         self._own = self._own * self._inverse - top
         for _, tile in self._tiles():
             shifted = self._work.scratch(tile)
-            torch.add(-top[:, None], self._work.wide(tile), alpha=self._inverse, out=shifted)
-            shares = torch.exp(shifted, out=self._work.wide_buffer(tile))
-            if shares is not tile:
-                tile.copy_(shares)
+            torch.add(-top[:, None], tile, alpha=self._inverse, out=shifted)
+            shares = torch.exp(shifted, out=tile)
             self._total.add_(shares.sum(1))
             self._moment.add_(shifted.clamp_(min=LOWEST).mul_(shares).sum(1))
         log_total = self._total.log()
@@ -106,42 +108,39 @@ class _Chunk:
         # An entropy's gradient is -p (log p + entropy).
         bend = -coefficients.entropies
         level = -slope - bend * self._moment / self._total
-        for _, tile in self._tiles():
-            shares = self._work.wide(tile)
-            shifted = torch.log(shares, out=self._work.scratch(tile)).clamp_(min=LOWEST)
+        for _, shares in self._tiles():
+            shifted = torch.log(shares, out=self._work.scratch(shares)).clamp_(min=LOWEST)
             torch.mul(shifted.mul_(bend[:, None]).add_(level[:, None]), shares, out=shares)
-            if shares is not tile:
-                tile.copy_(shares)
         self._replace_own(share * (level + bend * self._own.clamp(min=LOWEST)) + slope * self._total)
         return self._inverse / self._total
 
     def add_products(self, scale: Tensor, grad_hidden: Tensor | None, grad_weight: Tensor | None) -> None:
         """Adds these tokens' part to the gradients."""
-        hidden, head = self._work.hidden[self._rows], self._work.head
-        sums = hidden.new_zeros(hidden.shape, dtype=head.accumulator)
-        scaled = (head.hidden[self._rows].to(head.accumulator) * scale[:, None]).to(hidden.dtype)
+        hidden, narrow = self._work.wide[self._rows], self._work.narrow
+        sums = torch.zeros_like(hidden)
+        scaled = (hidden * scale[:, None]).to(narrow)
         for columns, tile in self._tiles():
+            slopes = tile.to(narrow)
             if grad_hidden is not None:
-                add_product(sums, tile, self._work.part(columns))
+                _add_product(sums, slopes, self._work.head.weight[columns].to(narrow))
             if grad_weight is not None:
-                add_product(grad_weight[columns], tile.T, scaled)
+                _add_product(grad_weight[columns], slopes.T, scaled)
         if grad_hidden is not None:
             grad_hidden[self._rows] = sums.mul_(scale[:, None])
 
     def _multiply(self) -> Tensor:
         """Computes the logits; returns each row's maximum after the temperature."""
-        hidden = self._work.hidden[self._rows]
         tops = []
         for columns, tile in self._tiles():
-            torch.mm(hidden, self._work.part(columns).T, out=tile)
+            self._work.multiply(self._rows, self._work.part(columns), tile)
             tops.append(tile.amax(1))
             _choose(self._own, tile, self._ids, columns)
-        return torch.stack(tops).amax(0).to(self._own.dtype) * self._inverse
+        return torch.stack(tops).amax(0) * self._inverse
 
     def _replace_own(self, entries: Tensor) -> None:
         for columns, tile in self._tiles():
             tokens = ((self._ids >= columns.start) & (self._ids < columns.stop)).nonzero().squeeze(1)
-            tile[tokens, self._ids[tokens] - columns.start] = entries[tokens].to(tile.dtype)
+            tile[tokens, self._ids[tokens] - columns.start] = entries[tokens]
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
         count = len(self._ids)
@@ -150,31 +149,31 @@ class _Chunk:
 
 
 class _Work:
-    """The hidden states in the dtype of the product, and two buffers of one tile's size."""
+    """The hidden states in the accumulator's dtype, and a buffer of one tile's size."""
 
     def __init__(self, head: Head, columns: int, size: int) -> None:
         self.head, self.columns = head, columns
-        self.hidden = head.hidden.to(_product_dtype(head.hidden.dtype))
-        self._buffers = head.hidden.new_empty(2, size, dtype=head.accumulator)
+        self.wide = head.hidden.to(head.accumulator)
+        """`[N, H]`."""
+        self.narrow = _product_dtype(head.hidden.dtype)
+        """The dtype of the gradients' products."""
+        self._buffer = self.wide.new_empty(size)
 
     def part(self, columns: slice) -> Tensor:
-        """Some rows of the weight, `[v, H]`, in the dtype of the product."""
-        return self.head.weight[columns].to(self.hidden.dtype)
+        """Some rows of the weight, `[v, H]`, in the accumulator's dtype."""
+        return self.head.weight[columns].to(self.wide.dtype)
 
-    def wide(self, tile: Tensor) -> Tensor:
-        """The tile itself or a copy of it, in the accumulator's dtype."""
-        return tile if tile.dtype == self.head.accumulator else self.wide_buffer(tile).copy_(tile)
-
-    def wide_buffer(self, tile: Tensor) -> Tensor:
-        """The tile itself, or a buffer for its copy in the accumulator's dtype."""
-        return tile if tile.dtype == self.head.accumulator else self._shaped(0, tile)
+    def multiply(self, rows: slice, part: Tensor, out: Tensor) -> None:
+        """The logits of these tokens at the ids of `part`."""
+        hidden = self.wide[rows]
+        if is_product_for_onednn(hidden, part.T, LEAST_ONEDNN):
+            out.copy_(matmul(hidden, part.T))
+        else:
+            torch.mm(hidden, part.T, out=out)
 
     def scratch(self, tile: Tensor) -> Tensor:
-        """A second buffer of the tile's shape."""
-        return self._shaped(1, tile)
-
-    def _shaped(self, number: int, tile: Tensor) -> Tensor:
-        return self._buffers[number, : tile.numel()].view(tile.shape)
+        """A buffer of the tile's shape."""
+        return self._buffer[: tile.numel()].view(tile.shape)
 
 
 class _Online:
@@ -190,14 +189,13 @@ class _Online:
         """Adds the logits of these tokens at these ids, before the temperature; overwrites `tile`."""
         top, total, moment = self._top[rows], self._total[rows], self._moment[rows]
         _choose(self._own[rows], tile, self._ids[rows], columns)
-        higher = torch.maximum(top, tile.amax(1).to(top.dtype) * self._inverse)
+        higher = torch.maximum(top, tile.amax(1) * self._inverse)
         fall = top - higher
         shrink = fall.exp()
         moment.addcmul_(total, fall).mul_(shrink)
         total.mul_(shrink)
         top.copy_(higher)
-        wide = self._work.wide(tile)
-        shifted = torch.add(-higher[:, None], wide, alpha=self._inverse, out=wide)
+        shifted = torch.add(-higher[:, None], tile, alpha=self._inverse, out=tile)
         if self._entropy:
             shares = torch.exp(shifted, out=self._work.scratch(tile))
             moment.add_(_weighted_sum(shifted, shares))
@@ -218,17 +216,25 @@ def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     return values.masked_fill_(weights == 0, 0.0).sum(1) if bool(total.isnan().any()) else total
 
 
+def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """sums += left · right."""
+    if is_product_for_onednn(left, right, LEAST_ONEDNN):
+        sums.add_(matmul(left, right))
+    else:
+        add_product(sums, left, right)
+
+
 def _choose(own: Tensor, tile: Tensor, ids: Tensor, columns: slice) -> None:
     """Copies into `own` the logits of the tokens whose ids are among `columns`."""
     local = ids - columns.start
     inside = (local >= 0) & (local < tile.shape[1])
     chosen = tile.gather(1, local.clamp(0, tile.shape[1] - 1)[:, None]).squeeze(1)
-    own.copy_(torch.where(inside, chosen.to(own.dtype), own))
+    own.copy_(torch.where(inside, chosen, own))
 
 
 def _room(head: Head) -> int:
     """The number of tokens whose logits fit WORKSPACE; a multiple of 64 if at least 64 fit."""
-    room = max(1, WORKSPACE // (len(head.weight) * _product_dtype(head.hidden.dtype).itemsize))
+    room = max(1, WORKSPACE // (len(head.weight) * head.accumulator.itemsize))
     return room if room < 64 else room - room % 64
 
 

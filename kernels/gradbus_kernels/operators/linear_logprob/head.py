@@ -66,6 +66,16 @@ class Backend(Protocol):
         ...
 
 
+def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out = left · right, added up in the dtype of `out`."""
+    if out.dtype == left.dtype:
+        torch.mm(left, right, out=out)
+    elif out.is_cuda:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+
+
 def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
     """sums += left · right, added in the dtype of `sums`."""
     if sums.dtype == left.dtype:

@@ -1,6 +1,7 @@
 """An LM head on a GPU: cuBLAS's matrix products, and between them the kernels of `selected_logprob`, in place.
 
-The logits of some tokens exist at a time. Apart from the products they are written once, read twice and overwritten by their gradient.
+The logits of some tokens exist at a time, in float32. Apart from the products they are written once, read twice and overwritten by their
+gradient, whose products take it in the inputs' dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.block_sizes import LINEAR_LOGPROB as LAUNCH
 from gradbus_kernels.operators.base.block_sizes import slices
-from gradbus_kernels.operators.linear_logprob.head import Differentiate, Gradients, Head, Statistics, add_product
+from gradbus_kernels.operators.linear_logprob.head import Differentiate, Gradients, Head, Statistics, add_product, multiply
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 from gradbus_kernels.operators.selected_logprob.triton import backward_triton, forward_triton
 
@@ -40,7 +41,8 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
         passed = forward_triton(inputs, entropy=True)
         part = _keep(found, rows, _of(passed))
         slopes = differentiate(rows, part)
-        grad_logits = backward_triton(inputs, passed, RowGradients(slopes.logprobs, slopes.entropies, None), in_place=True)
+        wide = backward_triton(inputs, passed, RowGradients(slopes.logprobs, slopes.entropies, None), in_place=True)
+        grad_logits = wide.to(head.hidden.dtype)
         if grad_hidden is not None:
             torch.mm(grad_logits, head.weight, out=grad_hidden[rows])
         if grad_weight is not None:
@@ -50,7 +52,7 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
 
 def _tokens(head: Head) -> int:
     """The number of tokens whose logits fit the workspace; a multiple of the tile if at least one tile fits."""
-    room = max(1, LAUNCH.workspace // (len(head.weight) * head.hidden.element_size()))
+    room = max(1, LAUNCH.workspace // (len(head.weight) * head.accumulator.itemsize))
     return room if room < LAUNCH.tile else room - room % LAUNCH.tile
 
 
@@ -59,8 +61,8 @@ def _slices(head: Head) -> Iterator[slice]:
 
 
 def _logits(head: Head, rows: slice) -> RowInputs:
-    logits = head.hidden.new_empty(rows.stop - rows.start, len(head.weight))
-    torch.mm(head.hidden[rows], head.weight.T, out=logits)  # into `out`, because autocast would change the dtype of a result
+    logits = head.hidden.new_empty(rows.stop - rows.start, len(head.weight), dtype=head.accumulator)
+    multiply(head.hidden[rows], head.weight.T, logits)  # into `out`, because autocast would change the dtype of a result
     return RowInputs(logits, head.ids[rows], None, None, head.temperature)
 
 

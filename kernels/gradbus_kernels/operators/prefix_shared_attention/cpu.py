@@ -1,4 +1,4 @@
-"""Prefix-shared attention by torch's flash attention for CPUs, which also returns its log-sum-exps.
+"""Prefix-shared attention by torch's flash attention for CPUs, which also returns its log-sum-exps; short roots by batched products.
 
 A branch takes two attentions, to its own tokens and to its root's; their log-sum-exps join the two outputs exactly (Dao et al.
 2022). With the joined output and log-sum-exp, each of the two has its own backward pass. No key is copied.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradbus_kernels.operators.prefix_shared_attention import short
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -38,6 +39,13 @@ class _Part:
     """The visible tokens of the root; None if queries see their own range, causally."""
     depth: int | None = 0
     """Distance from the first key to a row's first query, in tokens; None if every query sees every key."""
+    roots: bool = False
+    """Whether the rows are roots, which see themselves alone."""
+
+    def is_short(self, rule: AttentionRule, dtype: torch.dtype) -> bool:
+        """Whether batched products compute it; their sums are of the inputs' dtype."""
+        plain = self.roots and (rule.window is None or self.length <= rule.window)
+        return plain and self.length <= short.LONGEST and dtype == _wide(dtype)
 
     def of(self, tokens: Tensor) -> Tensor:
         """A view `[rows, heads, length, ...]` of the queries' tokens in `[N, heads, ...]`."""
@@ -64,28 +72,39 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         output = torch.empty(query.shape, dtype=query.dtype)
         sums = torch.empty(query.shape[:2], dtype=_wide(query.dtype))
+        shares: list[Tensor] = []
         for part in (*_own(rule.layout), *_prefixes(rule, joined=False)):
+            inputs = part.of(query), part.of_keys(key), part.of_keys(value)
+            if part.is_short(rule, query.dtype):
+                found, weights = short.attend(*inputs, rule.scale)
+                part.of(output).copy_(found)
+                shares.append(weights)
+                continue
             mask = part.mask(rule.window, query.dtype)
             causal = part.keys is None and mask is None
-            inputs = part.of(query), part.of_keys(key), part.of_keys(value)
             found, logs = _forward(*inputs, 0.0, causal, attn_mask=mask, scale=rule.scale)
             if part.keys is None:
                 part.of(output).copy_(found)
                 part.of(sums).copy_(logs)
             else:
                 _join(part.of(output), part.of(sums), found, logs)
-        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.save_for_backward(query, key, value, output, sums, *shares)
         ctx.rule = rule
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, sums = ctx.saved_tensors
+        query, key, value, output, sums, *shares = ctx.saved_tensors
         rule: AttentionRule = ctx.rule
         wide = _wide(query.dtype)
         gradients = [torch.empty(tensor.shape, dtype=wide) for tensor in (query, key, value)]
+        weights = iter(shares)
         for part in (*_own(rule.layout), *_prefixes(rule, joined=True)):
+            if part.is_short(rule, query.dtype):
+                views = (part.of(upstream), part.of(query), part.of_keys(key), part.of_keys(value))
+                _collect(part, gradients, short.gradients(*views, next(weights), rule.scale))
+                continue
             mask = part.mask(rule.window, wide)
             causal = part.keys is None and mask is None
             inputs = [part.of(query), part.of_keys(key), part.of_keys(value), part.of(output)]
@@ -123,10 +142,8 @@ def _collect(part: _Part, gradients: list[Tensor], found: tuple[Tensor, Tensor, 
 
 
 def _own(layout: PrefixLayout) -> Iterator[_Part]:
-    """Each segment's attention to itself; neighbours of equal length are rows of one part."""
-    for length, members in groupby(_filled(layout), key=lambda segment: layout.lengths[segment]):
-        run = list(members)
-        yield _Part(layout.offsets[run[0]], len(run), length)
+    """Each segment's attention to itself; neighbours of equal length are rows of one part, roots apart from branches."""
+    return (_Part(run.first, run.segments, run.length, roots=run.roots) for run in layout.runs)
 
 
 def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
@@ -137,6 +154,8 @@ def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
     """
 
     layout, window = rule.layout, rule.window
+    if not layout.has_branches:
+        return
 
     def alike(segment: int) -> tuple[int | None, int, int]:
         length = layout.lengths[segment]

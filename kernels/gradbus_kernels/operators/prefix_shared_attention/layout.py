@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 import torch
 
 from gradbus_kernels.operators.base.arguments import require
+
+
+class Run(NamedTuple):
+    """Neighbouring segments of equal length."""
+
+    first: int
+    """The first token of the first segment."""
+    segments: int
+    length: int
+    roots: bool
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,21 @@ class PrefixLayout:
     def depths(self) -> tuple[int, ...]:
         """By segment, the tokens of its root: the position of its first token in its sequence. 0 for roots."""
         return tuple(0 if parent is None else self.lengths[parent] for parent in self.parents)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Neighbours of equal length that are all roots or all branches; without empty segments."""
+        found = []
+        filled = [segment for segment, length in enumerate(self.lengths) if length]
+        for (length, roots), members in groupby(filled, key=lambda segment: (self.lengths[segment], self.parents[segment] is None)):
+            segments = list(members)
+            found.append(Run(self.offsets[segments[0]], len(segments), length, roots))
+        return tuple(found)
+
+    @cached_property
+    def has_branches(self) -> bool:
+        """Whether any prompt is shared."""
+        return any(parent is not None for parent in self.parents)
 
     def position_ids(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Each token's position in its own sequence, for rotary embedding; int64 `[N]`."""

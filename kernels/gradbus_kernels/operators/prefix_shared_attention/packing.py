@@ -6,13 +6,14 @@ The layout is a function of the rows alone, so equal rows give equal bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
@@ -37,6 +38,15 @@ class PackedGroups:
     """int64 `[R]`: the position whose hidden state predicts each response token, in the callers' order of rows."""
     targets: Tensor
     """int64 `[R]`: the response tokens."""
+
+    def padded(self, tokens: int) -> PackedGroups:
+        """The same with N = `tokens`, at least the present N: a root of zeros at the end, from which nothing is predicted."""
+        more = tokens - self.layout.tokens
+        if not more:
+            return self
+        layout = PrefixLayout((*self.layout.offsets, tokens), (*self.layout.parents, None))
+        position_ids = torch.cat((self.position_ids, torch.arange(more, device=self.position_ids.device)[None]), dim=1)
+        return replace(self, input_ids=functional.pad(self.input_ids, (0, more)), position_ids=position_ids, layout=layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,13 @@ from gradbus.v1.reward_pb2 import ScoreSample
 _Part = TypeVar("_Part", ReferenceSequence, ScoreSample)
 _MOST_BYTES: Final = 16 << 20
 """Of one call. A single sample takes a few megabytes at most."""
+_CHARACTER_BYTES: Final = 4
+"""At most, in UTF-8."""
+
+
+def fits_one_call(characters: int) -> bool:
+    """Whether samples of so many characters fit into one call, whatever the characters: then no sample has to be measured."""
+    return _CHARACTER_BYTES * characters <= _MOST_BYTES
 
 
 def divided(pieces: Iterable[Sequence[_Part]]) -> Iterator[list[_Part]]:

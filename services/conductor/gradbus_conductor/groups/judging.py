@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
@@ -21,10 +22,11 @@ from gradbus.telemetry.busy import BusyTimer
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
-from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, Sample
+from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.groups.call_sizes import divided, divided_by_group
+from gradbus_conductor.groups.call_sizes import divided, divided_by_group, fits_one_call
 from gradbus_conductor.groups.first_answers import FirstAnswers
+from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
 _log = get_logger(__name__)
@@ -34,38 +36,6 @@ _REFERENCE_SECONDS = 120.0
 _MAX_PERMANENT_FAILURES = 6
 """Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
 _REMEMBERED_CALLS = 32
-
-
-@dataclass(slots=True)
-class PendingGroup:
-    """A sampled group on its way to a log entry."""
-
-    group: Group
-    item: str
-    """The dataset row as JSON."""
-    answers: dict[str, SampleReward] = field(default_factory=dict)
-    """Final answers of the scorer, by sample id."""
-    permanent_failures: dict[str, set[int]] = field(default_factory=dict)
-    """The attempts that failed for good, by sample id; "" for those of the whole group."""
-    attempts: int = 0
-    """Calls that ended without a judgement."""
-    calls: int = 0
-    """Calls in flight."""
-    entry: LogEntry | None = None
-    """Set once the verdict is known."""
-
-    @property
-    def index(self) -> int:
-        """The group's index."""
-        return self.group.index
-
-    def unanswered(self) -> list[Sample]:
-        """Samples that the scorer has not judged."""
-        return [sample for sample in self.group.samples if sample.sample_id not in self.answers]
-
-    def characters(self) -> int:
-        """Size of the samples in a call of the scorer."""
-        return sum(len(self.item) + len(self.group.prompt_text) + len(sample.text) for sample in self.group.samples)
 
 
 @dataclass(slots=True)
@@ -113,6 +83,7 @@ class GroupJudge:
         self._needs_reference = needs_reference_service(spec)
         self._traces = traces
         self._state = state
+        self._reward_json = spec.reward.model_dump_json()
         service = spec.reward.service
         self._scorer_name = f"the scorer at {service}" if service else f"the reward service at {clients.addresses.reward}"
 
@@ -124,7 +95,7 @@ class GroupJudge:
         scored = [pending for pending in batch if pending.entry is not None]
         await self._score([pending for pending in batch if pending.entry is None])
         for pending in batch:
-            if pending.entry is None and not pending.unanswered():
+            if pending.entry is None and pending.is_answered:
                 pending.entry = self._entry(pending)
                 scored.append(pending)
         await self._add_reference(scored)
@@ -135,57 +106,70 @@ class GroupJudge:
         return {pending.index: pending.entry for pending in batch if pending.entry is not None and self._is_complete(pending.entry)}
 
     async def _score(self, batch: Sequence[PendingGroup]) -> None:
-        samples = [(pending, sample) for pending in batch for sample in pending.unanswered()]
-        if not samples:
+        asked = {pending.ids[n]: (pending, n) for pending in batch for n in pending.unanswered()}
+        if not asked:
             return
         with self._traces.call("score", (pending.index for pending in batch)) as call, self._state.scored:
-            asked = {sample.sample_id: (pending, sample) for pending, sample in samples}
             try:
-                for part in divided([_score_sample(pending, sample, call)] for pending, sample in samples):
-                    results = await self._scored(part)
-                    self._take_answers([asked[sample.sample_id] for sample in part], results, call)
+                for request in self._requests(batch, call):
+                    results = await self._scored(request)
+                    self._take_answers([asked[sample.sample_id] for sample in request.samples], results, call)
             except AioRpcError as error:
                 _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reward service", self._clients.addresses.reward, error)
-                self._fail([pending for pending in batch if pending.unanswered()], reason, call)
+                self._fail([pending for pending in batch if not pending.is_answered], reason, call)
 
-    async def _scored(self, samples: Sequence[ScoreSample]) -> dict[str, SampleReward]:
+    def _requests(self, batch: Sequence[PendingGroup], call: ServiceCall) -> Iterator[ScoreRequest]:
+        """What each call sends; a request is made when its call is."""
+        samples = (fields for pending in batch for fields in _score_samples(pending, call))
+        if fits_one_call(sum(pending.characters for pending in batch)):
+            request = ScoreRequest(run_id=self._run_id, reward_json=self._reward_json)
+            add = request.samples.add  # in the request's own memory: samples made alone cost twice as much, and are copied
+            for fields in samples:
+                add(**fields)
+            yield request
+        else:
+            for part in divided([ScoreSample(**fields)] for fields in samples):
+                yield ScoreRequest(run_id=self._run_id, reward_json=self._reward_json, samples=part)
+
+    async def _scored(self, request: ScoreRequest) -> dict[str, SampleReward]:
         """The results of one call, by sample id. Raises AioRpcError."""
-        request = ScoreRequest(run_id=self._run_id, reward_json=self._spec.reward.model_dump_json(), samples=samples)
         began = time.monotonic()
         with self._state.first_answers.call(self._scorer_name) as is_first:
             timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
             response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
         if any(result.status in _FINAL_ANSWERS for result in response.results):
-            self._state.call_seconds.append((len(samples), time.monotonic() - began))
+            self._state.call_seconds.append((len(request.samples), time.monotonic() - began))
         return {result.sample_id: result for result in response.results}
 
-    def _take_answers(self, samples: Sequence[tuple[PendingGroup, Sample]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:
+    def _take_answers(self, asked: Sequence[tuple[PendingGroup, int]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:
         failed: set[int] = set()
-        for pending, sample in samples:
-            result = results.get(sample.sample_id)
+        groups: dict[int, PendingGroup] = {}
+        for pending, n in asked:
+            sample_id = pending.ids[n]
+            groups[pending.index] = pending
+            result = results.get(sample_id)
             if result is not None and result.status in _FINAL_ANSWERS:
-                pending.answers.setdefault(sample.sample_id, result)  # another call may have brought one
+                pending.answers.setdefault(sample_id, result)  # another call may have brought one
                 continue
-            reason = f"the scorer on sample {sample.sample_id}: {result.reason if result is not None else 'no answer for the sample'}"
+            reason = f"the scorer on sample {sample_id}: {result.reason if result is not None else 'no answer for the sample'}"
             if result is not None and result.permanent:
-                self._state.fail_permanently(pending, reason, sample.sample_id)
+                self._state.fail_permanently(pending, reason, sample_id)
             if pending.index not in failed:
                 failed.add(pending.index)  # the first failure of a group is the cause, later ones may only follow from it
                 self._fail([pending], reason, call)
-        for index, pending in {pending.index: pending for pending, _ in samples}.items():
-            known = (pending.answers.get(sample.sample_id) for sample in pending.group.samples)
-            call.answered(index, (answer for answer in known if answer is not None))
+        for index, pending in groups.items():
+            call.answered(index, (pending.answers[sample_id] for sample_id in pending.ids if sample_id in pending.answers))
 
     def _entry(self, pending: PendingGroup) -> LogEntry:
         group = pending.group
-        advantages = group_advantages(self._algorithm, group.samples, pending.answers)
+        advantages = group_advantages(self._algorithm, pending.samples, pending.answers)
         return LogEntry(
             index=group.index,
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
             reason=advantages.reason,
             group=group.SerializeToString(),
-            rewards=[pending.answers[sample.sample_id] for sample in group.samples],
+            rewards=[pending.answers[sample_id] for sample_id in pending.ids],
             version=group.version,
         )
 
@@ -237,19 +221,20 @@ def _sequences(group: Group) -> Iterator[ReferenceSequence]:
         yield ReferenceSequence(sample_id=sample.sample_id, prompt_ids=group.prompt_ids, token_ids=sample.token_ids)
 
 
-def _score_sample(pending: PendingGroup, sample: Sample, call: ServiceCall) -> ScoreSample:
-    return ScoreSample(
-        sample_id=sample.sample_id,
-        group_id=str(pending.index),
-        prompt=pending.group.prompt_text,
-        response=sample.text,
-        item_json=pending.item,
-        finish_reason="stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
-        weight_version=oldest_sample_version(sample, pending.group.version),
-        traceparent=call.spans.get(pending.index, ""),
-    )
-
-
-def oldest_sample_version(sample: Sample, default: int) -> int:
-    """The oldest policy version among a sample's trainable spans; `default` if it has none."""
-    return min((part.version for part in sample.spans if part.trainable), default=default)
+def _score_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[dict[str, Any]]:
+    """The fields of what the scorer gets of a group: the samples that it has not judged."""
+    shared = {
+        "group_id": str(pending.index),
+        "prompt": pending.group.prompt_text,
+        "item_json": pending.item,
+        "traceparent": call.spans.get(pending.index, ""),
+    }
+    for n in pending.unanswered():
+        sample = pending.samples[n]
+        yield {
+            "sample_id": pending.ids[n],
+            "response": sample.text,
+            "finish_reason": "stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
+            "weight_version": pending.versions[n],
+            **shared,
+        }

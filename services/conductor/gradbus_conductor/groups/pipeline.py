@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from gradbus.bus import TaskQueue
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import GroupStore
-from gradbus.formats.tokens import token_count
 from gradbus.telemetry import Metrics, get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.dispatch import Dispatcher
 from gradbus_conductor.groups.first_answers import FirstAnswers
-from gradbus_conductor.groups.judging import oldest_sample_version
 from gradbus_conductor.groups.scoring import Scoring
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 from gradbus_conductor.groups.traces import GroupTraces
@@ -166,10 +164,10 @@ class GroupPipeline:
             _log.warning("mismatched_groups_removed", run_id=self._config.record.run_id, indexes=mismatched)
             await tasks.discard(self._store, mismatched)
             found = {index: group for index, group in found.items() if index not in mismatched}
-        self._fetched.update((index, _Fetched(_oldest_group_version(group), group.ByteSize())) for index, group in found.items())
-        self.response_tokens += sum(token_count(sample.token_ids) for group in found.values() for sample in group.samples)
         self.traces.fetched(found.values())
-        self._scoring.submit((group, self._config.items[group.row]) for group in found.values())
+        for pending in self._scoring.submit((group, self._config.items[group.row]) for group in found.values()):
+            self._fetched[pending.index] = _Fetched(pending.oldest_version, pending.group.ByteSize())
+            self.response_tokens += pending.tokens
         return set(found)
 
     def _matches_task(self, index: int, group: Group) -> bool:
@@ -181,7 +179,3 @@ class GroupPipeline:
         if not self._config.tasks.is_logged:
             self.traces.evaluated(entry)
         self._wake.set()
-
-
-def _oldest_group_version(group: Group) -> int:
-    return min((oldest_sample_version(sample, group.version) for sample in group.samples), default=group.version)

@@ -7,7 +7,8 @@ little, and a sample on which it always hangs is soon alone in its call. Meanwhi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from statistics import median
@@ -17,7 +18,8 @@ from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.groups.judging import GroupJudge, PendingGroup, ScoringState
+from gradbus_conductor.groups.judging import GroupJudge, ScoringState
+from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.traces import GroupTraces
 
 _log = get_logger(__name__)
@@ -31,6 +33,8 @@ _LATE_FACTOR = 4.0
 _MIN_LATE_SECONDS = 0.2
 _FIRST_LATE_SECONDS = 1.0
 """Before any call was answered."""
+_START_SECONDS = 10.0
+"""A scorer that has answered no call may still be starting, and the reward service waits so long for it: asking again helps nobody."""
 _MAX_REPEATS = 8.0
 _REPEATS_PER_ANSWER = 0.5
 """A scorer that becomes slow as a whole gets little more to do: every answer allows half a repeated call, up to `_MAX_REPEATS`."""
@@ -57,14 +61,16 @@ class Scoring:
         self._calls: dict[asyncio.Task[None], _Call] = {}
         self._batch_size = _MAX_GROUPS_PER_CALL
         self.state = ScoringState()
+        self._first_call: float | None = None
         self._judge = GroupJudge(clients, run_id, spec, traces, self.state)
 
-    def submit(self, groups: Iterable[tuple[Group, str]]) -> None:
-        """Takes sampled groups, each with its dataset row as JSON."""
+    def submit(self, groups: Iterable[tuple[Group, str]]) -> Sequence[PendingGroup]:
+        """Takes sampled groups, each with its dataset row as JSON; returns them, read."""
         new = {group.index: PendingGroup(group, item) for group, item in groups}
         self.state.wanted.update(new)
         self._waiting.update(new)
         self._start_calls()
+        return list(new.values())
 
     def forget(self, indexes: Iterable[int]) -> None:
         """Stops scoring groups that are no longer wanted."""
@@ -96,15 +102,22 @@ class Scoring:
     def _start(self, batch: list[PendingGroup], *, is_repeat: bool = False) -> None:
         for pending in batch:
             pending.calls += 1
+        if self._first_call is None:
+            self._first_call = time.monotonic()
         task = asyncio.create_task(self._process(batch), name="score")
         call = self._calls[task] = _Call(batch, is_repeat)
         task.add_done_callback(self._on_call_done)
+        if not self._max_repeats:
+            return
         late = _late_after(self.state.call_seconds, sum(len(pending.unanswered()) for pending in batch))
-        if self._max_repeats and late < self._timeout:
+        if late < self._timeout:
             call.timer = asyncio.get_running_loop().call_later(late, self._repeat, call)
 
     def _repeat(self, late: _Call) -> None:
         """Asks again about the groups of a late call, in two calls. The late call may still be the first to answer."""
+        if self._may_be_starting():
+            late.timer = asyncio.get_running_loop().call_later(_FIRST_LATE_SECONDS, self._repeat, late)
+            return
         groups = [pending for pending in late.batch if pending.index in self.state.wanted and pending.entry is None]
         if late.is_repeat and len(groups) == 1:
             return
@@ -113,6 +126,9 @@ class Scoring:
             if part and len(self._calls) < _MAX_CALLS and self._repeats >= 1.0:
                 self._repeats -= 1.0
                 self._start(part, is_repeat=True)
+
+    def _may_be_starting(self) -> bool:
+        return not self.state.call_seconds and self._first_call is not None and time.monotonic() - self._first_call < _START_SECONDS
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:
         if (timer := self._calls.pop(task).timer) is not None:
@@ -136,11 +152,10 @@ class Scoring:
         if judged:
             self._repeats = min(self._max_repeats, self._repeats + _REPEATS_PER_ANSWER)
         self._batch_size = _next_batch_size(self._batch_size, len(batch), any_judged=bool(judged))
-        for pending in batch:
-            if pending.index not in self.state.wanted:
-                continue
+        wanted = [pending for pending in batch if pending.index in self.state.wanted]
+        self.forget(pending.index for pending in wanted if pending.index in judged)
+        for pending in wanted:
             if (entry := judged.get(pending.index)) is not None:
-                self.forget([pending.index])
                 self._done(entry)
             elif pending.calls == 0:
                 self._retry_later(pending)
@@ -161,7 +176,7 @@ class Scoring:
 
 def _fitting(groups: list[PendingGroup]) -> list[PendingGroup]:
     """The first of `groups` that fit into one call, at least one."""
-    totals = accumulate(pending.characters() for pending in groups)
+    totals = accumulate(pending.characters for pending in groups)
     return groups[: max(1, sum(total <= _MAX_CHARACTERS_PER_CALL for total in totals))]
 
 

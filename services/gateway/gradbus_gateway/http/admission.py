@@ -66,7 +66,7 @@ class Admission:
         """Counts the request as an upload. Raises the problem 429."""
         self._hold(self._all.uploads, "uploads", f"key {self._key_id}, or all keys together, upload too much at a time; upload in turn")
 
-    async def list(self) -> None:
+    async def take_list_turn(self) -> None:
         """Waits until the key may read a list: a long page keeps the process busy for a moment, and many would do so for seconds."""
         key_id = self._key_id
         await self._all.lists.take(key_id)

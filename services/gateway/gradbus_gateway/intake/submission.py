@@ -20,7 +20,7 @@ from gradbus.spec import RunSpec, refuse_unstorable
 from gradbus.strict_json import collection_paused
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import CheckTurns
-from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.runs.idempotency import IdempotencyKeys, IdempotencyRecord
 from gradbus_gateway.runs.store import Run, RunStore

@@ -93,7 +93,7 @@ async def _key_of_session(request: Request, gateway: Gateway) -> ApiKeyRecord | 
 
 
 async def _wait_for_turn(request: Request) -> None:
-    await admission_of(request).list()
+    await admission_of(request).take_list_turn()
 
 
 READ = Security(_authenticate, scopes=[_READ_SCOPE])

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from functools import lru_cache
-from typing import Final
 
 from gradbus.bus import View
-from gradbus.control.runs import DELETED, read_run
-from gradbus.errors import CorruptRecordError, SettingsError
+from gradbus.control.runs import DELETED
+from gradbus.errors import SettingsError
 from gradbus.ids import checked_name
 from gradbus.telemetry import get_logger
+from gradbus_gateway.runs.parsed_runs import ParsedRuns, RunKeys
 from gradbus_gateway.runs.store import Run, UnreadableRun
 
 _log = get_logger(__name__)
-_CACHED: Final = 2048  # the newest runs are listed over and over, and few of them have changed
 
 
 class RunList:
@@ -24,6 +22,7 @@ class RunList:
         self._view = view
         self._run_ids: list[str] = []
         """Oldest first."""
+        self._parsed = ParsedRuns()
         view.listen(self._update)
 
     async def page(self, after: str, limit: int) -> list[Run | UnreadableRun]:
@@ -46,7 +45,12 @@ class RunList:
         return at, self._run_ids[at : at + 1] == [run_id]
 
     def _listed(self, run_id: str) -> Run | UnreadableRun:
-        return _read(run_id, self._view.entries[f"{run_id}.spec"], self._view.get(f"{run_id}.desired"), self._view.get(f"{run_id}.status"))
+        spec, desired, status = (
+            self._view.entries[f"{run_id}.spec"],
+            self._view.get(f"{run_id}.desired"),
+            self._view.get(f"{run_id}.status"),
+        )
+        return self._parsed.read(run_id, RunKeys(spec, desired, status))
 
     def _update(self, key: str) -> None:
         run_id, _, kind = key.rpartition(".")
@@ -56,16 +60,9 @@ class RunList:
         belongs = self._view.get(f"{run_id}.spec") is not None and self._view.get(f"{run_id}.desired") != DELETED
         if is_listed and not belongs:
             del self._run_ids[at]
+            self._parsed.forget(run_id)
         elif belongs and not is_listed and _is_run_id(run_id):
             insort(self._run_ids, run_id)
-
-
-@lru_cache(_CACHED)
-def _read(run_id: str, spec: bytes, desired: bytes | None, status: bytes | None) -> Run | UnreadableRun:
-    try:
-        return Run(*read_run(run_id, spec, desired, status))
-    except CorruptRecordError as error:
-        return UnreadableRun(run_id, str(error))
 
 
 def _is_run_id(name: str) -> bool:

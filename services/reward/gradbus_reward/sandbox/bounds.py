@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 MAX_REASON = 500
 MAX_COMPONENTS = 64
@@ -13,9 +11,9 @@ MAX_WHERE = 40
 """Characters that name the line of the source, after the reason."""
 
 
-def is_bounded(result: Mapping[str, Any], parts: AbstractSet[str]) -> bool:
+def is_bounded(result: object, parts: AbstractSet[str]) -> bool:
     """Whether the child could have sent this. A grader may write anything into the pipe, and a call keeps the results of all its rows."""
-    return result.keys() <= parts and all(map(_is_bounded_part, result.values()))
+    return isinstance(result, dict) and result.keys() <= parts and all(map(_is_bounded_part, result.values()))
 
 
 def _is_bounded_part(part: object) -> bool:

@@ -6,7 +6,7 @@ Lines of JSON both ways:
   out  {"faults": {part: reason}}                      once
   in   [at_once, [[output_text, finish_reason, item_json]]]
                                                        a batch; at_once: whether the parent needs each result as soon as there is one
-  out  [n, {part: [reward, components] | reason}]      a line for each row; n counts the rows of all batches
+  out  [n, [{part: [reward, components] | reason}]]    the results of one or more rows; n counts the rows before, of all batches
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from itertools import count, islice
+from itertools import islice
 from typing import Any, BinaryIO
 
 from gradbus_reward.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
@@ -27,6 +27,8 @@ from gradbus_reward.sandbox.confinement import confine
 _MAX_FAULTS = 16
 _SLOW_SECONDS = 0.001
 """A row that takes longer is worth a write of its own."""
+_LINE_CHARACTERS = 8192
+"""Results of quick rows share a line up to this size: far below what the parent reads at once."""
 _MAX_INTEGER = 1 << 1000
 """Below the range of a double."""
 
@@ -49,16 +51,41 @@ def main() -> None:
         return
     grades, faults = _loaded(first["sources"])
     _send(outgoing, {"faults": faults})
-    serial = count()
+    results = _ResultLines(outgoing)
     while (batch := _receive(incoming)) is not None:
         at_once, rows = batch
         for row in rows:
             began = time.monotonic()
-            result = _grade(grades, *row)
-            _write(outgoing, [next(serial), result])
+            results.add(_grade(grades, *row))
             if at_once or time.monotonic() - began > _SLOW_SECONDS:
-                outgoing.flush()
-        outgoing.flush()
+                results.flush()
+        results.flush()
+
+
+class _ResultLines:
+    """Sends results, many of them in one line: to read a line costs the parent more than to read a result."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._sent = 0
+        self._waiting: list[str] = []
+        self._characters = 0
+
+    def add(self, result: Mapping[str, PartResult]) -> None:
+        """Adds a row's result to the next line, which is sent first if both do not fit into one."""
+        text = json.dumps(result)
+        if self._characters + len(text) > _LINE_CHARACTERS:
+            self.flush()
+        self._waiting.append(text)
+        self._characters += len(text)
+
+    def flush(self) -> None:
+        """Sends the results that wait."""
+        if self._waiting:
+            self._stream.write(f"[{self._sent}, [{', '.join(self._waiting)}]]\n".encode())
+            self._stream.flush()
+            self._sent += len(self._waiting)
+            self._waiting, self._characters = [], 0
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -77,12 +104,8 @@ def _receive(stream: BinaryIO) -> Any:
 
 
 def _send(stream: BinaryIO, message: object) -> None:
-    _write(stream, message)
-    stream.flush()
-
-
-def _write(stream: BinaryIO, message: object) -> None:
     stream.write(json.dumps(message).encode() + b"\n")
+    stream.flush()
 
 
 def _loaded(sources: Mapping[str, str]) -> tuple[dict[str, Grade], dict[str, str]]:

@@ -107,8 +107,12 @@ class GraderProcess:
         try:
             async with asyncio.timeout(seconds) as deadline:
                 await self._send([at_once, rows])
-                for _ in rows:
-                    graded(await self._receive_result())
+                left = len(rows)
+                while left:
+                    results = await self._receive_results(left)
+                    left -= len(results)
+                    for result in results:
+                        graded(result)
                     deadline.reschedule(loop.time() + seconds)
         except TimeoutError as error:
             self.kill()
@@ -195,11 +199,12 @@ class GraderProcess:
             raise GraderStoppedError(f"the grader's process did not send its {name} first; do not use its open files")
         return value
 
-    async def _receive_result(self) -> Mapping[str, Any]:
+    async def _receive_results(self, most: int) -> Sequence[Mapping[str, Any]]:
+        """The results of the next rows, at least one and at most `most`."""
         match await self._receive():
-            case [self._graded, dict() as result] if is_bounded(result, self._parts):
-                self._graded += 1
-                return result
+            case [self._graded, [_, *_] as results] if len(results) <= most and all(is_bounded(result, self._parts) for result in results):
+                self._graded += len(results)
+                return list(results)
         raise GraderStoppedError("the grader's process broke its protocol; do not use its open files")
 
     async def _receive(self) -> Any:

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -22,8 +22,8 @@ from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
 from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import GradeCall, GraderPool, PoolSettings
-from gradbus_reward.sandbox.process import GraderSourceError
-from gradbus_reward.scorers.results import MAX_COMPONENT, complete_results, failed_results
+from gradbus_reward.sandbox.process import GraderSourceError, Row
+from gradbus_reward.scorers.results import MAX_COMPONENT, failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
 ATTEMPTS = 3
@@ -61,25 +61,23 @@ class GraderScorer:
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample, within the deadline."""
-        samples = request.samples
+        samples = list(request.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
         if not self._allowed:
             reason = "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
             return failed_results(samples, reason, "grader")
+        rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)
         try:
             with grade_spans(self._comparisons, samples):
                 # In a thread of this run's own, so that long texts hold up no other run.
-                compared = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, samples, end)
+                compared = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, rows, end)
             with grade_spans(self._sources, samples):
-                graded = await self._grade(samples, end - time.monotonic())
+                graded = await self._grade(samples, rows, end - time.monotonic())
         except GraderSourceError as error:
             return failed_results(samples, str(error), "grader")
         except ScorerError as error:
             return failed_results(samples, str(error), "refused")
-        return complete_results(
-            samples,
-            [self._combined(left | right).message(sample.sample_id) for sample, left, right in zip(samples, compared, graded, strict=True)],
-        )
+        return grader_results(samples, [self._combined(left | right) for left, right in zip(compared, graded, strict=True)])
 
     async def close(self) -> None:
         """Stops the processes and the thread."""
@@ -87,17 +85,20 @@ class GraderScorer:
         if self._pool is not None:
             await self._pool.close()
 
-    def _compare(self, samples: Iterable[Sample], end: float) -> list[Parts]:
+    def _compare(self, rows: Sequence[Row], end: float) -> list[Parts]:
         parse = cache(json.loads)  # the samples of a group have the same row
-        return [{name: _compare_sample(function, sample, parse, end) for name, function in self._comparisons.items()} for sample in samples]
+        found: dict[Row, Parts] = {}  # and often the same text
+        for row in rows:
+            if row not in found:
+                found[row] = {name: _compare_sample(function, row, parse, end) for name, function in self._comparisons.items()}
+        return [found[row] for row in rows]
 
-    async def _grade(self, samples: Sequence[Sample], seconds: float) -> list[Parts]:
+    async def _grade(self, samples: Sequence[Sample], rows: Sequence[Row], seconds: float) -> list[Parts]:
         """The Python parts of every sample."""
         if self._pool is None:
             return [{} for _ in samples]
-        ids = [(sample.sample_id, hash(sample.response)) for sample in samples]
-        rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
-        suspects = frozenset(n for n, key in enumerate(ids) if self._stops.count(key))
+        ids = [(sample.sample_id, hash(row[0])) for sample, row in zip(samples, rows, strict=True)]
+        suspects = frozenset(n for n, key in enumerate(ids) if self._stops.count(key)) if self._stops else frozenset()
         call = await self._pool.grade(rows, suspects, max(seconds, 0.0))
         failed = self._failed(ids, call, has_results=self._pool.has_results)
         return [
@@ -127,20 +128,27 @@ class GraderScorer:
 
     def _combined(self, parts: Parts) -> ScoreResult:
         """The sample's result: the error of a part if there is one, else an invalid part's reason, else the value of the formula."""
-        if failed := [(part.status, name) for name, part in parts.items() if part.status != "ok"]:
-            name = next((name for status, name in failed if status == "error"), failed[0][1])
-            part = parts[name]
-            return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
+        components: dict[str, float] = {}
+        has_inner = False
+        for name, part in parts.items():
+            if part.status != "ok":
+                return self._failed_part(parts)
+            components[name] = part.reward
+            has_inner = has_inner or bool(part.components)
         if self._formula is None:
             return parts[SINGLE]
-        components = {name: part.reward for name, part in parts.items()}
-        inner = ((f"{name}.{key}", value) for name, part in parts.items() for key, value in part.components.items())
-        free = max(0, MAX_COMPONENTS - len(components))
-        fitting = dict(islice(((name, value) for name, value in inner if len(name) <= MAX_NAME), free))
         try:
-            return _in_range(ScoreResult(self._formula.value(components), components | fitting))
+            value = self._formula.value(components)
         except GraderError as error:
             return ScoreResult.invalid(str(error))
+        return _in_range(ScoreResult(value, components | _inner_components(parts) if has_inner else components))
+
+    def _failed_part(self, parts: Parts) -> ScoreResult:
+        """The first part with an error, else the first that is invalid, with its name in the reason."""
+        failed = [(part.status, name) for name, part in parts.items() if part.status != "ok"]
+        name = next((name for status, name in failed if status == "error"), failed[0][1])
+        part = parts[name]
+        return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
 
 
 class _StopCounts:
@@ -148,6 +156,9 @@ class _StopCounts:
 
     def __init__(self) -> None:
         self._counts: OrderedDict[_Key, int] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
 
     def count(self, key: _Key) -> int:
         return self._counts.get(key, 0)
@@ -166,13 +177,18 @@ def _formula(grader: MultiGrader, names: set[str]) -> Formula:
     return formula
 
 
-def _compare_sample(function: GradeFunction, sample: Sample, parse: Callable[[str], Any], end: float) -> ScoreResult:
+def _inner_components(parts: Parts) -> dict[str, float]:
+    """The components of the parts, named `part.component`, as many as fit beside the parts themselves."""
+    inner = ((f"{name}.{key}", value) for name, part in parts.items() for key, value in part.components.items())
+    return dict(islice(((name, value) for name, value in inner if len(name) <= MAX_NAME), max(0, MAX_COMPONENTS - len(parts))))
+
+
+def _compare_sample(function: GradeFunction, row: Row, parse: Callable[[str], Any], end: float) -> ScoreResult:
     if time.monotonic() > end:
         return _NOT_REACHED
+    output_text, finish_reason, item_json = row
     try:
-        return ScoreResult(
-            function({"output_text": sample.response, "finish_reason": sample.finish_reason}, parse(sample.item_json or "{}"))
-        )
+        return ScoreResult(function({"output_text": output_text, "finish_reason": finish_reason}, parse(item_json)))
     except InvalidSampleError as error:
         return ScoreResult.invalid(str(error))
     except (GraderError, ValueError) as error:

@@ -72,6 +72,14 @@ def complete_results(
     return [_single_result(sample.sample_id, by_id[sample.sample_id], len(unknown)) for sample in samples]
 
 
+def grader_results(samples: Sequence[reward_pb2.ScoreSample], results: Iterable[ScoreResult]) -> list[reward_pb2.SampleReward]:
+    """The results of a built-in grader, one per sample, in the order of `samples`. Its rewards and components are in range already."""
+    return [
+        result.message(sample.sample_id) if result.status == "ok" else _checked(result.message(sample.sample_id))
+        for sample, result in zip(samples, results, strict=True)
+    ]
+
+
 def _single_result(sample_id: str, results: Sequence[reward_pb2.SampleReward], unknown: int) -> reward_pb2.SampleReward:
     if len(results) == 1:
         return _checked(results[0])

@@ -39,9 +39,9 @@ class TokenSpan:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Completion:
-    """One sample."""
+    """One sample. Never changed, and not frozen only because a step makes many."""
 
     token_ids: tuple[int, ...]
     """Response tokens `[T]`, including a final stop token."""

@@ -67,6 +67,7 @@ class EngineFactory:
             max_prompt_tokens=rollout.max_prompt_tokens,
             threads=rollout.threads,
             device=self._settings.device,
+            dtype="bfloat16" if spec.trainer.dtype == "bf16" else "float32",
             numerics=spec.numerics,
         )
         return TorchEngine.from_folder(folder, config, lora)

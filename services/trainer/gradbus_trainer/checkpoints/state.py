@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from gradbus.aio.threads import in_run_thread
 from gradbus.objects import ObjectStore
-from gradbus.spec import WeightsSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.learners.base import Learner
@@ -74,10 +73,13 @@ class Snapshot:
     """Moments by parameter, and the float32 weights as `<name>.master` if versions are published rounded."""
 
     @classmethod
-    def of(cls, state: TrainerState, learner: Learner, scratch: Scratch, weights: WeightsSpec | None = None) -> Snapshot:
-        """Writes the tensors that the next step changes, and clears the list of trained groups. Raises StorageError, all unchanged."""
+    def of(cls, state: TrainerState, learner: Learner, scratch: Scratch, rounded: bool = False) -> Snapshot:
+        """Writes the tensors that the next step changes, and clears the list of trained groups. Raises StorageError, all unchanged.
+
+        `rounded`: whether versions are, so that the float32 weights are stored too.
+        """
         parts = [learner.optimizer_tensors()]
-        if weights is not None and weights.dtype != "fp32":
+        if rounded:
             parts.append(_masters(learner.weights()))
         files = [scratch.write(part) for part in parts if part]
         frontier = Frontier.from_message(state.frontier.to_message())

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from gradbus.algorithms import algorithm_of, learner_computes_reference
 from gradbus.errors import SettingsError
+from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
@@ -25,7 +26,9 @@ from gradbus_trainer.learners.gradient_step import GradientStep, before_step, ch
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.learners.probe import version_probe
+from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
+from gradbus_trainer.tensors.dtypes import DTYPES
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
@@ -38,15 +41,21 @@ class TorchLearner:
     def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
         """Loads the model and sets the process's torch threads to `trainer.threads`. Raises ModelError."""
         torch.set_num_threads(spec.trainer.threads)
+        keep_freed_memory()
         self._spec = spec
         loss = algorithm_of(spec.algorithm).loss
         self._settings, self._aggregate = policy_settings(loss), loss.aggregate
         self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
-        self._model = load_causal_lm(model_folder, device=device)
+        lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
+        # The optimiser's weights are float32; frozen ones are only used by the passes.
+        self._model = load_causal_lm(model_folder, torch.float32 if lora is None else dtype, device)
+        self._model.model.checkpointing = spec.trainer.gradient_checkpointing
         self._logprobs = _logprobs_for(spec, device)
-        lora = spec.trainer.lora
-        self._named = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
+        trained = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
+        self._working = None if dtype == torch.float32 else WorkingWeights(self._model, trained, dtype)
+        self._named = trained if self._working is None else self._working.masters
+        """The float32 weights: the model's own, or those that its own are rounded from."""
         self._optimizer = AdamW(self._named, spec.trainer)
 
     @property
@@ -61,7 +70,8 @@ class TorchLearner:
             try:
                 metrics = self._optimise(batch, metrics.learning_rate)
             finally:
-                self._model.zero_grad()
+                for parameter in self._named.values():
+                    parameter.grad = None
         self._step = batch.step + 1
         return metrics
 
@@ -86,6 +96,7 @@ class TorchLearner:
         self._optimizer.check(optimizer_tensors)
         load_weights(self._named, weights)
         self._optimizer.restore(optimizer_tensors)
+        self._round()
         self._step = step
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
@@ -99,7 +110,12 @@ class TorchLearner:
         norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
         check_gradient(norm, step)
         self._optimizer.step(rate)
+        self._round()
         return norm
+
+    def _round(self) -> None:
+        if self._working is not None:
+            self._working.round()
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         counts = batch.trainable_counts

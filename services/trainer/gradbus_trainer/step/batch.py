@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from gradbus_kernels.models.packing import split_by_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrainSample:
-    """A sample that is trained: P prompt tokens and T response tokens."""
+    """A sample that is trained: P prompt tokens and T response tokens. Never changed, and not frozen only because a step makes many."""
 
     prompt_ids: NDArray[np.int32]
     """[P]."""

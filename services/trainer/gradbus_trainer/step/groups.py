@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +15,7 @@ from gradbus.algorithms import Algorithm, group_advantages
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH
 from gradbus_trainer.step.batch import TrainSample
 
 _ID: Final = np.dtype(ID_DTYPE)
@@ -63,22 +65,30 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     """The group of an entry, with the algorithm's advantages. A dropped group may hold no samples."""
     group = Group.FromString(entry.group)
     samples = list(group.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
-    lengths = [token_count(sample.token_ids) for sample in samples]
+    token_ids = [sample.token_ids for sample in samples]
+    lengths = [token_count(content) for content in token_ids]
     if entry.verdict == VERDICT_DROPPED:
         return DecodedGroup(lengths=lengths)
     spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in samples]
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         judged = group_advantages(algorithm, samples, {reward.sample_id: reward for reward in entry.rewards})
-        advantages = [np.frombuffer(values, np.float32) for values in algorithm.token_advantages(judged, lengths)]
-        masks = [_trainable(length, parts) for length, parts in zip(lengths, spans, strict=True)]
-        rows = _rows(group.prompt_ids, samples, entry, judged.valid, advantages, masks)
+        logprobs = _arrays([sample.logprobs for sample in samples], _LOGPROB)
+        references = _arrays(entry.reference_logprobs, _LOGPROB) if entry.reference_logprobs else [None] * len(samples)
+        (prompt,) = _arrays([group.prompt_ids], _ID)
+        advantages = _joined(algorithm.token_advantages(judged, lengths))
+        columns = zip(_arrays(token_ids, _ID), logprobs, spans, advantages, references, judged.valid, strict=True)
+        rows = [
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference)
+            for ids, behaviour, parts, advantage, reference, valid in columns
+            if valid
+        ]
     return DecodedGroup(
         rows=rows,
         masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
-        oldest_versions=[min((version for _, _, version, trainable in parts if trainable), default=None) for parts in spans],
+        oldest_versions=[_oldest(parts) for parts in spans],
     )
 
 
@@ -86,34 +96,29 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 _Spans = Sequence[tuple[int, int, int, bool]]
 
 
-def _rows(
-    prompt_ids: bytes,
-    samples: Sequence[Sample],
-    entry: LogEntry,
-    valid: Sequence[bool],
-    advantages: Sequence[_Array],
-    masks: Sequence[_Array],
-) -> Sequence[TrainSample]:
-    prompt = _array(prompt_ids, _ID)
-    references = entry.reference_logprobs
-    return [
-        TrainSample(
-            prompt_ids=prompt,
-            token_ids=_array(sample.token_ids, _ID),
-            behaviour_logprobs=_array(sample.logprobs, _LOGPROB),
-            trainable=masks[n],
-            advantages=advantages[n],
-            reference_logprobs=_array(references[n], _LOGPROB) if references else None,
-        )
-        for n, sample in enumerate(samples)
-        if valid[n]
-    ]
+def _oldest(spans: _Spans) -> int | None:
+    """The oldest version of the trainable spans; None without one."""
+    if len(spans) == 1:
+        _, _, version, trainable = spans[0]
+        return version if trainable else None
+    return min((version for _, _, version, trainable in spans if trainable), default=None)
 
 
-def _array(content: bytes, dtype: np.dtype[Any]) -> _Array:
-    """Little-endian on the wire, the machine's own order in memory."""
-    values = np.frombuffer(content, dtype)
-    return values if dtype.isnative else values.astype(dtype.newbyteorder("="))
+def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any]) -> list[_Array]:
+    """An array for each content, all of them views of one. Little-endian on the wire, the machine's own order in memory."""
+    values = np.frombuffer(b"".join(contents), dtype)
+    values = values if dtype.isnative else values.astype(dtype.newbyteorder("="))
+    return _views(values, [len(content) // dtype.itemsize for content in contents])
+
+
+def _joined(advantages: Sequence[array[float]]) -> list[_Array]:
+    """The advantages of each sample by token, all of them views of one array."""
+    return _views(np.frombuffer(b"".join(advantages), np.float32), list(map(len, advantages)))
+
+
+def _views(values: _Array, lengths: Sequence[int]) -> list[_Array]:
+    ends = list(accumulate(lengths))
+    return [values[end - length : end] for length, end in zip(lengths, ends, strict=True)]
 
 
 def _trainable(length: int, spans: _Spans) -> _Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from gradbus.formats.safetensors import PYTORCH
 from gradbus_kernels.weights.digest import WeightsDigest
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch, TensorFile
-
-VERSION_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Dtypes of published versions, by the spec's names."""
 
 
 @dataclass(frozen=True, slots=True)

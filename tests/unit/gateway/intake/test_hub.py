@@ -10,7 +10,7 @@ import pytest
 from gradbus.errors import SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec, parse_spec
-from gradbus_gateway.intake.model import ModelIntake
+from gradbus_gateway.intake.model.intake import ModelIntake
 from gradbus_gateway.settings import GatewaySettings
 
 HUB_ID = "owner/name"

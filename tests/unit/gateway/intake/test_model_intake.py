@@ -10,7 +10,7 @@ from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.spec import ModelSpec
-from gradbus_gateway.intake.model import ModelIntake
+from gradbus_gateway.intake.model.intake import ModelIntake
 from gradbus_gateway.settings import GatewaySettings
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gradbus.spec import RewardSpec
-from gradbus_gateway.intake.spec_faults import reward_faults
-from gradbus_gateway.intake.spec_intake import with_operator_scorer
+from gradbus_gateway.intake.spec.faults import reward_faults
+from gradbus_gateway.intake.spec.intake import with_operator_scorer
 from gradbus_gateway.settings import GatewaySettings
 
 SERVICE = "grpc://my-reward:50051"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradbus_gateway.intake.reward_address import address_faults
+from gradbus_gateway.intake.spec.reward_address import address_faults
 from gradbus_gateway.settings import GatewaySettings
 
 OPEN = GatewaySettings(allowed_hosts=("scorer", "*.rewards.svc", "10.0.0.7"), allow_loopback=True)

@@ -10,7 +10,7 @@ from gradbus.errors import SpecError
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.objects import ObjectStore
 from gradbus.spec import MAX_FAULTS
-from gradbus_gateway.intake.spec_intake import SpecIntake
+from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
 
 

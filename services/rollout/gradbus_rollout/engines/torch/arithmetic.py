@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,10 @@ from torch.nn import functional
 from gradbus_kernels.operators.batch_invariant.attention import attend as invariant_attend
 from gradbus_kernels.operators.batch_invariant.attention import biases_of, padded_queries, weighted
 from gradbus_kernels.operators.batch_invariant.matmul import multiply_blocks
+from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, times_transposed
 
+_LEAST_ONEDNN: Final = 1 << 20
+"""Multiplications of a product that oneDNN makes: smaller ones cost their call."""
 Pages = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -37,6 +40,8 @@ class Fast:
 
     def multiply(self, x: Tensor, weight: Tensor, addend: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """See `Arithmetic`."""
+        if is_product_for_onednn(x, weight, _LEAST_ONEDNN):
+            return _by_onednn(x, weight, addend, out)
         if addend is None:
             return torch.mm(x, weight) if out is None else torch.mm(x, weight, out=out)
         return torch.addmm(addend, x, weight) if out is None else torch.addmm(addend, x, weight, out=out)
@@ -69,6 +74,14 @@ class BatchInvariant:
 def arithmetic_for(numerics: Literal["fast", "batch_invariant"]) -> Arithmetic:
     """Selects the arithmetic that a run's `numerics` names."""
     return BatchInvariant() if numerics == "batch_invariant" else Fast()
+
+
+def _by_onednn(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor | None) -> Tensor:
+    if addend is None or addend.dim() == 1:
+        product = times_transposed(x, weight.t(), addend)
+        return product if out is None else out.copy_(product)
+    product = times_transposed(x, weight.t())
+    return product.add_(addend) if out is None else torch.add(addend, product, out=out)
 
 
 def visibility_biases(seen: Tensor, spans: Sequence[tuple[int, int]], width: int) -> list[Tensor]:

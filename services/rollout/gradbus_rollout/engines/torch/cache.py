@@ -21,46 +21,50 @@ _COPIED_ELEMENTS: Final = 1 << 24
 
 
 class KvCache:
-    """`[layers, 2, rows, kv_heads, capacity, head_dim]`: keys, then values.
+    """For each layer its pages in turn, each `[2, rows, kv_heads, length of the page, head_dim]`: keys, then values.
 
-    Heads come before positions, so a page is a batch of matrices without a copy.
+    A page is contiguous: torch copies other batches of matrices before it multiplies them in bfloat16.
     """
 
     def __init__(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        self._storage = like.new_zeros(config.layers, 2, rows, config.kv_heads, 0, config.head_dim)
+        self._block = (2, rows, config.kv_heads)
+        self._storage = like.new_zeros(config.layers, 0, config.head_dim)
+        self._spans: Sequence[tuple[int, int]] = ()
         self._layers: Sequence[Tensor] = ()
         self._pages: Sequence[Sequence[tuple[Tensor, Tensor]]] = ()  # all pages of each layer
         matrices = torch.arange(2 * rows * config.kv_heads, device=like.device)
         self._matrices = matrices.view(2, rows, config.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
-        self._starts = self._matrices
+        self._firsts = self._lengths = matrices[:0]  # by position: its index in the first matrix, and the length of its page
 
     @property
     def capacity(self) -> int:
         """Positions that a row has room for."""
-        return self._storage.shape[4]
+        return self._spans[-1][1] if self._spans else 0
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions a row. It only ever grows."""
         if length <= self.capacity:
             return
-        spans = pages(length)
-        end = spans[-1][1]
-        grown = self._storage.new_zeros(*self._storage.shape[:4], end, self._storage.shape[5])
-        grown[..., : self.capacity, :] = self._storage
-        self._storage = grown
+        spans, count = pages(length), self._matrices.numel()
+        layers, filled, size = self._storage.shape
+        grown = self._storage.new_zeros(layers, count * spans[-1][1], size)
+        grown[:, :filled] = self._storage
+        self._storage, self._spans = grown, spans
         # Views are made once: they cost as much as small products.
-        self._layers = grown.flatten(1, 4).unbind()
-        self._starts = self._matrices * end
-        matrices = grown.flatten(2, 3).unbind()
-        self._pages = [[(keys[:, start:end].transpose(1, 2), values[:, start:end]) for start, end in spans] for keys, values in matrices]
+        self._layers = grown.unbind()
+        self._pages = [[self._page(layer, span) for span in spans] for layer in self._layers]
+        ends = torch.tensor([(end - start, count * start - start) for start, end in spans], device=grown.device)
+        self._lengths, before = ends.repeat_interleave(ends[:, 0], dim=0).unbind(1)
+        self._firsts = before + torch.arange(len(before), device=grown.device)
 
     def indexes(self, positions: Tensor) -> Tensor:
         """Indexes for `write` of the entries at `positions` `[rows, C]`: `[rows * C * 2 * kv_heads]`."""
-        return (self._starts + positions.unsqueeze(-1)).reshape(-1)
+        firsts, lengths = self._firsts[positions], self._lengths[positions]
+        return torch.addcmul(firsts.unsqueeze(-1), self._matrices, lengths.unsqueeze(-1)).reshape(-1)
 
     def write(self, layer: int, indexes: Tensor, entries: Tensor) -> None:
         """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `indexes`."""
-        self._layers[layer].index_copy_(0, indexes, entries.reshape(-1, self._storage.shape[5]))
+        self._layers[layer].index_copy_(0, indexes, entries.reshape(-1, self._storage.shape[2]))
 
     def pages(self, spans: Sequence[tuple[int, int]]) -> list[Sequence[tuple[Tensor, Tensor]]]:
         """The pages at `spans` of each layer: keys `[rows * kv_heads, head_dim, end - start]`, and values, not transposed."""
@@ -69,7 +73,19 @@ class KvCache:
     def copy_rows(self, rows: Tensor, source: KvCache, source_rows: Tensor, length: int) -> None:
         """Copy the first `length` positions of another cache's rows into `rows` of this one."""
         self.reserve(length)
-        layers, _, _, heads, _, size = self._storage.shape
-        at_once = max(1, _COPIED_ELEMENTS // (2 * layers * heads * size * length))
+        at_once = max(1, _COPIED_ELEMENTS // (2 * self._storage.shape[0] * self._block[2] * self._storage.shape[2] * length))
         for to, origin in zip(torch.split(rows, at_once), torch.split(source_rows, at_once), strict=True):
-            self._storage[:, :, to, :, :length] = source._storage[:, :, origin, :, :length]
+            for start, end in pages(length):
+                count = min(end, length) - start
+                self._of_page((start, end))[:, :, to, :, :count] = source._of_page((start, end))[:, :, origin, :, :count]
+
+    def _of_page(self, span: tuple[int, int]) -> Tensor:
+        """A page of all layers, `[layers, 2, rows, kv_heads, length, head_dim]`."""
+        start, end = (self._matrices.numel() * at for at in span)
+        return self._storage[:, start:end].view(len(self._storage), *self._block, -1, self._storage.shape[2])
+
+    def _page(self, layer: Tensor, span: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """A page of one layer, as `pages` gives it."""
+        start, end = (self._matrices.numel() * at for at in span)
+        keys, values = layer[start:end].view(2, -1, span[1] - span[0], layer.shape[1])
+        return keys.transpose(1, 2), values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from gradbus.telemetry import Interval
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, TokenSpan
@@ -63,5 +64,13 @@ class RunningSample:
 
     def spans(self, length: int) -> tuple[TokenSpan, ...]:
         """The spans of the sample, ended at `length` tokens."""
+        if len(self.starts) == 1:
+            return _whole(length, self.starts[0][1])
         ends = [start for start, _ in self.starts[1:]] + [length]
         return tuple(TokenSpan(start, end, version) for (start, version), end in zip(self.starts, ends, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _whole(length: int, version: int) -> tuple[TokenSpan, ...]:
+    """The spans of a sample of one version, which is the usual case; shared by all of the same length."""
+    return (TokenSpan(0, length, version),)

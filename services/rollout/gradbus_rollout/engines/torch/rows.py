@@ -92,17 +92,21 @@ class Rows:
         self._next += self._active
         return ended
 
-    def completion(self, row: int, sample: RunningSample, now: int) -> Completion:
-        """The completion of `sample`, which ended `now` in `row`."""
-        length, first = self.drawn(row), int(self._first[row])
-        tokens = self._token_ids[first : first + length].tolist()
-        return Completion(
-            token_ids=tuple(tokens),
-            logprobs=self._logprobs[first : first + length].tobytes(),
-            spans=sample.spans(length),
-            finish="stop" if self._stops[tokens[-1]] else "length",
-            times=(sample.began, now),
-        )
+    def completions(self, rows: list[int], samples: Sequence[RunningSample], now: int) -> list[Completion]:
+        """The completions of `samples`, which ended `now` in `rows`."""
+        firsts = self._first[rows]
+        ends = self._next[rows]
+        stopped = self._stops[self._token_ids[ends - 1]].tolist()
+        return [
+            Completion(
+                token_ids=tuple(self._token_ids[first:end].tolist()),
+                logprobs=self._logprobs[first:end].tobytes(),
+                spans=sample.spans(end - first),
+                finish="stop" if stop else "length",
+                times=(sample.began, now),
+            )
+            for first, end, stop, sample in zip(firsts.tolist(), ends.tolist(), stopped, samples, strict=True)
+        ]
 
     def clear(self, rows: list[int]) -> None:
         """Free `rows` for other samples."""

@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,12 +111,15 @@ class Scheduler:
     def _prefill_lanes(self) -> None:
         """Compute the lanes, again when the version changes: a sample's prompt and first token come from its first span's version."""
         logits = self._prefill.run([group.prompt_ids for group in self._lanes])
-        seeds = torch.zeros(self._prefill.lanes, max(len(group.seeds) for group in self._lanes), dtype=torch.int64)
-        greedy = torch.zeros(self._prefill.lanes, dtype=torch.bool)
+        # Filled in numpy, which takes a tenth of torch's time for a row.
+        seeds = np.zeros((self._prefill.lanes, max(len(group.seeds) for group in self._lanes)), dtype=np.int64)
+        greedy = np.zeros(self._prefill.lanes, dtype=np.bool_)
         for lane, group in enumerate(self._lanes):
-            seeds[lane, : len(group.seeds)] = torch.tensor(group.seeds)
+            seeds[lane, : len(group.seeds)] = group.seeds
             greedy[lane] = group.greedy
-        self._first = self._draw(logits, counter_uniform(seeds, torch.zeros_like(seeds)), greedy if greedy.any() else None)
+        streams = torch.from_numpy(seeds)
+        uniforms = counter_uniform(streams, torch.zeros_like(streams))
+        self._first = self._draw(logits, uniforms, torch.from_numpy(greedy) if greedy.any() else None)
         self._prefilled = self._version
 
     def _copy_prompts(self, rows: list[int], samples: list[RunningSample]) -> None:
@@ -127,10 +131,9 @@ class Scheduler:
     def _finish(self, rows: list[int]) -> None:
         if not rows:
             return
-        now = time.time_ns()
-        for row in rows:
-            sample = self._running.pop(row)
-            if sample.call.finish(sample.group, sample.n, self._rows.completion(row, sample, now)):
+        samples = [self._running.pop(row) for row in rows]
+        for sample, completion in zip(samples, self._rows.completions(rows, samples, time.time_ns()), strict=True):
+            if sample.call.finish(sample.group, sample.n, completion):
                 self.calls.discard(sample.call)
         self._release(rows)
 

@@ -36,7 +36,7 @@ def deepspeed_config(trainer: TrainerSpec, parameters: int) -> dict[str, Any]:
         # Without ZeRO the learner clips by itself, because DeepSpeed does not return the norm.
         "gradient_clipping": trainer.max_grad_norm if chosen.zero_stage else 0.0,
     }
-    if chosen.dtype == "bf16":
+    if trainer.dtype == "bf16":
         config |= {"bf16": {"enabled": True, "check_grad_overflow": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     return config
 

@@ -17,17 +17,17 @@ from deepspeed.utils import (
 )
 from torch.nn import Parameter, functional
 
-from gradbus.spec import DeepSpeedSpec
+from gradbus.spec import TrainerSpec
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 
 
 class ParameterState:
     """All ranks call the same methods in the same order: most are collectives. Moments exist after the first step."""
 
-    def __init__(self, engine: Any, chosen: DeepSpeedSpec, ranks: Ranks) -> None:
+    def __init__(self, engine: Any, trainer: TrainerSpec, ranks: Ranks) -> None:
         self._states = engine.basic_optimizer.state
-        self._stage = chosen.zero_stage
-        self._whole = chosen.zero_stage < 3 and chosen.dtype == "fp32"
+        self._stage = trainer.deepspeed.zero_stage
+        self._whole = self._stage < 3 and trainer.dtype == "fp32"
         self._ranks = ranks
 
     def weight(self, parameter: Parameter) -> torch.Tensor:

@@ -61,7 +61,7 @@ class RankEngine:
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
         """Shapes of the trained weights: all weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights.
-        lossy = spec.trainer.deepspeed.dtype == "bf16" and ranks.rank == 0
+        lossy = spec.trainer.dtype == "bf16" and ranks.rank == 0
         stored = dict(stored_tensors(folder)) if lossy else {}
         exact = {name: stored.get(name, parameter.detach().clone()) for name, parameter in self._named.items() if lossy}
         self._engine, *_ = deepspeed.initialize(
@@ -70,9 +70,9 @@ class RankEngine:
             config=deepspeed_config(spec.trainer, sum(shape.numel() for shape in self.shapes.values())),
         )
         ranks.set_deadlines()
-        self._state = ParameterState(self._engine, spec.trainer.deepspeed, ranks)
+        self._state = ParameterState(self._engine, spec.trainer, ranks)
         self._has_moments = False
-        if spec.trainer.deepspeed.dtype == "bf16":
+        if spec.trainer.dtype == "bf16":
             self.restore(0, exact)
 
     def train(self, batch: Batch, rate: float) -> StepMetrics:
@@ -123,7 +123,7 @@ class RankEngine:
             fault = str(error)
         if not self._ranks.all_true(model is not None) or model is None:
             raise ModelError(fault)
-        model.model.checkpointing = self._spec.trainer.deepspeed.gradient_checkpointing
+        model.model.checkpointing = self._spec.trainer.gradient_checkpointing
         return model
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, GradientStep]:

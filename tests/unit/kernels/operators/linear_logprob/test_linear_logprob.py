@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradbus_kernels.operators import linear_logprob, linear_logprob_reference, provenance, using
+from gradbus_kernels.operators import (
+    PolicySettings,
+    PolicyTokens,
+    linear_grpo_loss,
+    linear_logprob,
+    linear_logprob_reference,
+    provenance,
+    using,
+)
 from gradbus_kernels.operators.linear_logprob import cpu as linear_logprob_cpu
 
 # Of the largest value. Sums in another order, and two roundings where plain torch has one.
@@ -158,11 +166,29 @@ def test_a_vocabulary_that_fills_the_workspace_leaves_fewer_tokens_at_a_time(mon
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
-def test_a_processor_without_bfloat16_multiplies_float32(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_products_are_onednns(monkeypatch, dtype):
+    given_inputs = inputs(13, 9, 41, dtype)
+    torchs = values_and_gradients(linear_logprob, *given_inputs)
+    monkeypatch.setattr(linear_logprob_cpu, "LEAST_ONEDNN", 0)
+    for ours, other in zip(values_and_gradients(linear_logprob, *given_inputs), torchs, strict=True):
+        torch.testing.assert_close(ours, other)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_logits_of_bfloat16_inputs_are_float32(monkeypatch, implementation, native):
+    if implementation == "reference":
+        pytest.skip("plain torch rounds logits to the inputs' dtype")
     hidden, weight, ids = inputs(13, 9, 41, torch.bfloat16)
-    monkeypatch.setattr(linear_logprob_cpu, "_has_bfloat16", lambda: False)
-    logprobs, _ = linear_logprob(hidden, weight, ids)
-    torch.testing.assert_close(logprobs, linear_logprob_reference(hidden.float(), weight.float(), ids).logprobs)
+    monkeypatch.setattr(linear_logprob_cpu, "_has_bfloat16", lambda: native)
+    exact = linear_logprob_reference(hidden.float(), weight.float(), ids)
+    found = linear_logprob(hidden, weight, ids)
+    torch.testing.assert_close(found.logprobs, exact.logprobs)
+    torch.testing.assert_close(found.entropies, exact.entropies)
+    hidden.requires_grad_()
+    one = torch.ones(len(ids))
+    fused = linear_grpo_loss(hidden, weight, ids, PolicyTokens(exact.logprobs, one, one, one), PolicySettings())
+    torch.testing.assert_close(fused.logprobs, exact.logprobs)
 
 
 HIDDEN, WEIGHT, IDS = torch.ones(2, 3), torch.ones(5, 3), torch.tensor([0, 4])

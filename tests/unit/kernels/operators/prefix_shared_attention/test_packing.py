@@ -126,3 +126,14 @@ def test_positions_and_sight_are_of_the_sequence_and_not_of_the_row():
         [2, 3, 4, 5],
     ]
     assert [row.nonzero().flatten().tolist() for row in layout.visible(window=2)] == [[0, 4], [0, 1], [2], [2, 3], [3, 4], [4, 5]]
+
+
+def test_padding_is_a_root_of_its_own_and_leaves_the_rest():
+    batch = pack_groups([torch.arange(30)] * 8, [torch.arange(9)] * 8)
+    padded, tokens = batch.padded(100), batch.layout.tokens
+    assert padded.input_ids.shape == padded.position_ids.shape == (1, 100)
+    assert torch.equal(padded.layout.visible()[:tokens, :tokens], batch.layout.visible())
+    assert not padded.layout.visible()[:tokens, tokens:].any()
+    assert torch.equal(padded.position_ids[0], padded.layout.position_ids())
+    assert padded.selected is batch.selected
+    assert batch.padded(tokens) is batch

@@ -55,7 +55,7 @@ def test_more_pages_than_a_row_needs_do_not_change_its_bits(tmp_path, hf_model, 
         used = model.new_cache(8)
         used.reserve(longest_neighbour + 1)
         used._storage.normal_(generator=torch.Generator().manual_seed(longest_neighbour))  # junk of another life
-        used._storage[..., :8, :] = torch.linspace(-1, 1, 8)[:, None]
+        used._of_page((0, 32))[..., :8, :] = torch.linspace(-1, 1, 8)[:, None]
         at = positions.clone()
         at[7] = longest_neighbour
         return model.logits(model.forward(ids, at, used))[:7]

@@ -9,8 +9,8 @@ from gradbus.errors import Fault
 from gradbus.graders import check_grader
 from gradbus.spec import DataSpec, EvaluationSpec, Grader, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec
 from gradbus_gateway.intake.data import StoredData
-from gradbus_gateway.intake.model import StoredModel
-from gradbus_gateway.intake.reward_address import address_faults
+from gradbus_gateway.intake.model.intake import StoredModel
+from gradbus_gateway.intake.spec.reward_address import address_faults
 from gradbus_gateway.settings import GatewaySettings
 
 _MAX_GROUP_BYTES: Final = 16 << 20

@@ -75,7 +75,7 @@ class Hub:
         """Why the download failed, or nothing."""
         order = {"hub_id": hub_id, "revision": revision, "folder": str(folder), "max_bytes": self._settings.max_model_bytes}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gradbus_gateway.intake.hub_download"),
+            *(sys.executable, "-m", "gradbus_gateway.intake.model.hub_download"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

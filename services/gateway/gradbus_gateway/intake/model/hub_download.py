@@ -1,4 +1,4 @@
-"""`python -m gradbus_gateway.intake.hub_download`: downloads one model.
+"""`python -m gradbus_gateway.intake.model.hub_download`: downloads one model.
 
 Reads the order as a line of JSON and ends with status 0, or with status 1 and the reason on its output. It also ends when its input
 does: the gateway is gone.

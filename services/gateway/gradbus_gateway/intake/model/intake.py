@@ -15,9 +15,9 @@ from gradbus.formats.model_weights import check_weights
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
 from gradbus_gateway.intake.check_turns import CheckTurns
-from gradbus_gateway.intake.hub import Hub, is_hub_id
 from gradbus_gateway.intake.lru_cache import LruCache
-from gradbus_gateway.intake.model_outline import TOKENIZER_CONFIG, write_outline
+from gradbus_gateway.intake.model.hub import Hub, is_hub_id
+from gradbus_gateway.intake.model.outline import TOKENIZER_CONFIG, write_outline
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings

@@ -15,9 +15,9 @@ from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, Rollou
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
-from gradbus_gateway.intake.model import ModelIntake
+from gradbus_gateway.intake.model.intake import ModelIntake
 from gradbus_gateway.intake.prompt_check import PromptCheck
-from gradbus_gateway.intake.spec_faults import evaluation_faults, fit_faults, lora_faults, reward_faults
+from gradbus_gateway.intake.spec.faults import evaluation_faults, fit_faults, lora_faults, reward_faults
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)

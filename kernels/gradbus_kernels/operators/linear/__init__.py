@@ -1,0 +1,1 @@
+"""Linear layers of many rows."""

@@ -1,0 +1,1 @@
+"""Specs: every check of a run spec before the run is stored."""

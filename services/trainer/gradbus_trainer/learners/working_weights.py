@@ -1,0 +1,44 @@
+"""Weights in bfloat16 for the passes, beside float32 ones for the optimiser (Micikevicius et al. 2018, arXiv:1710.03740)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch.nn import Parameter
+
+from gradbus_kernels.models.decoder import CausalLM
+
+
+class WorkingWeights:
+    """A model's trained parameters, which become float32 weights rounded to `dtype`, to nearest, ties to even.
+
+    A published version of that dtype has the same bits. Gradients are added up in float32.
+    """
+
+    def __init__(self, model: CausalLM, trained: Mapping[str, Parameter], dtype: torch.dtype) -> None:
+        """Casts the whole model to `dtype`, what is frozen too."""
+        self.masters = {name: Parameter(parameter.detach().float()) for name, parameter in trained.items()}
+        """The float32 weights by name, with the gradients."""
+        model.to(dtype)  # gives the parameters new memory; the masters keep the old
+        self._working: list[torch.Tensor] = list(trained.values())
+        for parameter, master in zip(self._working, self.masters.values(), strict=True):
+            parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))  # type: ignore[no-untyped-call]
+        self.round()
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Makes the working weights those of the masters."""
+        torch._foreach_copy_(self._working, list(self.masters.values()))
+
+
+def _move_gradient(master: Parameter, parameter: torch.Tensor) -> None:
+    """Adds a parameter's gradient to its master's, which frees it."""
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is None:
+        return
+    if master.grad is None:
+        master.grad = gradient.float()
+    else:
+        master.grad.add_(gradient)

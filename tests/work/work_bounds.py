@@ -1,0 +1,61 @@
+"""The bounds of the work counters. A change that does less lowers its bound; one that needs more argues here why.
+
+`lines` are executed lines of the repository's Python, rounds of loops and comprehensions among them, and `calls` are calls of its
+functions and rounds of its generators. A number for a sample is what each sample adds that is added to a step's groups; a number for a
+group of four is what each added group adds, with its samples. Counted with Python 3.11, which `make test` installs.
+`pytest -s tests/integration/*/test_work.py` prints what is counted now. Bounds of lines, and of calls by group, are one in a hundred above
+the count: on a busy machine a poll or a retry may fall into every attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BOUNDS: Final[dict[str, float]] = {
+    # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
+    "trainer: lines a sample": 99,
+    "trainer: calls a sample": 19,
+    # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier.
+    "trainer: lines a group of four": 552,
+    "trainer: calls a group of four": 138,
+    # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators; on a
+    # CPU with AVX-512 six fewer.
+    "trainer: operators a step of one layer": 575,
+    # A step of equal rows is a few large operators, however many rows.
+    "trainer: operators a sample": 0,
+    # The trainer and the weight store, with a checkpoint at every second step: events of the step and of the checkpoint, heads of version
+    # and checkpoint with a read of the latter, the announcement.
+    "trainer: messages a step": 4.5,
+    # PublishVersion; CommitCheckpoint at every second step.
+    "trainer: calls a step": 1.5,
+    # The log is read in one piece ahead of the steps.
+    "trainer: commands a step": 0,
+    # The version's file; the optimiser's at every second step.
+    "trainer: objects a step": 1.5,
+    # Their bytes, of a model of 16 dimensions.
+    "trainer: bytes a step": 25_678,
+    # A checkpoint's files and the folders above them.
+    "trainer: syncs a step": 6.5,
+    # Its seed, its row in the engine, its span, its message; the ids on their way to the tokenizer's process, one line a token.
+    "rollout: lines a sample": 70,
+    "rollout: calls a sample": 12,
+    # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim.
+    "rollout: lines a group of four": 360,
+    "rollout: calls a group of four": 67,
+    # The task itself, the worker's fetch, its acknowledgement, the hint.
+    "rollout: messages a task": 4,
+    # One SET NX for each of the task's two groups, in one round trip.
+    "rollout: commands a task": 2,
+    # Its size and its place in the call of the scorer, its answer, its reward's part in the verdict.
+    "conductor: lines a sample": 49,
+    "conductor: calls a sample": 5,
+    # Beside those of its samples: its task, its place in the schedule, its entry, the verdict.
+    "conductor: lines a group of four": 382,
+    "conductor: calls a group of four": 77,
+    # The task with all four groups.
+    "conductor: messages a step of four groups": 1,
+    # One MGET and one call of the function that appends, which reads the term and for each group sets a bit, appends and deletes.
+    "conductor: commands a step of four groups": 15,
+    # One call of the scorer.
+    "conductor: calls a step of four groups": 1,
+}
