@@ -60,7 +60,16 @@ async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancels `task` until it has ended. Once is not enough: before Python 3.12 `wait_for` can lose a cancellation."""
+    """Cancels `task` until it has ended. Once is not enough: before Python 3.12 `wait_for` can lose a cancellation.
+
+    A cancellation of the caller meanwhile is raised after `task` has ended; raised at once, it would leave `task` running.
+    """
+    cancellation: asyncio.CancelledError | None = None
     while not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=_REPEAT_SECONDS)
+        try:
+            await asyncio.wait({task}, timeout=_REPEAT_SECONDS)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
@@ -237,7 +238,8 @@ async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, afte
         watch.expected = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
         yield watch
     finally:
-        await subscription.unsubscribe()
+        with contextlib.suppress(NatsError):  # on a lost connection; raised, it would take the place of a cancellation
+            await subscription.unsubscribe()
 
 
 def _is_removal(message: Msg) -> bool:

@@ -177,6 +177,19 @@ async def test_a_view_recovers_when_its_consumer_is_removed(own_bus):
         await until(view, lambda: view.get("run.spec") == b"1")
 
 
+async def test_a_view_ends_at_one_cancellation_though_its_connection_is_lost(own_nats):
+    bus = await Bus.connect(BusSettings(own_nats.url), "test")
+    bucket = await bus.bucket(Buckets.RUNS)
+    async with bucket.view("a.*") as view:
+        await bucket.put("a.b", b"1")
+        await until(view, lambda: view.get("a.b"))
+        (follower,) = (task for task in asyncio.all_tasks() if task.get_name() == "view a.*")
+        await bus.close()
+        follower.cancel()
+        await asyncio.wait({follower}, timeout=10)
+        assert follower.cancelled()
+
+
 async def test_the_consumers_of_views_end_with_them(own_bus, eventually):
     bucket = await own_bus.bucket(Buckets.RUNS)
     for _ in range(5):

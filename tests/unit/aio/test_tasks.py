@@ -46,6 +46,27 @@ async def test_work_that_swallows_one_cancellation_is_cancelled_again():
     assert task.cancelled()
 
 
+async def test_a_caller_that_is_cancelled_again_still_waits_for_its_work():
+    cancelled = []
+
+    async def work():
+        while len(cancelled) < 3:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(asyncio.current_task())
+
+    async def caller():
+        async with background(work(), "work"):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(caller())
+    await asyncio.sleep(0)
+    await cancel_and_wait(task)
+    assert task.cancelled()
+    assert cancelled[0].done()
+
+
 async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does():
     ends = asyncio.Event()
 
