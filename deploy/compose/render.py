@@ -117,11 +117,16 @@ def rendered(text: str) -> str:
 
 def _anchors() -> list[str]:
     environment = role_environment(ROLES["conductor"], container_placement(ROLES["conductor"]))
-    lines = ["process: &process", *(f"  {name}: {environment[name]}" for name in BASE)]
+    lines = ["process: &process", *(f"  {name}: {_quoted(environment[name])}" for name in BASE)]
     for server, name in ANCHORS.items():
         anchor = BUCKET if server == "objects" else server
         lines += [f"{anchor}: &{anchor}", f"  {name}: {environment[name]}"]
     return lines
+
+
+def _quoted(value: str) -> str:
+    """`value` as YAML reads a text: a number needs quotes."""
+    return f'"{value}"' if value.isdecimal() else value
 
 
 def _service(name: str, container: Container) -> list[str]:

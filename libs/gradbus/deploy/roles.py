@@ -189,7 +189,8 @@ def role_environment(role: Role, placement: Placement) -> dict[str, str]:
         "GRADBUS_CACHE_DIR": placement.cache_dir,
         # gRPC's core prints lines that are no JSON; what they say is in the errors of its calls too.
         "GRPC_VERBOSITY": "NONE",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # the warnings of its C++ code are not JSON
+        # So does torch's C++ code. 3 is FATAL, a word that its collectives do not know; their errors are raised as well.
+        "TORCH_CPP_LOG_LEVEL": "3",
     }
     if placement.tls_dir:
         environment["GRADBUS_TLS_DIR"] = placement.tls_dir
