@@ -47,12 +47,7 @@ async def map_bounded(work: Callable[[_Item], Coroutine[Any, Any, _Result]], ite
 async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
     """The result of `work`, which must have its own deadline. A cancellation meanwhile is raised after `work` has ended."""
     task = asyncio.create_task(work)
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancellation = error
+    cancellation = await _wait_to_end(task)
     result = task.result()
     if cancellation is not None:
         raise cancellation
@@ -64,12 +59,19 @@ async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
 
     A cancellation of the caller meanwhile is raised after `task` has ended; raised at once, it would leave `task` running.
     """
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        task.cancel()
-        try:
-            await asyncio.wait({task}, timeout=_REPEAT_SECONDS)
-        except asyncio.CancelledError as error:
-            cancellation = error
+    cancellation = await _wait_to_end(task, cancelling=True)
     if cancellation is not None:
         raise cancellation
+
+
+async def _wait_to_end(task: asyncio.Task[Any], *, cancelling: bool = False) -> asyncio.CancelledError | None:
+    """Waits until `task` has ended; returns the caller's last cancellation meanwhile."""
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        if cancelling:
+            task.cancel()
+        try:
+            await asyncio.wait({task}, timeout=_REPEAT_SECONDS if cancelling else None)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    return cancellation
