@@ -38,8 +38,10 @@ async def test_blobs_are_looked_for_together(store):
 
 
 async def test_storing_a_blob_twice_keeps_one(store):
-    await asyncio.gather(*(store.put_blob(b"weights") for _ in range(5)))
-    assert await store.list("blobs") == [blob_path(digest_of(b"weights"))]
+    contents = [b"weights %d" % number for number in range(50)]
+    for data in contents:
+        await asyncio.gather(*(store.put_blob(data) for _ in range(5)))
+    assert await store.list("blobs") == sorted(blob_path(digest_of(data)) for data in contents)
 
 
 async def test_an_empty_blob_is_a_blob(store):

@@ -183,10 +183,13 @@ class ObjectStore:
         return await self._read(path, path)
 
     async def list(self, prefix: str) -> list[str]:
-        """Paths of all objects below the folder `prefix`, sorted."""
+        """Paths of all objects below the folder `prefix`, sorted, each once.
+
+        A server may list an object twice that several writers stored at the same moment; rclone does.
+        """
         with self._errors(prefix):
             found = await obstore.list(self._backend, checked_path(prefix)).collect_async()
-        return sorted(item["path"] for item in found)
+        return sorted({item["path"] for item in found})
 
     async def folders(self, prefix: str) -> Sequence[str]:
         """Names of the folders directly below the folder `prefix`, sorted."""
