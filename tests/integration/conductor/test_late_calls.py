@@ -65,6 +65,17 @@ async def test_a_sample_on_which_the_scorer_hangs_delays_its_own_group_alone(sta
     assert 5 not in found
 
 
+async def test_a_scorer_that_has_answered_the_run_before_is_not_waited_for_as_one_that_starts(start, scorer, group, monkeypatch):
+    monkeypatch.setattr(scoring, "_START_SECONDS", 3600.0)
+    before, found = start([group(0)], reward=HOUR)
+    await until(lambda: len(found) == 1)
+    scorer.hangs = lambda ids, _number: "5.1" in ids
+    running, found = start([group(index) for index in range(4, 8)], reward=HOUR)  # as an evaluation's
+    running.state.first_answers = before.state.first_answers
+    await until(lambda: len(found) == 3)
+    assert 5 not in found
+
+
 async def test_groups_that_failed_before_are_asked_about_apart_from_the_others(start, scorer, group, monkeypatch):
     seen = []
     scorer.hangs = lambda ids, _number: seen.append(sorted({name[0] for name in ids}))

@@ -14,6 +14,8 @@ class FirstAnswers:
         self._called: set[str] = set()
         self._waiting: dict[str, float] = {}
         """When the first call to a service began, by the service's description."""
+        self.has_scored = False
+        """Whether a call of a scorer has succeeded."""
 
     @contextmanager
     def call(self, service: str) -> Iterator[bool]:

@@ -140,6 +140,7 @@ class GroupJudge:
             response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
         if any(result.status in _FINAL_ANSWERS for result in response.results):
             self._state.call_seconds.append((len(request.samples), time.monotonic() - began))
+            self._state.first_answers.has_scored = True
         return {result.sample_id: result for result in response.results}
 
     def _take_answers(self, asked: Sequence[tuple[PendingGroup, int]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:

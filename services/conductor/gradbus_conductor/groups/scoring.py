@@ -128,7 +128,9 @@ class Scoring:
                 self._start(part, is_repeat=True)
 
     def _may_be_starting(self) -> bool:
-        return not self.state.call_seconds and self._first_call is not None and time.monotonic() - self._first_call < _START_SECONDS
+        if self.state.first_answers.has_scored or self._first_call is None:
+            return False
+        return time.monotonic() - self._first_call < _START_SECONDS
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:
         if (timer := self._calls.pop(task).timer) is not None:
