@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from gradbus.client import Client, RetryPolicy
+from gradbus.errors import ApiError
 
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / ".gradbus" / "compose" / "addition"
@@ -77,7 +78,12 @@ def until(client: Client, run_id: str, step: int) -> dict:
     """Waits until the run has published `step` or has ended."""
     deadline = time.monotonic() + RUN_SECONDS
     while True:
-        run = client.run(run_id)
+        try:
+            run = client.run(run_id)
+        except ApiError as error:
+            if "type" in error.problem:
+                raise
+            run = {"state": "", "progress": {"step": -1}, "waiting_for": error}  # a proxy's answer, while the gateway is away
         if run["state"] in FINAL or run["progress"]["step"] >= step:
             return run
         assert time.monotonic() < deadline, run["waiting_for"]

@@ -15,6 +15,8 @@ from gradbus.errors import ApiError, Fault, SettingsError, SpecError, StackError
 _INVALID_SPEC = "urn:gradbus:problem:invalid-spec"
 _WRONG_KEY = "the gateway does not know this key; check GRADBUS_KEY, or secrets/api-key in the state folder"
 _UNAVAILABLE = "the gateway, or a proxy before it, cannot answer now; try again in a moment, then see `gradbus status`"
+_TRY_AGAIN = (httpx2.codes.BAD_GATEWAY, httpx2.codes.SERVICE_UNAVAILABLE, httpx2.codes.GATEWAY_TIMEOUT)
+"""Of the gateway, or of a proxy that does not reach it: every request is idempotent."""
 _FAULT_FIELDS = ("path", "message", "given", "allowed", "nearest")
 
 
@@ -27,7 +29,7 @@ def checked(response: httpx2.Response) -> httpx2.Response:
         return response
     response.read()
     problem = _problem(response)
-    if response.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
+    if response.status_code in _TRY_AGAIN:
         raise StackError(str(problem["detail"]) if {"type", "detail"} <= problem.keys() else _UNAVAILABLE)
     if problem.get("type") == _INVALID_SPEC:
         faults = cast("list[dict[str, str]]", problem.get("errors", []))

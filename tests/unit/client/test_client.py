@@ -27,9 +27,10 @@ def test_a_spec_that_no_json_can_carry_names_the_field(value):
         ({"text": "<html>Bad luck</html>"}, "cannot answer now"),
     ],
 )
-def test_a_gateway_that_cannot_answer_now_says_why(answer, message):
+@pytest.mark.parametrize("code", [502, 503, 504])
+def test_a_gateway_that_cannot_answer_now_says_why(answer, message, code):
     with pytest.raises(StackError, match=message):
-        checked(httpx2.Response(503, request=httpx2.Request("GET", "http://there"), **answer))
+        checked(httpx2.Response(code, request=httpx2.Request("GET", "http://there"), **answer))
 
 
 class Gateway(BaseHTTPRequestHandler):
