@@ -18,9 +18,9 @@ BOUNDS: Final[dict[str, float]] = {
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier.
     "trainer: lines a group of four": 552,
     "trainer: calls a group of four": 138,
-    # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators; on a
-    # CPU with AVX-512 six fewer.
-    "trainer: operators a step of one layer": 575,
+    # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
+    # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
+    "trainer: operators a step of one layer": 620,
     # A step of equal rows is a few large operators, however many rows.
     "trainer: operators a sample": 0,
     # The trainer and the weight store, with a checkpoint at every second step: events of the step and of the checkpoint, heads of version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -38,25 +37,29 @@ def split_by_tokens(sequences: Sequence[Row], budget: int) -> Iterator[Sequence[
 
     A prompt counts once if `pack` shares it, so a group stays together if it fits.
     """
+    if sum(len(sequence.prompt_ids) + len(sequence.token_ids) for sequence in sequences) <= budget:
+        yield from [sequences] if sequences else []
+        return
     start = used = 0
-    rows_of: Counter[bytes] = Counter()
+    groups: dict[bytes, tuple[int, int]] = {}  # rows of each prompt, and tokens of their responses
     for end, sequence in enumerate(sequences):
-        prompt = sequence.prompt_ids.tobytes()
-        more = len(sequence.token_ids) + _prompt_tokens(sequence, rows_of[prompt] + 1) - _prompt_tokens(sequence, rows_of[prompt])
+        prompt, length, response = sequence.prompt_ids.tobytes(), len(sequence.prompt_ids), len(sequence.token_ids)
+        rows, tokens = groups.get(prompt, (0, 0))
+        more = response + _prompt_tokens(length, rows + 1, tokens + response) - _prompt_tokens(length, rows, tokens)
         if end > start and used + more > budget:
             yield sequences[start:end]
-            start, used = end, 0
-            rows_of.clear()
-            more = len(sequence.token_ids) + len(sequence.prompt_ids)
+            start, used, rows, tokens = end, 0, 0, 0
+            groups.clear()
+            more = length + response
         used += more
-        rows_of[prompt] += 1
+        groups[prompt] = rows + 1, tokens + response
     if start < len(sequences):
         yield sequences[start:]
 
 
-def _prompt_tokens(sequence: TokenSequence, rows: int) -> int:
-    """Packed tokens of its prompt for this many rows."""
-    return len(sequence.prompt_ids) * (1 if worth_sharing(len(sequence.prompt_ids), rows) else rows)
+def _prompt_tokens(length: int, rows: int, responses: int) -> int:
+    """Packed tokens of a prompt for this many rows, whose responses have this many tokens together."""
+    return length * (1 if worth_sharing(length, rows, responses - rows) else rows)
 
 
 def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedGroups:

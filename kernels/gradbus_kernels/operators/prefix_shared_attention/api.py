@@ -28,8 +28,8 @@ def prefix_shared_attention(
     strides (a last stride other than 1 costs a copy), D at most 256. `layout` has N tokens. `scale` defaults to 1/sqrt(D). `window`, if
     given, is the number of tokens, itself included, that a token sees back in its sequence, which begins with its prompt.
 
-    Sums are float32 at least. On a CPU the bits of a segment's output depend on the segment and its root alone. Raises ValueError,
-    which names the argument, for wrong shapes, dtypes or devices.
+    Sums are float32 at least. On a CPU the bits of a segment's output depend on the segment and its root alone, except in a group
+    of at most 96 tokens. Raises ValueError, which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
     require(scale is None or isfinite(scale), "scale", f"is {scale}; pass a finite number")

@@ -1,4 +1,4 @@
-"""Prefix-shared attention by torch's flash attention for CPUs, which also returns its log-sum-exps; short roots by batched products.
+"""Prefix-shared attention by torch's flash attention for CPUs, which also returns its log-sum-exps; short groups by batched products.
 
 A branch takes two attentions, to its own tokens and to its root's; their log-sum-exps join the two outputs exactly (Dao et al.
 2022). With the joined output and log-sum-exp, each of the two has its own backward pass. No key is copied.
@@ -23,7 +23,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 
 def attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-    """See `prefix_shared_attention`. Saves its inputs, its output and a float32 per head and token."""
+    """See `prefix_shared_attention`. Saves its inputs, its output and a float32 per head and token; of short groups inputs and weights."""
     output: Tensor = _Attention.apply(query, key, value, rule)  # type: ignore[no-untyped-call]
     return output
 
@@ -39,13 +39,6 @@ class _Part:
     """The visible tokens of the root; None if queries see their own range, causally."""
     depth: int | None = 0
     """Distance from the first key to a row's first query, in tokens; None if every query sees every key."""
-    roots: bool = False
-    """Whether the rows are roots, which see themselves alone."""
-
-    def is_short(self, rule: AttentionRule, dtype: torch.dtype) -> bool:
-        """Whether batched products compute it; their sums are of the inputs' dtype."""
-        plain = self.roots and (rule.window is None or self.length <= rule.window)
-        return plain and self.length <= short.LONGEST and dtype == _wide(dtype)
 
     def of(self, tokens: Tensor) -> Tensor:
         """A view `[rows, heads, length, ...]` of the queries' tokens in `[N, heads, ...]`."""
@@ -70,49 +63,62 @@ class _Part:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        output = torch.empty(query.shape, dtype=query.dtype)
-        sums = torch.empty(query.shape[:2], dtype=_wide(query.dtype))
-        shares: list[Tensor] = []
-        for part in (*_own(rule.layout), *_prefixes(rule, joined=False)):
-            inputs = part.of(query), part.of_keys(key), part.of_keys(value)
-            if part.is_short(rule, query.dtype):
-                found, weights = short.attend(*inputs, rule.scale)
-                part.of(output).copy_(found)
-                shares.append(weights)
-                continue
-            mask = part.mask(rule.window, query.dtype)
-            causal = part.keys is None and mask is None
-            found, logs = _forward(*inputs, 0.0, causal, attn_mask=mask, scale=rule.scale)
-            if part.keys is None:
-                part.of(output).copy_(found)
-                part.of(sums).copy_(logs)
-            else:
-                _join(part.of(output), part.of(sums), found, logs)
-        ctx.save_for_backward(query, key, value, output, sums, *shares)
-        ctx.rule = rule
+        output, wide = torch.empty(query.shape, dtype=query.dtype), _wide(query.dtype)
+        saved: list[Tensor] = []
+        for block in rule.layout.short.blocks:
+            heads = short.Heads.of(block, query, key, value, wide)
+            found, weights = short.attend(heads, block.bias(rule.window, wide, query.shape[1], key.shape[1]), rule.scale)
+            block.scatter(found, output)
+            saved += *heads, weights
+        if rule.layout.runs:
+            saved += query, key, value, output, _attend_long(output, query, key, value, rule)
+        ctx.save_for_backward(*saved)
+        ctx.rule, ctx.like = rule, (query.shape, key.shape, query.dtype)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, sums, *shares = ctx.saved_tensors
         rule: AttentionRule = ctx.rule
-        wide = _wide(query.dtype)
-        gradients = [torch.empty(tensor.shape, dtype=wide) for tensor in (query, key, value)]
-        weights = iter(shares)
-        for part in (*_own(rule.layout), *_prefixes(rule, joined=True)):
-            if part.is_short(rule, query.dtype):
-                views = (part.of(upstream), part.of(query), part.of_keys(key), part.of_keys(value))
-                _collect(part, gradients, short.gradients(*views, next(weights), rule.scale))
-                continue
-            mask = part.mask(rule.window, wide)
-            causal = part.keys is None and mask is None
-            inputs = [part.of(query), part.of_keys(key), part.of_keys(value), part.of(output)]
-            found = _backward(
-                part.of(upstream).to(wide), *(t.to(wide) for t in inputs), part.of(sums), 0.0, causal, attn_mask=mask, scale=rule.scale
-            )
-            _collect(part, gradients, found)
-        return *(gradient.to(query.dtype) for gradient in gradients), None
+        of_query, of_key, dtype = ctx.like
+        gradients = [torch.empty(shape, dtype=_wide(dtype)) for shape in (of_query, of_key, of_key)]
+        saved = iter(ctx.saved_tensors)
+        for block in rule.layout.short.blocks:
+            heads, weights = short.Heads(next(saved), next(saved), next(saved)), next(saved)
+            above = block.gathered(upstream, of_key[1], weights.dtype)
+            for rows, gradient in zip(short.gradients(above, heads, weights, rule.scale), gradients, strict=True):
+                block.scatter(rows, gradient)
+        if rule.layout.runs:
+            _collect_long(gradients, upstream, tuple(saved), rule)
+        return *(gradient.to(dtype) for gradient in gradients), None
+
+
+def _attend_long(output: Tensor, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+    """Writes the output of all groups that are not short; returns their log-sum-exps, `[N, H]`."""
+    sums = torch.empty(query.shape[:2], dtype=_wide(query.dtype))
+    for part in (*_own(rule.layout), *_prefixes(rule, joined=False)):
+        mask = part.mask(rule.window, query.dtype)
+        causal = part.keys is None and mask is None
+        inputs = part.of(query), part.of_keys(key), part.of_keys(value)
+        found, logs = _forward(*inputs, 0.0, causal, attn_mask=mask, scale=rule.scale)
+        if part.keys is None:
+            part.of(output).copy_(found)
+            part.of(sums).copy_(logs)
+        else:
+            _join(part.of(output), part.of(sums), found, logs)
+    return sums
+
+
+def _collect_long(gradients: list[Tensor], upstream: Tensor, saved: tuple[Tensor, ...], rule: AttentionRule) -> None:
+    """Writes the gradients of all groups that are not short; `saved` are query, key, value, output and log-sum-exps."""
+    query, key, value, output, sums = saved
+    wide = sums.dtype
+    for part in (*_own(rule.layout), *_prefixes(rule, joined=True)):
+        mask = part.mask(rule.window, wide)
+        causal = part.keys is None and mask is None
+        inputs = [tensor.to(wide) for tensor in (part.of(query), part.of_keys(key), part.of_keys(value), part.of(output))]
+        found = _backward(part.of(upstream).to(wide), *inputs, part.of(sums), 0.0, causal, attn_mask=mask, scale=rule.scale)
+        _collect(part, gradients, found)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -142,22 +148,26 @@ def _collect(part: _Part, gradients: list[Tensor], found: tuple[Tensor, Tensor, 
 
 
 def _own(layout: PrefixLayout) -> Iterator[_Part]:
-    """Each segment's attention to itself; neighbours of equal length are rows of one part, roots apart from branches."""
-    return (_Part(run.first, run.segments, run.length, roots=run.roots) for run in layout.runs)
+    """Each segment's attention to itself, short groups left out; neighbours of equal length are rows of one part."""
+    return (_Part(*run) for run in layout.runs)
 
 
 def _prefixes(rule: AttentionRule, *, joined: bool) -> Iterator[_Part]:
-    """Each branch's attention to its root; neighbours of one root and equal length are rows of one part.
+    """Each branch's attention to its root, short groups left out; neighbours of one root and equal length are rows of one part.
 
     `joined`: neighbours of one root are a single row, for any lengths. This is faster, but the bits of a row may then depend on its
     neighbours. A branch whose window hides part of its root is a part by itself: its first queries, and the last keys of the root.
     """
 
     layout, window = rule.layout, rule.window
-    if not layout.has_branches:
+    if not layout.has_long_branches:
         return
 
+    is_short = layout.short.segments.tolist()
+
     def alike(segment: int) -> tuple[int | None, int, int]:
+        if is_short[segment]:
+            return None, 0, -1
         length = layout.lengths[segment]
         if window is not None and layout.depths[segment] + length > window:
             return layout.parents[segment], length, segment

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from gradbus_kernels.operators.base.arguments import require
+from gradbus_kernels.operators.prefix_shared_attention.blocks import Segments, ShortGroups
 
 
 class Run(NamedTuple):
@@ -20,7 +21,6 @@ class Run(NamedTuple):
     """The first token of the first segment."""
     segments: int
     length: int
-    roots: bool
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,11 @@ class PrefixLayout:
     parents: tuple[int | None, ...]
     """By segment, the index of a branch's root; None for a root."""
 
+    segments: Segments = field(init=False, repr=False, compare=False)
+    """The segments as arrays."""
+
     def __post_init__(self) -> None:
-        rising = self.offsets[:1] == (0,) and all(first <= last for first, last in pairwise(self.offsets))
-        require(rising, "offsets", f"are {self.offsets}; pass cumulative lengths that begin with 0")
-        segments = len(self.offsets) - 1
-        require(len(self.parents) == segments, "parents", f"are {len(self.parents)}; pass one for each of {segments} segments")
-        for segment, parent in enumerate(self.parents):
-            is_root = parent is None or (0 <= parent < segments and self.parents[parent] is None)
-            require(is_root, "parents", f"says {parent} for segment {segment}; pass the index of a segment without a parent")
+        object.__setattr__(self, "segments", Segments.of(self.offsets, self.parents))
 
     @classmethod
     def of_lengths(cls, lengths: Iterable[int], parents: Sequence[int | None]) -> PrefixLayout:
@@ -57,45 +54,47 @@ class PrefixLayout:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each segment."""
-        return tuple(last - first for first, last in pairwise(self.offsets))
+        return tuple(self.segments.lengths.tolist())
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """By segment, the tokens of its root: the position of its first token in its sequence. 0 for roots."""
-        return tuple(0 if parent is None else self.lengths[parent] for parent in self.parents)
+        return tuple((np.array(self.offsets[:-1], dtype=np.int64) - self.segments.origins).tolist())
+
+    @cached_property
+    def short(self) -> ShortGroups:
+        """The groups of few tokens."""
+        return ShortGroups.of(self.segments)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """Neighbours of equal length that are all roots or all branches; without empty segments."""
-        found = []
-        filled = [segment for segment, length in enumerate(self.lengths) if length]
-        for (length, roots), members in groupby(filled, key=lambda segment: (self.lengths[segment], self.parents[segment] is None)):
-            segments = list(members)
-            found.append(Run(self.offsets[segments[0]], len(segments), length, roots))
-        return tuple(found)
+        """Neighbours of equal length; without empty segments and short groups."""
+        filled = np.flatnonzero(self.segments.lengths)
+        kinds = np.where(self.short.segments, 0, self.segments.lengths)[filled]
+        starts = np.flatnonzero(np.diff(kinds, prepend=-1))
+        counts = np.diff(starts, append=len(filled))
+        return tuple(
+            Run(self.offsets[first], count, length)
+            for first, count, length in zip(filled[starts].tolist(), counts.tolist(), kinds[starts].tolist(), strict=True)
+            if length
+        )
 
     @cached_property
-    def has_branches(self) -> bool:
-        """Whether any prompt is shared."""
-        return any(parent is not None for parent in self.parents)
+    def has_long_branches(self) -> bool:
+        """Whether any prompt is shared by a group that is not short."""
+        return bool(((self.segments.roots >= 0) & ~self.short.segments).any())
 
     def position_ids(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Each token's position in its own sequence, for rotary embedding; int64 `[N]`."""
-        shifts = [depth - first for depth, first in zip(self.depths, self.offsets, strict=False)]
-        return self._each_token(shifts, device) + torch.arange(self.tokens, device=device)
+        return torch.from_numpy(np.arange(self.tokens) - np.repeat(self.segments.origins, self.segments.lengths)).to(device)
 
     def visible(self, window: int | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
         """Bool `[N, N]`: whether token i sees token j, by the definition. `window`: tokens that a token sees back, itself included."""
-        segment = self._each_token(range(len(self.parents)), device)
-        root = self._each_token([-1 if parent is None else parent for parent in self.parents], device)
+        numbers, lengths = np.arange(len(self.parents)), self.segments.lengths
+        segment, root = (torch.from_numpy(np.repeat(values, lengths)).to(device) for values in (numbers, self.segments.roots))
         back = self.position_ids(device)[:, None] - self.position_ids(device)[None]
         akin = (segment[:, None] == segment[None]) | (root[:, None] == segment[None])
         return akin & (back >= 0) & (back < (window or self.tokens + 1))
-
-    def _each_token(self, numbers: Iterable[int], device: torch.device | str) -> torch.Tensor:
-        """int64 `[N]`: each segment's number, repeated for its tokens."""
-        repeats = torch.tensor(self.lengths, dtype=torch.int64)
-        return torch.tensor(list(numbers), dtype=torch.int64).repeat_interleave(repeats).to(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import require
+from gradbus_kernels.operators.prefix_shared_attention.blocks import LONGEST
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 Ids = NDArray[np.integer[Any]]
 Lengths = NDArray[np.int64]
 _SHARED_AT_LEAST = 64
-"""Tokens that sharing must save; fewer do not pay for the extra calls of a group."""
+"""Tokens that sharing must save in a group that is not short; fewer do not pay for the extra calls of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,12 @@ def pack_arrays(prompts: Sequence[Ids], responses: Sequence[Ids], device: torch.
     )
 
 
-def worth_sharing(prompt: int, rows: int) -> bool:
-    """Whether a prompt of this many tokens is computed once for its rows, instead of once for each row."""
-    return prompt * (rows - 1) >= _SHARED_AT_LEAST
+def worth_sharing(prompt: int, rows: int, branches: int) -> bool:
+    """Whether a prompt of this many tokens is computed once for its rows, instead of once for each row.
+
+    `branches`: the tokens of the rows' responses that are inputs, all but the last of each.
+    """
+    return rows > 1 and (prompt + branches <= LONGEST or prompt * (rows - 1) >= _SHARED_AT_LEAST)
 
 
 def _segments(prompts: Sequence[bytes], lengths: Lengths) -> list[_Segment]:
@@ -119,7 +123,7 @@ def _segments(prompts: Sequence[bytes], lengths: Lengths) -> list[_Segment]:
     roots: list[_Segment] = []
     for rows in groups.values():
         prompt_length = prompt_lengths[rows[0]]
-        if worth_sharing(prompt_length, len(rows)):
+        if worth_sharing(prompt_length, len(rows), sum(response_lengths[row] - 1 for row in rows)):
             roots.append(_Segment(tuple(rows), prompt_length, 0))
         else:
             roots += [_Segment((row,), prompt_length, response_lengths[row] - 1) for row in rows]

@@ -1,52 +1,43 @@
-"""Causal attention of many short sequences of equal length, by batched products.
+"""Attention of short groups by batched products.
 
-Flash attention for CPUs takes one call of a BLAS for each product of each head of each sequence, and a row of a few scores is no
-vector. Here a product is one call for all, and the softmax runs along the first of the dimensions keys, sequences, queries: its vectors are
-queries of neighbouring sequences. Queries that share a key head are rows of one product.
+Flash attention for CPUs takes one call of a BLAS for each product of each head of each segment, and each branch has two: to its own tokens
+and to its root's. Here a product is one call for all groups of a block. The softmax runs along the keys, in vectors of queries; queries
+that share a key head are rows of one product.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LONGEST: Final = 16
-"""Tokens of a sequence up to which this is faster than flash attention."""
+from gradbus_kernels.operators.prefix_shared_attention.blocks import Block
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Output `[B, H, T, D]` and weights `[T, B · K, H / K · T]` for query `[B, H, T, D]`, key and value `[B, K, T, D]`."""
-    scores = _scores(_flat(key), _by_key_head(query, key), scale)
-    tokens = key.shape[2]
-    hidden = torch.full((tokens, tokens), float("-inf"), dtype=scores.dtype).tril_(-1)
-    weights = scores.add_(hidden.repeat(1, len(scores[0, 0]) // tokens)[:, None]).softmax(0)
-    return torch.bmm(weights.permute(1, 2, 0), _flat(value)).view(query.shape), weights
+class Heads(NamedTuple):
+    """Query `[B * K, H / K * L, D]`, key and value `[B * K, L, D]` of a block."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, block: Block, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Heads:
+        """From query `[N, H, D]`, key and value `[N, K, D]`, cast to `dtype`."""
+        return cls(*(block.gathered(tensor, key.shape[1], dtype) for tensor in (query, key, value)))
 
 
-def gradients(upstream: Tensor, query: Tensor, key: Tensor, value: Tensor, weights: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def attend(heads: Heads, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Output `[B * K, H / K * L, D]` and weights `[B * K, L, H / K * L]`, by key and query; `bias` is the block's."""
+    query, key, value = heads
+    weights = torch.baddbmm(bias, key, query.transpose(1, 2), alpha=scale).softmax(1)
+    return torch.bmm(weights.transpose(1, 2), value), weights
+
+
+def gradients(upstream: Tensor, heads: Heads, weights: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; `upstream` is the output's, `weights` are those of `attend`."""
-    rows, above = _by_key_head(query, key), _by_key_head(upstream, key)
-    of_value = torch.bmm(weights.transpose(0, 1), above)
-    of_weights = _scores(_flat(value), above, scale)
-    of_scores = torch._softmax_backward_data(of_weights, weights, 0, weights.dtype)
-    of_query = torch.bmm(of_scores.permute(1, 2, 0), _flat(key))
-    of_key = torch.bmm(of_scores.transpose(0, 1), rows)
-    return of_query.view(query.shape), of_key.view(key.shape), of_value.view(key.shape)
-
-
-def _scores(keys: Tensor, queries: Tensor, scale: float) -> Tensor:
-    """scale · keys · queriesᵀ, `[T, B · K, queries]`."""
-    products = torch.bmm(keys, queries.transpose(1, 2)).transpose(0, 1)
-    return torch.mul(products, scale, out=products.new_empty(products.shape))
-
-
-def _flat(heads: Tensor) -> Tensor:
-    """`[B · K, T, D]` of `[B, K, T, D]`."""
-    return heads.reshape(-1, *heads.shape[2:])
-
-
-def _by_key_head(heads: Tensor, key: Tensor) -> Tensor:
-    """`[B · K, H / K · T, D]` of `[B, H, T, D]`."""
-    return heads.reshape(key.shape[0] * key.shape[1], -1, key.shape[3])
+    query, key, value = heads
+    of_weights = torch.bmm(value, upstream.transpose(1, 2))
+    of_scores = torch._softmax_backward_data(of_weights, weights, 1, weights.dtype).mul_(scale)
+    return torch.bmm(of_scores.transpose(1, 2), key), torch.bmm(of_scores, query), torch.bmm(weights, upstream)
