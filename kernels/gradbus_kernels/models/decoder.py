@@ -5,12 +5,12 @@ It computes the same operations as transformers' classes, without importing them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.model_config import ModelConfig
@@ -18,6 +18,7 @@ from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, rotary
+from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
 
@@ -34,7 +35,7 @@ class Decoder(nn.Module):
         # Not a buffer, because a cast of the module to bfloat16 would make positions inexact.
         self._frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._attention_factor = attention_factor(config.rope)
-        self._heads = config.heads
+        self._turned_heads = config.heads + config.kv_heads
 
     def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]` in the weights' dtype."""
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Computed in float32, then cast."""
         angles = positions[:, None].float() * self._frequencies.to(positions.device)
-        return Rotation.of_angles(angles, self._attention_factor, self._heads, dtype)
+        return Rotation.of_angles(angles, self._attention_factor, self._turned_heads, dtype)
 
 
 class CausalLM(nn.Module):
@@ -103,15 +104,15 @@ class _Attention(nn.Module):
     def __init__(self, config: ModelConfig, window: int | None) -> None:
         super().__init__()
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim, self.window = config.head_dim, window
+        self.head_dim, self.key_heads, self.window = config.head_dim, config.kv_heads, window
         self.q_proj = _Linear(config.hidden_size, query, bias=config.qkv_bias)
         self.k_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
         self.v_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
         self.o_proj = _Linear(query, config.hidden_size, bias=config.out_bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
-        query, key, value = (project(hidden).unflatten(1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = rotary(query, rotation), rotary(key, rotation)
+        qkv = _side_by_side((self.q_proj, self.k_proj, self.v_proj), hidden).view(len(hidden), -1, self.head_dim)
+        query, key, value = rotary(qkv, rotation, self.key_heads)
         attended = prefix_shared_attention(query, key, value, layout, self.head_dim**-0.5, self.window)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
@@ -127,7 +128,7 @@ class _FeedForward(nn.Module):
         self.down_proj = _Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        down: Tensor = self.down_proj(swiglu(_side_by_side((self.gate_proj, self.up_proj), hidden)))
         return down
 
 
@@ -149,6 +150,19 @@ class _Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: what is loaded overwrites it."""
+
+
+def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:
+    """The outputs of linear layers of the same inputs, `[N, sum of their sizes]`: one product where their weights are at hand.
+
+    ZeRO-3 marks the weights that it gathers only while their own layer is called.
+    """
+    plain = [layer for layer in layers if type(layer) is _Linear and not hasattr(layer.weight, "ds_id")]
+    if len(plain) < len(layers):
+        return torch.cat([layer(inputs) for layer in layers], dim=-1)
+    weights: list[Tensor] = [layer.weight for layer in plain]
+    biases: list[Tensor] = [layer.bias for layer in plain if layer.bias is not None]
+    return linear(inputs, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 class _Embedding(nn.Embedding):

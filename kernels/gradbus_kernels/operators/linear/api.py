@@ -24,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises ValueError, which names the argument, for arguments that do not fit.
     """
     _check(x, weight, bias)
-    if not by_onednn(x.dtype, x.device):
+    if not x.numel() or not by_onednn(x.dtype, x.device):
         return functional.linear(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
@@ -68,10 +68,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         grad = grad.contiguous()
-        rows = grad.flatten(0, -2)
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
             times_transposed(grad, weight.t()) if of_x else None,
-            _of_weight(rows, x.reshape(len(rows), -1)) if of_weight else None,
+            _of_weight(rows, inputs) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
 

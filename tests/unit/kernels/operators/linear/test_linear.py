@@ -34,6 +34,13 @@ def test_product_and_gradients_are_those_of_float64(dtype, biased, shape):
         assert float((one.double() - other).abs().max()) <= ROOM[dtype] * (1.0 + float(other.abs().max()))
 
 
+@pytest.mark.parametrize("shape", [(0, 6), (6,), (2, 0, 6), (2, 3, 6)])
+def test_inputs_of_any_dimensions_and_no_rows(shape):
+    inputs, upstream = [randn(*shape).float(), randn(4, 6, seed=1).float(), randn(4, seed=2).float()], randn(*shape[:-1], 4, seed=3)
+    for one, other in zip(gradients(linear, inputs, upstream), gradients(linear_reference, inputs, upstream), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_strided_inputs_and_upstreams_are_read_as_they_lie():
     x, weight, upstream = randn(12, 20).float().t(), randn(8, 24, seed=1).float()[:, ::2], randn(8, 20, seed=2).float().t()
     for one, other in zip(gradients(linear, [x, weight], upstream), gradients(linear_reference, [x, weight], upstream), strict=True):

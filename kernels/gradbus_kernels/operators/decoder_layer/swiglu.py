@@ -1,0 +1,49 @@
+"""SwiGLU (Shazeer 2020) of gates and ups that one product made; keeps nothing else for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from gradbus_kernels.operators.base.arguments import check_floats, require
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up`, `[..., I]`, of gates and ups side by side, float `[..., 2I]`. Differentiable once.
+
+    Raises ValueError, which names the argument.
+    """
+    check_floats("gate_up", gate_up, (*gate_up.shape[:-1], None))
+    require(gate_up.shape[-1] % 2 == 0, "gate_up", f"has rows of {gate_up.shape[-1]}; pass as many ups as gates")
+    out: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+    return out
+
+
+def swiglu_reference(gate_up: Tensor) -> Tensor:
+    """The same by its definition."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate * gate.sigmoid() * up
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        out: Tensor = functional.silu(gate).mul_(up)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        out: Tensor = gate_up.new_empty(gate_up.shape)
+        of_gate, of_up = out.chunk(2, dim=-1)
+        torch.mul(functional.silu(gate), upstream, out=of_up)
+        of_gate.copy_(torch.ops.aten.silu_backward(torch.mul(upstream, up), gate))
+        return out
