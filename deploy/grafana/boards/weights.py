@@ -19,7 +19,7 @@ _TROUBLES = (
     (
         "unchanged",
         "Versions without a change",
-        "A step published the same weights as before: raise `trainer.learning_rate`, or publish in a wider `weights.dtype`.",
+        "A step published the same weights as before: raise `trainer.learning_rate`, or set `trainer.dtype` and `weights.dtype` to fp32.",
     ),
     ("lagging", "Lagging workers", "A worker stays at an old version: see its log, or stop it so that other workers take its tasks."),
 )

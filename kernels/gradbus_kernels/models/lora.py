@@ -27,7 +27,7 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.on = True
         self.weight, self.bias = frozen.weight, frozen.bias
-        device, dtype = frozen.weight.device, frozen.weight.dtype
+        device, dtype = frozen.weight.device, torch.promote_types(frozen.weight.dtype, torch.float32)
         self.lora_A = nn.Linear(frozen.in_features, lora.rank, bias=False, device=device, dtype=dtype)
         self.lora_B = nn.Linear(lora.rank, frozen.out_features, bias=False, device=device, dtype=dtype)
         self._scale = lora.scale
@@ -51,8 +51,8 @@ class Merged(NamedTuple):
 def add_adapters(model: CausalLM, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
     """Freezes the model and puts an adapter beside each linear layer that `lora` names; the model's output does not change.
 
-    A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero, as in the paper's code. Returns both by name.
-    Raises ModelError for a family that takes no adapters.
+    Both are float32 at least, whatever the model's dtype. A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero,
+    as in the paper's code. Returns both by name. Raises ModelError for a family that takes no adapters.
     """
     model.config.family.require("lora")
     model.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The reference models: base models of runs, held in memory by the digests of their files."""
+"""The reference models: base models of runs, held in memory by the digests of their files and the runs' dtypes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore, materialise
 from gradbus.process.limits import return_memory
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory, return_device_memory
 from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
 from gradbus_reference.settings import ReferenceSettings
 
+_Key = tuple[Path, torch.dtype]
 _LOOKS = 4
 """Looks for idle models in the time after which they are dropped."""
 
@@ -31,9 +33,12 @@ _LOOKS = 4
 class ReferenceModel:
     """Token log-probabilities under frozen weights."""
 
-    def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu") -> None:
-        """Loads the model in `folder`; `budget` is the number of tokens of one forward pass. Raises ModelError and OutOfMemoryError."""
-        self._model = load_causal_lm(folder, device=device)
+    def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        """Loads the model in `folder`; `budget` is the number of tokens of one forward pass, which computes in `dtype`.
+
+        Raises ModelError and OutOfMemoryError.
+        """
+        self._model = load_causal_lm(folder, dtype, device)
         self._model.requires_grad_(False)
         self._budget = budget
 
@@ -73,18 +78,18 @@ class ModelCache:
         self._runs = runs
         self._objects = objects
         self._torch_thread = torch_thread
-        self._loaded: OrderedDict[Path, ReferenceModel] = OrderedDict()
-        self._used_at: dict[Path, float] = {}
+        self._loaded: OrderedDict[_Key, ReferenceModel] = OrderedDict()
+        self._used_at: dict[_Key, float] = {}
 
     async def drop_idle(self) -> None:
         """Drops models that nobody has used for a while, their runs being over or paused; runs until cancelled."""
         seconds = self._settings.idle_seconds
         while True:
             await asyncio.sleep(seconds / _LOOKS)
-            idle = [folder for folder, used_at in self._used_at.items() if time.monotonic() - used_at > seconds]
-            for folder in idle:
-                del self._used_at[folder]
-                self._loaded.pop(folder, None)
+            idle = [key for key, used_at in self._used_at.items() if time.monotonic() - used_at > seconds]
+            for key in idle:
+                del self._used_at[key]
+                self._loaded.pop(key, None)
             if idle:
                 await asyncio.to_thread(_return_memory)
 
@@ -103,20 +108,20 @@ class ModelCache:
         if not spec.model.files:
             raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
         folder = await materialise(self._objects, spec.model.files, self._settings.cache_dir / "models")
-        return RunReference(await self._load(folder), spec.is_deterministic)
+        # In another dtype than the trainer's, the rounding would be a part of the KL.
+        return RunReference(await self._load(folder, DTYPES[spec.trainer.dtype]), spec.is_deterministic)
 
-    async def _load(self, folder: Path) -> ReferenceModel:
-        if folder not in self._loaded:
+    async def _load(self, folder: Path, dtype: torch.dtype) -> ReferenceModel:
+        key = folder, dtype
+        if key not in self._loaded:
             while len(self._loaded) >= self._settings.models:
                 self._loaded.popitem(last=False)
             loop = asyncio.get_running_loop()
-            model = await loop.run_in_executor(
-                self._torch_thread, ReferenceModel, folder, self._settings.micro_batch_tokens, self._settings.device
-            )
-            self._loaded[folder] = model
-        self._loaded.move_to_end(folder)
-        self._used_at[folder] = time.monotonic()
-        return self._loaded[folder]
+            budget, device = self._settings.micro_batch_tokens, self._settings.device
+            self._loaded[key] = await loop.run_in_executor(self._torch_thread, ReferenceModel, folder, budget, device, dtype)
+        self._loaded.move_to_end(key)
+        self._used_at[key] = time.monotonic()
+        return self._loaded[key]
 
 
 def _return_memory() -> None:

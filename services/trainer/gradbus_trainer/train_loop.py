@@ -19,6 +19,7 @@ from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
 from gradbus.telemetry import observe
 from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
 from gradbus_trainer.learners.base import Learner
@@ -28,7 +29,6 @@ from gradbus_trainer.step.groups import LoggedGroup
 from gradbus_trainer.step.source import StepSource
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepTrace, StepTraces
-from gradbus_trainer.tensors.dtypes import DTYPES
 from gradbus_trainer.tensors.export import Export, export_version
 from gradbus_trainer.tensors.scratch import Scratch
 from gradbus_trainer.versions.object_storage import until_stored

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_reference.model import ReferenceModel
 
 
@@ -47,3 +48,11 @@ def test_logprobs_equal_transformers_whatever_the_budget(folder, sequences, budg
 
 def test_without_sequences_there_are_no_log_probabilities(folder):
     assert ReferenceModel(folder).logprobs([], 1.0) == []
+
+
+def test_a_reference_in_bfloat16_has_the_bits_of_the_trainers_forward(folder, sequences):
+    with torch.no_grad():
+        expected, _ = packed_logprobs(load_causal_lm(folder, torch.bfloat16), sequences, 0.7)
+    found = np.concatenate(ReferenceModel(folder, dtype=torch.bfloat16).logprobs(sequences, 0.7))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected.numpy())

@@ -67,7 +67,8 @@ class EngineFactory:
             max_prompt_tokens=rollout.max_prompt_tokens,
             threads=rollout.threads,
             device=self._settings.device,
-            dtype="bfloat16" if spec.trainer.dtype == "bf16" else "float32",
+            # Merged into bfloat16 weights, what adapters learn first would be rounded away.
+            dtype="bfloat16" if spec.trainer.dtype == "bf16" and lora is None else "float32",
             numerics=spec.numerics,
         )
         return TorchEngine.from_folder(folder, config, lora)

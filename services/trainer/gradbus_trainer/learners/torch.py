@@ -17,6 +17,7 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
@@ -28,7 +29,6 @@ from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
-from gradbus_trainer.tensors.dtypes import DTYPES
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
@@ -39,7 +39,7 @@ class TorchLearner:
     """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU)."""
 
     def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
-        """Loads the model and sets the process's torch threads to `trainer.threads`. Raises ModelError."""
+        """Loads the model; sets the process's torch threads to `trainer.threads` and its allocator to keep memory. Raises ModelError."""
         torch.set_num_threads(spec.trainer.threads)
         keep_freed_memory()
         self._spec = spec

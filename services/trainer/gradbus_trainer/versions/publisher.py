@@ -89,6 +89,7 @@ class Publisher:
         """Warns of a step that trained and yet left the published weights as they were (R7)."""
         if export.digest == self._digest_before and not export.noop:
             weights_trouble("unchanged")
-            text = f"step {export.step - 1} changed no published weight; raise trainer.learning_rate, or publish in a wider weights.dtype"
+            advice = "raise trainer.learning_rate, or set trainer.dtype and weights.dtype to fp32"
+            text = f"step {export.step - 1} changed no published weight; {advice}"
             self._events.emit("unchanged", text, {"version": export.step}, "warning", key=f"unchanged:{export.step}")
         self._digest_before = export.digest

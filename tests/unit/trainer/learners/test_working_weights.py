@@ -45,6 +45,12 @@ def test_a_published_version_has_the_bits_of_the_weights_in_use(model_folder, ma
     assert torch.equal(served, trained)
 
 
+def test_adapters_begin_at_the_same_float32_numbers(model_folder, make_spec):
+    exact, masters = (TorchLearner(model_folder, make_spec(trainer=trainer | {"lora": {"rank": 4}})).weights() for trainer in ({}, BF16))
+    assert exact.keys() == masters.keys()
+    assert all(torch.equal(exact[name], masters[name]) for name in exact)
+
+
 def test_gradients_are_those_of_float32_up_to_rounding(model_folder, make_spec, make_batch):
     expected = gradients(model_folder, make_spec(), make_batch())
     assert error(gradients(model_folder, make_spec(trainer=BF16), make_batch()), expected) < 0.05

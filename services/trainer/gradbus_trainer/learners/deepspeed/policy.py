@@ -14,7 +14,7 @@ from gradbus_kernels.operators import linear_logprob
 
 _Answer = TypeVar("_Answer", Tensor, tuple[Tensor, Tensor])
 AtHead = Callable[[Tensor, Tensor, Tensor], _Answer]
-"""Of hidden states [R, H], head [V, H], both float32, and response tokens int64 [R]: an operator on the LM head."""
+"""Of hidden states [R, H] and head [V, H] in the model's dtype, and response tokens int64 [R]: an operator on the LM head."""
 
 
 class Policy(torch.nn.Module):
@@ -41,7 +41,7 @@ class _Head(torch.nn.Module):
         self.weight = weight
 
     def forward(self, hidden: Tensor, targets: Tensor, at_head: AtHead[_Answer]) -> _Answer:
-        return at_head(hidden.float(), self.weight.float(), targets)
+        return at_head(hidden, self.weight, targets)
 
 
 def logprobs_at(temperature: float) -> AtHead[tuple[Tensor, Tensor]]:

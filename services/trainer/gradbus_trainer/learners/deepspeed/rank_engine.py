@@ -60,10 +60,12 @@ class RankEngine:
         self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
         """Shapes of the trained weights: all weights, or the adapters."""
-        # DeepSpeed casts to bf16 before it makes its float32 weights.
-        lossy = spec.trainer.dtype == "bf16" and ranks.rank == 0
-        stored = dict(stored_tensors(folder)) if lossy else {}
-        exact = {name: stored.get(name, parameter.detach().clone()) for name, parameter in self._named.items() if lossy}
+        # DeepSpeed casts to bf16 before it makes its float32 weights: rank 0 puts the exact ones back.
+        is_exact = spec.trainer.dtype == "bf16" and ranks.rank == 0
+        stored = dict(stored_tensors(folder)) if is_exact else {}
+        exact = {
+            name: stored[name] if name in stored else parameter.detach().clone() for name, parameter in self._named.items() if is_exact
+        }
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=deepspeed_optimizer(spec.trainer, list(self._named.values())),
