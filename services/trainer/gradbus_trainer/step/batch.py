@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,22 +30,27 @@ class TrainSample:
     """[T], at the rollout's temperature; only with a KL term."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """The rows of step `step`, in order of group index and n. Filtered, dropped and masked samples are not among them."""
 
     step: int
     samples: Sequence[TrainSample]
 
-    @property
-    def trainable_counts(self) -> list[int]:
+    @cached_property
+    def trainable_counts(self) -> Sequence[int]:
         """Trainable tokens of each sample."""
-        return [int(np.count_nonzero(sample.trainable)) for sample in self.samples]
+        if not self.samples:
+            return []
+        masks = [sample.trainable for sample in self.samples]
+        owners = np.repeat(np.arange(len(masks)), list(map(len, masks)))
+        counts: list[int] = np.bincount(owners[np.concatenate(masks)], minlength=len(masks)).tolist()
+        return counts
 
     @property
     def has_weight(self) -> bool:
         """Whether there is anything to learn from."""
-        return any(sample.trainable.any() for sample in self.samples)
+        return any(self.trainable_counts)
 
 
 def micro_batches(batch: Batch, budget: int) -> list[Sequence[TrainSample]]:

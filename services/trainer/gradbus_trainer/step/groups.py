@@ -105,7 +105,10 @@ def _oldest(spans: _Spans) -> int | None:
 
 
 def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any]) -> list[_Array]:
-    """An array for each content, all of them views of one. Little-endian on the wire, the machine's own order in memory."""
+    """An array for each content, all of them views of one. Little-endian on the wire, the machine's own order in memory.
+
+    Raises ValueError for a content that is no whole number of elements.
+    """
     values = np.frombuffer(b"".join(contents), dtype)
     values = values if dtype.isnative else values.astype(dtype.newbyteorder("="))
     return _views(values, [len(content) // dtype.itemsize for content in contents])
@@ -118,6 +121,8 @@ def _joined(advantages: Sequence[array[float]]) -> list[_Array]:
 
 def _views(values: _Array, lengths: Sequence[int]) -> list[_Array]:
     ends = list(accumulate(lengths))
+    if ends and ends[-1] != len(values):
+        raise ValueError("the bytes of a sample are no whole number of elements; they are not what a rollout worker wrote")
     return [values[end - length : end] for length, end in zip(lengths, ends, strict=True)]
 
 
