@@ -4,7 +4,7 @@
 
 The demo's model has hidden size 64, 2 layers, 4 heads and 86 thousand parameters; the others are those of `compare_trl.py`. Prompts of
 8 tokens and 32 new ones; then, in float32, what a training step of the demo asks for: 32 groups of 8, prompts of 6 to 9 tokens, 5 new
-ones, 128 slots. Both take turns in one process; medians of CPU time of the process, and of wall time beside it.
+ones, 256 slots. Both take turns in one process; medians of CPU time of the process, and of wall time beside it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from comparison import models
 from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 PROMPT, NEW, GROUP = 8, 32, 8
 SLOTS: Final = (16, 64, 256)
-_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make_model(size: str) -> Qwen2ForCausalLM | LlamaForCausalLM:
@@ -84,7 +84,7 @@ async def time_engine(engine: TorchEngine, lengths: list[int]) -> np.ndarray:
 async def measure(size: str, dtype: str, slots: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """Median tokens per second of CPU and of wall: (transformers, engine)."""
     with tempfile.TemporaryDirectory() as name:
-        folder, model = Path(name), make_model(size).to(_DTYPES[dtype])
+        folder, model = Path(name), make_model(size).to(DTYPES[dtype])
         save(model, folder)
         config = TorchEngineConfig(slots=slots, max_new_tokens=NEW, dtype="bfloat16" if dtype == "bf16" else "float32")
         engine = TorchEngine.from_folder(folder, config)
@@ -103,7 +103,7 @@ async def measure_step(rounds: int) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(make_model("demo"), folder)
-        engine = TorchEngine.from_folder(folder, TorchEngineConfig(slots=128, max_new_tokens=5))
+        engine = TorchEngine.from_folder(folder, TorchEngineConfig(slots=256, max_new_tokens=5))
         await engine.load([folder / "model.safetensors"], 0)
         times = [await time_engine(engine, [6 + number % 4 for number in range(32)]) for _ in range(rounds + 1)]
         await engine.close()
@@ -114,7 +114,7 @@ def main() -> None:
     """Prints a table with one line for each batch size, then the demo's step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=("demo", *models.SHAPES), default="demo")
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), default="fp32")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def main() -> None:
         cpu, wall = ours / theirs
         print(f"| {slots} | {theirs[0]:,.0f} | {ours[0]:,.0f} | {cpu:.2f} | {wall:.2f} |", flush=True)
     if options.size == "demo" and options.dtype == "fp32":
-        print(f"\nA step of the demo, 256 samples at 128 slots: {1000 * asyncio.run(measure_step(options.rounds)):.1f} ms of CPU.")
+        print(f"\nA step of the demo, 256 samples at 256 slots: {1000 * asyncio.run(measure_step(options.rounds)):.1f} ms of CPU.")
 
 
 if __name__ == "__main__":

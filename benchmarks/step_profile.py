@@ -102,7 +102,9 @@ def run_profiled(folder: StateFolder, spec: dict[str, Any], steps: int) -> Profi
             if sampler is None and step >= steps * _MEASURED:
                 left = (steps - step) * (read[-1][0] - read[0][0]) / (steps * (_MEASURED - _WARM))
                 names, sampler = services(supervisor), sample_stacks(supervisor, raw, max(1, int(left * 0.8)))
-        if run["state"] != "succeeded" or sampler is None:
+        if run["state"] != "succeeded" or sampler is None or len(read) < 2:
+            if sampler is not None:
+                sampler.terminate()
             raise RuntimeError(f"run {run['id']} ended as {run['state']}: {run['reason']}; give --steps more if it was too short")
         sampler.wait()
         profile.stacks = by_service(parse_collapsed(raw.read_text()), names)
