@@ -51,7 +51,7 @@ class LoggedGroup:
 
     @classmethod
     def of(cls, stored: StoredEntry, algorithm: Algorithm) -> LoggedGroup:
-        """Checks and decodes a stored entry. Raises CorruptRecordError."""
+        """Checks and decodes a stored entry. Raises CorruptRecordError, and ValueError as `decode_group` does."""
         entry = stored.decode()
         return cls(entry, stored.digest, len(stored.record), decode_group(entry, algorithm), stored.written)
 
@@ -62,7 +62,10 @@ class LoggedGroup:
 
 
 def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
-    """The group of an entry, with the algorithm's advantages. A dropped group may hold no samples."""
+    """The group of an entry, with the algorithm's advantages. A dropped group may hold no samples.
+
+    Raises ValueError for a trained group whose arrays do not have one element for each token.
+    """
     group = Group.FromString(entry.group)
     samples = list(group.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
     token_ids = [sample.token_ids for sample in samples]
@@ -73,11 +76,11 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         judged = group_advantages(algorithm, samples, {reward.sample_id: reward for reward in entry.rewards})
-        logprobs = _arrays([sample.logprobs for sample in samples], _LOGPROB)
-        references = _arrays(entry.reference_logprobs, _LOGPROB) if entry.reference_logprobs else [None] * len(samples)
-        (prompt,) = _arrays([group.prompt_ids], _ID)
+        logprobs = _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
+        references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
+        (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths))
-        columns = zip(_arrays(token_ids, _ID), logprobs, spans, advantages, references, judged.valid, strict=True)
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, judged.valid, strict=True)
         rows = [
             TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference)
             for ids, behaviour, parts, advantage, reference, valid in columns
@@ -104,14 +107,15 @@ def _oldest(spans: _Spans) -> int | None:
     return min((version for _, _, version, trainable in spans if trainable), default=None)
 
 
-def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any]) -> list[_Array]:
-    """An array for each content, all of them views of one. Little-endian on the wire, the machine's own order in memory.
+def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[int]) -> list[_Array]:
+    """An array of each length, all of them views of one. Little-endian on the wire, the machine's own order in memory.
 
-    Raises ValueError for a content that is no whole number of elements.
+    Raises ValueError unless the contents have these lengths.
     """
+    if list(map(len, contents)) != [dtype.itemsize * length for length in lengths]:
+        raise ValueError("the arrays of a group do not have one element for each token; run trainer and rollout workers of one version")
     values = np.frombuffer(b"".join(contents), dtype)
-    values = values if dtype.isnative else values.astype(dtype.newbyteorder("="))
-    return _views(values, [len(content) // dtype.itemsize for content in contents])
+    return _views(values if dtype.isnative else values.astype(dtype.newbyteorder("=")), lengths)
 
 
 def _joined(advantages: Sequence[array[float]]) -> list[_Array]:
@@ -120,10 +124,7 @@ def _joined(advantages: Sequence[array[float]]) -> list[_Array]:
 
 
 def _views(values: _Array, lengths: Sequence[int]) -> list[_Array]:
-    ends = list(accumulate(lengths))
-    if ends and ends[-1] != len(values):
-        raise ValueError("the bytes of a sample are no whole number of elements; they are not what a rollout worker wrote")
-    return [values[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+    return [values[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
 def _trainable(length: int, spans: _Spans) -> _Array:

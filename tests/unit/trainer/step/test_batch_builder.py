@@ -69,6 +69,31 @@ def test_rows_are_in_order_of_index_and_n_whatever_the_order_of_answers():
     np.testing.assert_array_equal(batch.samples[4].prompt_ids, [7, 5])
 
 
+@pytest.mark.parametrize("field", ["token_ids", "logprobs"])
+@pytest.mark.parametrize("moved", [1, 2, 4])
+def test_arrays_that_do_not_belong_to_their_tokens_are_refused(field, moved):
+    samples = [sample(0, n) for n in range(2)]
+    contents = getattr(samples[0], field) + getattr(samples[1], field)
+    middle = len(contents) // 2 - moved  # together they have as many bytes as before
+    for part, content in zip(samples, (contents[:middle], contents[middle:]), strict=True):
+        setattr(part, field, content)
+    with pytest.raises(ValueError, match="one element for each token"):
+        build(0, [collected(0, [(OK, 0.0), (OK, 1.0)], samples)])
+
+
+def test_reference_logprobs_of_other_lengths_are_refused():
+    lengths = [[2, 4], [3]]
+    for reference in ([bytes(4 * length) for length in of] for of in lengths):
+        with pytest.raises(ValueError, match="one element for each token"):
+            build(0, [collected(0, [(OK, 0.0), (OK, 1.0)], reference_logprobs=reference)])
+
+
+def test_a_response_without_tokens_is_a_row_without_tokens():
+    batch, _ = build(0, [collected(0, [(OK, 0.0), (OK, 1.0)], [sample(0, 0, length=0), sample(0, 1)])])
+    assert [len(row.token_ids) for row in batch.samples] == [0, 3]
+    assert batch.trainable_counts == [0, 3]
+
+
 def test_masked_samples_are_absent_and_leave_the_mean():
     items = [collected(0, [(OK, 1.0), (INVALID, 99.0), (OK, 3.0)])]
     batch, stats = build(0, items, AlgorithmSpec(normalize_std=False))
