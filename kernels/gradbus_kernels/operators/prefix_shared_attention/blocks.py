@@ -15,7 +15,7 @@ from gradbus_kernels.operators.base.arguments import require
 
 LONGEST: Final = 96
 """Tokens of a group, a root with its branches, up to which it is short."""
-_LONGEST_ALONE: Final = 16
+LONGEST_ALONE: Final = 16
 """The same for a root without branches."""
 _STEP: Final = 16
 """L is a multiple of it: whole vectors."""
@@ -109,7 +109,7 @@ class ShortGroups(NamedTuple):
         count = len(segments.lengths)
         sizes = np.bincount(segments.groups, segments.lengths, count).astype(np.int64)
         has_branches = np.bincount(segments.groups, minlength=count) > 1
-        is_short = (sizes > 0) & (sizes <= np.where(has_branches, LONGEST, _LONGEST_ALONE))
+        is_short = (sizes > 0) & (sizes <= np.where(has_branches, LONGEST, LONGEST_ALONE))
         padded = np.where(is_short, -(-sizes // _STEP) * _STEP, 0)
         by_token = np.repeat(np.arange(count), segments.lengths)
         # Groups in turn, each beginning with its root.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import require
-from gradbus_kernels.operators.prefix_shared_attention.blocks import LONGEST
+from gradbus_kernels.operators.prefix_shared_attention.blocks import LONGEST, LONGEST_ALONE
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 Ids = NDArray[np.integer[Any]]
@@ -41,12 +41,13 @@ class PackedGroups:
     """int64 `[R]`: the response tokens."""
 
     def padded(self, tokens: int) -> PackedGroups:
-        """The same with N = `tokens`, at least the present N: a root of zeros at the end, from which nothing is predicted."""
+        """The same with N = `tokens`, at least the present N: short roots of zeros at the end, from which nothing is predicted."""
         more = tokens - self.layout.tokens
         if not more:
             return self
-        layout = PrefixLayout((*self.layout.offsets, tokens), (*self.layout.parents, None))
-        position_ids = torch.cat((self.position_ids, torch.arange(more, device=self.position_ids.device)[None]), dim=1)
+        begins = range(self.layout.tokens, tokens, LONGEST_ALONE)
+        layout = PrefixLayout((*self.layout.offsets[:-1], *begins, tokens), (*self.layout.parents, *[None] * len(begins)))
+        position_ids = layout.position_ids(self.position_ids.device)[None]
         return replace(self, input_ids=functional.pad(self.input_ids, (0, more)), position_ids=position_ids, layout=layout)
 
 
