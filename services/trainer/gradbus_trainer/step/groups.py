@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate
 from typing import Any, Final
 
@@ -129,16 +129,16 @@ def _views(values: _Array, lengths: Sequence[int]) -> list[_Array]:
 
 def _trainable(length: int, spans: _Spans) -> _Array:
     if len(spans) == 1 and spans[0][:2] == (0, length):
-        return _uniform_mask(length, spans[0][3])
+        return _uniform_mask(length.bit_length(), spans[0][3])[:length]
     mask = np.zeros(length, dtype=np.bool_)
     for start, end, _, trainable in spans:
         mask[start:end] = trainable
     return mask
 
 
-@lru_cache(maxsize=4096)
-def _uniform_mask(length: int, trainable: bool) -> _Array:
-    """The mask of a sample of one span, which is the usual case; shared and read-only."""
-    mask = np.full(length, trainable, dtype=np.bool_)
+@cache
+def _uniform_mask(bits: int, trainable: bool) -> _Array:
+    """2 ** `bits` tokens: the masks of samples of one span, which is the usual case, are views of it. Read-only."""
+    mask = np.full(1 << bits, trainable, dtype=np.bool_)
     mask.flags.writeable = False
     return mask

@@ -94,6 +94,14 @@ def test_a_response_without_tokens_is_a_row_without_tokens():
     assert batch.trainable_counts == [0, 3]
 
 
+def test_masks_of_samples_of_one_span_are_views_of_one():
+    batch, _ = build(0, [collected(0, [(OK, 0.0), (OK, 1.0), (OK, 2.0)], [sample(0, n, length=16 + n) for n in range(3)])])
+    masks = [row.trainable for row in batch.samples]
+    assert [len(mask) for mask in masks] == [16, 17, 18]
+    assert all(mask.all() and not mask.flags.writeable for mask in masks)
+    assert np.shares_memory(masks[0], masks[2]), "a mask of its own for each length may take hundreds of megabytes"
+
+
 def test_masked_samples_are_absent_and_leave_the_mean():
     items = [collected(0, [(OK, 1.0), (INVALID, 99.0), (OK, 3.0)])]
     batch, stats = build(0, items, AlgorithmSpec(normalize_std=False))
