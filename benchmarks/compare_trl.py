@@ -72,9 +72,7 @@ class TrlSettings:
 def run_gradbus(job: Job) -> Row:
     """One run on a fresh stack."""
     # A random model's first step waits for the first samples, and beside its last one nothing is sampled: neither is counted.
-    spec = _demo_spec(job) if job.is_demo else models.run_spec(job.base, job.steps + 2, job.seed)
-    if job.dtype == "bf16":
-        spec["trainer"]["dtype"] = "bf16"
+    spec = _demo_spec(job) if job.is_demo else models.run_spec(job.base, job.steps + 2, job.seed, job.dtype)
     with tempfile.TemporaryDirectory() as state, stack(Path(state)) as folder:
         seen = measure(folder, spec)
     measured = _demo_rates(seen) if job.is_demo else _steady_rates(seen)
@@ -152,7 +150,7 @@ def protocol(job: Job, rounds: int) -> str:
 
 
 def _demo_spec(job: Job) -> dict[str, Any]:
-    return addition_spec(job.base, job.steps, job.seed, evaluate_every=job.steps)
+    return addition_spec(job.base, job.steps, job.seed, evaluate_every=job.steps, dtype=job.dtype)
 
 
 def _demo_rates(seen: Measured) -> Row:

@@ -37,9 +37,7 @@ def spec(size: str, dtype: str, steps: int) -> tuple[Path, RunSpec]:
         base = make_base(0)
         return base, RunSpec.model_validate(addition_spec(base, steps, 0, steps, dtype))
     base = models.make(size)
-    found = models.run_spec(base, steps, 0)
-    found["trainer"]["dtype"] = dtype
-    return base, RunSpec.model_validate(found)
+    return base, RunSpec.model_validate(models.run_spec(base, steps, 0, dtype))
 
 
 def batch(step: int, groups: int, group_size: int, prompt: int, response: int) -> Batch:

@@ -96,7 +96,7 @@ def prompts() -> Iterator[dict[str, str]]:
         yield {"prompt": " ".join(map(str, words))}
 
 
-def run_spec(base: Path, steps: int, seed: int) -> dict[str, Any]:
+def run_spec(base: Path, steps: int, seed: int, dtype: str = "fp32") -> dict[str, Any]:
     """Gradbus's spec; every setting that TRL has too is equal there."""
     return {
         "name": base.name,
@@ -106,6 +106,6 @@ def run_spec(base: Path, steps: int, seed: int) -> dict[str, Any]:
         "rollout": {"slots": GROUPS * GROUP_SIZE, "group_size": GROUP_SIZE, "max_new_tokens": NEW_TOKENS, "threads": 1},
         "reward": {"grader": {"type": "python", "source": Path(__file__).with_name("even_words.py").read_text()}},
         "schedule": {"max_staleness": 1, "groups_per_step": GROUPS, "steps": steps},
-        "trainer": {"learning_rate": LEARNING_RATE, "threads": 1},
+        "trainer": {"dtype": dtype, "learning_rate": LEARNING_RATE, "threads": 1},
         "checkpoint": {"every": steps},
     }
