@@ -13,10 +13,10 @@ from typing import Final
 
 BOUNDS: Final[dict[str, float]] = {
     # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
-    "trainer: lines a sample": 80,
+    "trainer: lines a sample": 82,
     "trainer: calls a sample": 10,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier.
-    "trainer: lines a group of four": 490,
+    "trainer: lines a group of four": 498,
     "trainer: calls a group of four": 105,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.

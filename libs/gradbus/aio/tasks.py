@@ -45,7 +45,10 @@ async def map_bounded(work: Callable[[_Item], Coroutine[Any, Any, _Result]], ite
 
 
 async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, which must have its own deadline. A cancellation meanwhile is raised after `work` has ended."""
+    """The result of `work`, which must have its own deadline. A cancellation meanwhile is raised after `work` has ended.
+
+    An error of `work` comes before it: whoever catches that error must not go on for long, because the cancellation is lost.
+    """
     task = asyncio.create_task(work)
     cancellation = await _wait_to_end(task)
     result = task.result()

@@ -14,7 +14,10 @@ from gradbus_kernels.models.packing import split_by_tokens
 
 @dataclass(slots=True)
 class TrainSample:
-    """A sample that is trained: P prompt tokens and T response tokens. Never changed, and not frozen only because a step makes many."""
+    """A sample that is trained: P prompt tokens and T response tokens, at least one of each.
+
+    Never changed, and not frozen only because a step makes many.
+    """
 
     prompt_ids: NDArray[np.int32]
     """[P]."""

@@ -27,7 +27,7 @@ class DecodedGroup:
     """The rows of one group, and what its step reports of it. A dropped group has `lengths` alone."""
 
     rows: Sequence[TrainSample] = ()
-    """Valid samples in order of n; empty for a group that is not trained."""
+    """Valid samples with a response, in order of n; empty for a group that is not trained."""
     masked: int = 0
     """Samples of a trained group that are not among the rows."""
     lengths: Sequence[int] = ()
@@ -84,7 +84,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         rows = [
             TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference)
             for ids, behaviour, parts, advantage, reference, valid in columns
-            if valid
+            if valid and len(ids)
         ]
     return DecodedGroup(
         rows=rows,

@@ -88,10 +88,12 @@ def test_reference_logprobs_of_other_lengths_are_refused():
             build(0, [collected(0, [(OK, 0.0), (OK, 1.0)], reference_logprobs=reference)])
 
 
-def test_a_response_without_tokens_is_a_row_without_tokens():
-    batch, _ = build(0, [collected(0, [(OK, 0.0), (OK, 1.0)], [sample(0, 0, length=0), sample(0, 1)])])
-    assert [len(row.token_ids) for row in batch.samples] == [0, 3]
-    assert batch.trainable_counts == [0, 3]
+def test_a_response_without_tokens_is_no_row_and_its_reward_counts():
+    batch, stats = build(0, [collected(0, [(OK, 0.0), (OK, 1.0)], [sample(0, 0, length=0), sample(0, 1)])])
+    (row,) = batch.samples
+    assert len(row.token_ids) == 3
+    assert single(row.advantages) > 0.0
+    assert (stats.masked, stats.lengths, stats.rewards) == (1, [0, 3], [1.0, 0.0])
 
 
 def test_masks_of_samples_of_one_span_are_views_of_one():
