@@ -45,6 +45,7 @@ class Process:
     def ready(self, ready: bool) -> None:
         self._ready = ready
         if ready and not self.has_been_ready.is_set():
+            gc.collect()
             gc.freeze()  # what exists now stays: to look for garbage in it again and again pauses the process for a tenth of a second
             self.has_been_ready.set()
 

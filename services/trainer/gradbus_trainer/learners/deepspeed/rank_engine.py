@@ -61,11 +61,7 @@ class RankEngine:
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
         """Shapes of the trained weights: all weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights: rank 0 puts the exact ones back.
-        is_exact = spec.trainer.dtype == "bf16" and ranks.rank == 0
-        stored = dict(stored_tensors(folder)) if is_exact else {}
-        exact = {
-            name: stored[name] if name in stored else parameter.detach().clone() for name, parameter in self._named.items() if is_exact
-        }
+        exact = self._exact(folder) if spec.trainer.dtype == "bf16" and ranks.rank == 0 else {}
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=deepspeed_optimizer(spec.trainer, list(self._named.values())),
@@ -127,6 +123,12 @@ class RankEngine:
             raise ModelError(fault)
         model.model.checkpointing = self._spec.trainer.gradient_checkpointing
         return model
+
+    def _exact(self, folder: Path) -> dict[str, torch.Tensor]:
+        """The trained weights before any cast: as the folder stores them, and adapters as they begin."""
+        stored = {name: tensor for name, tensor in stored_tensors(folder) if name in self._named}
+        begun = {name: parameter.detach().clone() for name, parameter in self._named.items() if name not in stored}
+        return stored | begun
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, GradientStep]:
         step = GradientStep()
