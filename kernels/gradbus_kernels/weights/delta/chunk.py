@@ -14,14 +14,13 @@ the signs of the changes and their sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
 from gradbus_kernels.weights.delta.loops import Bits, Indices, Loops
-from gradbus_kernels.weights.delta.numpy_loops import magnitudes, signs
+from gradbus_kernels.weights.delta.numpy_loops import magnitudes
 from gradbus_kernels.weights.delta.subset import read_subset, write_subset
 
 SMALL_SHARE: Final = 1 / 128
@@ -31,7 +30,10 @@ DENSE: Final = 1 / 4
 MIN_CHANGES: Final = 64
 """With fewer changes no weight is listed as small, because the list saves too little for its time."""
 SAMPLE: Final = 4096
-BLOCK_BYTES: Final = 1 << 19
+PIECES: Final = 64
+PIECE: Final = 1024
+"""Elements of each of the pieces by which the changes are estimated."""
+BLOCK_BYTES: Final = 1 << 18
 """Bytes compared, copied and checked together: old and new ones stay in a core's second cache."""
 
 Visit = Callable[[slice], None]
@@ -61,82 +63,81 @@ def blocks(bits: Bits) -> Iterator[slice]:
 
 def encode_chunk(old: Bits, new: Bits, form: FloatFormat, loops: Loops, visit: Visit) -> bytes:
     """The changes from `old` to `new`, of equal length; empty if they are equal. Visits the blocks of both."""
-    places, before, after = _changes(old, new, loops, visit)
-    if not len(places):
+    sample = np.sort(magnitudes(old[:: max(1, len(old) // SAMPLE)]))
+    guess = _choose_limit(sample, _estimate_changes(old, new), len(old), form)
+    found = _compare(old, new, guess, loops, visit)
+    changes = len(found.large) + len(found.ranks)
+    if not changes:
         return b""
+    limit = _choose_limit(sample, changes, len(old), form)
+    if limit != guess:
+        found = _compare(old, new, limit, loops, lambda _: None)
     out = Writer()
-    limit = _choose_limit(old, len(places), form)
-    large, small, large_steps, small_steps = loops.split(places, before, after, limit)
-    ranks, count = loops.ranks(old, limit, small) if limit else (small, 0)
     out.number(limit >> form.fraction)
-    write_subset(out, large, len(old), loops)
+    write_subset(out, found.large, len(old), loops)
     if 0 < limit < form.all_small:
-        out.number(count)
-    write_subset(out, ranks, count, loops)
-    for steps in (large_steps, small_steps):
+        out.number(found.small_count)
+    write_subset(out, found.ranks, found.small_count, loops)
+    for steps in (found.large_steps, found.small_steps):
         _write_steps(out, steps, form, loops)
     return out.done()
 
 
 class _Changes(NamedTuple):
-    """The decoded changes of a chunk."""
+    """The changes of a chunk."""
 
-    limit: int
     large: Indices
-    small_count: int
     ranks: Indices
     """Which of the small weights changed."""
     large_steps: Bits
     small_steps: Bits
+    small_count: int
 
 
 def apply_chunk(content: memoryview, old: Bits, new: Bits, form: FloatFormat, loops: Loops, visit: Visit) -> None:
     """Fills `new` and visits its blocks. Raises DamagedDeltaError for content that no encoder wrote."""
-    found = _read_changes(Reader(content), len(old), form, loops)
-    seen = done = 0
-    edges = [block.start for block in blocks(old)] + [len(old)]
-    cuts = np.searchsorted(found.large, edges).tolist()
-    for block, (first, last) in zip(blocks(old), pairwise(cuts), strict=True):
-        np.copyto(new[block], old[block])
-        loops.patch(new, found.large[first:last], found.large_steps[first:last])
-        if found.limit:
-            places, count = loops.locate(old[block], found.limit, found.ranks[done:], seen, block.start)
-            loops.patch(new, places, found.small_steps[done : done + len(places)])
-            seen, done = seen + count, done + len(places)
+    limit, found = _read_changes(Reader(content), len(old), form, loops)
+    cursor = 0, 0, 0, 0
+    for block in blocks(old):
+        cursor = loops.rebuild(old[block], new[block], limit, found[:2], found[2:4], cursor)
         visit(block)
-    if seen != found.small_count or done != len(found.ranks):
-        raise DamagedDeltaError(f"{found.small_count} small weights are announced where there are {seen}")
+    if cursor[2:] != (len(found.ranks), found.small_count):
+        raise DamagedDeltaError(f"{found.small_count} small weights are announced where there are {cursor[3]}")
 
 
-def _changes(old: Bits, new: Bits, loops: Loops, visit: Visit) -> tuple[Indices, Bits, Bits]:
-    found = []
+def _compare(old: Bits, new: Bits, limit: int, loops: Loops, visit: Visit) -> _Changes:
+    parts = []
+    seen = 0
     for block in blocks(old):
         visit(block)
-        found.append(loops.changes(old[block], new[block], block.start))
-    places, before, after = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return places, before, after
+        *part, seen = loops.compare(old[block], new[block], limit, block.start, seen)
+        parts.append(part)
+    large, ranks, large_steps, small_steps = (np.concatenate(lists) for lists in zip(*parts, strict=True))
+    return _Changes(large, ranks, large_steps, small_steps, seen)
 
 
-def _read_changes(source: Reader, size: int, form: FloatFormat, loops: Loops) -> _Changes:
+def _read_changes(source: Reader, size: int, form: FloatFormat, loops: Loops) -> tuple[int, _Changes]:
     limit = source.number(form.all_small >> form.fraction) << form.fraction
     large = read_subset(source, size, loops)
     count = source.number(size) if 0 < limit < form.all_small else size if limit else 0
     ranks = read_subset(source, count, loops)
-    found = _Changes(limit, large, count, ranks, _read_steps(source, len(large), form, loops), _read_steps(source, len(ranks), form, loops))
+    found = _Changes(large, ranks, _read_steps(source, len(large), form, loops), _read_steps(source, len(ranks), form, loops), count)
     if source.left:
         raise DamagedDeltaError(f"{source.left} bytes are left over")
-    return found
+    return limit, found
 
 
 def _write_steps(out: Writer, steps: Bits, form: FloatFormat, loops: Loops) -> None:
-    negative = signs(steps)
-    out.bits(negative != 0)
-    _write_sizes(out, _negated(steps, negative), form, loops)
+    signed = steps.view(f"i{form.width // 8}")
+    out.bits(signed < 0)
+    _write_sizes(out, np.abs(signed).view(steps.dtype), form, loops)
 
 
 def _read_steps(source: Reader, count: int, form: FloatFormat, loops: Loops) -> Bits:
     negative = source.bits(count).astype(f"u{form.width // 8}")
-    return _negated(_read_sizes(source, count, form, loops), negative)
+    sizes = _read_sizes(source, count, form, loops)
+    steps: Bits = np.bitwise_xor(sizes, np.negative(negative)) + negative  # several times faster than `np.where`
+    return steps
 
 
 def _write_sizes(out: Writer, sizes: Bits, form: FloatFormat, loops: Loops) -> None:
@@ -144,11 +145,10 @@ def _write_sizes(out: Writer, sizes: Bits, form: FloatFormat, loops: Loops) -> N
     for level in range(1, form.width):
         if not len(sizes):
             break
-        longer = np.flatnonzero(sizes >= 1 << level)
-        write_subset(out, longer, len(sizes), loops)
-        sizes = sizes[longer]
-        lengths = np.frexp(sizes.astype(np.float64))[1].astype(sizes.dtype) - sizes.dtype.type(1)
-        out.bits((sizes >> lengths - sizes.dtype.type(level) & 1) != 0)
+        count = len(sizes)
+        longer, sizes, bits = loops.longer(sizes, level)
+        write_subset(out, longer, count, loops)
+        out.bits(bits != 0)
 
 
 def _read_sizes(source: Reader, count: int, form: FloatFormat, loops: Loops) -> Bits:
@@ -158,21 +158,25 @@ def _read_sizes(source: Reader, count: int, form: FloatFormat, loops: Loops) -> 
         if not len(longer):
             break
         longer = longer[read_subset(source, len(longer), loops)]
-        sizes[longer] = sizes[longer] * 2 + source.bits(len(longer))
+        loops.lengthen(sizes, longer, source.bits(len(longer)))
     return sizes
 
 
-def _choose_limit(old: Bits, count: int, form: FloatFormat) -> int:
-    """The power of two, as the bits of a float, below which weights are listed as small: about as many as change."""
-    if count < MIN_CHANGES:
+def _estimate_changes(old: Bits, new: Bits) -> int:
+    """From pieces all over the chunk. A wrong number costs time alone."""
+    stride = len(old) // PIECES
+    before, after = (bits[: PIECES * stride].reshape(PIECES, stride)[:, :PIECE] for bits in (old, new))
+    return int(np.count_nonzero(before != after)) * len(old) // max(1, before.size)
+
+
+def _choose_limit(sample: Bits, changes: int, size: int, form: FloatFormat) -> int:
+    """The power of two, as the bits of a float, below which weights are listed as small: about as many as change.
+
+    `sample` has some magnitudes in order.
+    """
+    if changes < MIN_CHANGES:
         return 0
-    share = max(count / len(old), SMALL_SHARE)
+    share = max(changes / size, SMALL_SHARE)
     if share > DENSE:
         return form.all_small
-    sample = np.sort(magnitudes(old[:: max(1, len(old) // SAMPLE)]))
     return int(sample[int(len(sample) * share)] >> form.fraction << form.fraction)
-
-
-def _negated(values: Bits, chosen: Bits) -> Bits:
-    """The values, negated where `chosen` is 1; several times faster than `np.where`."""
-    return np.bitwise_xor(values, np.negative(chosen)) + chosen

@@ -19,6 +19,8 @@ Bits = NDArray[np.unsignedinteger[Any]]
 """Floats as unsigned integers of their width."""
 Bytes = NDArray[np.uint8]
 Indices = NDArray[np.intp]
+Cursor = tuple[int, int, int, int]
+"""What comes before a block: elements, large changes, small changes, small elements."""
 
 COMPILE_BYTES: Final = 1 << 24
 """Smaller weights are coded by numpy alone: loading the compiler takes longer, and memory."""
@@ -27,24 +29,18 @@ COMPILE_BYTES: Final = 1 << 24
 class Loops(Protocol):
     """What both implementations have. Lists of places, ranks and members ascend."""
 
-    def changes(self, old: Bits, new: Bits, begin: int, /) -> tuple[Indices, Bits, Bits]:
-        """Where `old` and `new`, which begin at `begin`, differ; and the elements there, before and after."""
+    def compare(self, old: Bits, new: Bits, limit: int, begin: int, seen: int, /) -> tuple[Indices, Indices, Bits, Bits, int]:
+        """The changes of a block, before which there are `begin` elements and `seen` small ones (magnitude below `limit`).
+
+        The places of the large elements that changed; the ranks of the small ones among all small ones; the steps of both; and
+        the small elements up to the block's end.
+        """
         ...
 
-    def split(self, places: Indices, before: Bits, after: Bits, limit: int, /) -> tuple[Indices, Indices, Bits, Bits]:
-        """The places of the large and of the small elements (magnitude below `limit`) among changed ones, and their steps."""
-        ...
-
-    def ranks(self, old: Bits, limit: int, places: Indices, /) -> tuple[Indices, int]:
-        """The ranks of small elements among all small ones of `old`; and how many these are."""
-        ...
-
-    def locate(self, old: Bits, limit: int, ranks: Indices, seen: int, begin: int, /) -> tuple[Indices, int]:
-        """The places of those of `ranks` that are in `old`, and its number of small elements; `seen` of them, and `begin`, come before."""
-        ...
-
-    def patch(self, new: Bits, places: Indices, steps: Bits, /) -> None:
-        """Changes the elements at `places`, which are within `new`, by so many steps."""
+    def rebuild(
+        self, old: Bits, new: Bits, limit: int, places: tuple[Indices, Indices], steps: tuple[Bits, Bits], cursor: Cursor, /
+    ) -> Cursor:
+        """The inverse for a block of a chunk, all of whose places, ranks and steps are given; returns the next block's cursor."""
         ...
 
     def write_gaps(self, members: Indices, width: int, /) -> tuple[Bytes, Bytes, int]:
@@ -53,6 +49,14 @@ class Loops(Protocol):
 
     def read_gaps(self, unary: Bytes, planes: Bytes, count: int, width: int, bits: int, /) -> tuple[Indices, int]:
         """The inverse: `count` members, which are undefined unless the other number, that of the bits set in `unary`, is the same."""
+        ...
+
+    def longer(self, sizes: Bits, level: int, /) -> tuple[Indices, Bits, NDArray[Any]]:
+        """Which `sizes` have more than `level` bits; these sizes; and of each the bit at this level below the highest."""
+        ...
+
+    def lengthen(self, sizes: Bits, members: Indices, bits: Bytes, /) -> None:
+        """Appends a bit to some of the sizes."""
         ...
 
     def others(self, members: Indices, size: int, /) -> Indices:

@@ -25,6 +25,7 @@ _places = types.Array(types.int64, 1, "C")
 _bytes = types.Array(types.uint8, 1, "C")
 _given_places = types.Array(types.int64, 1, "C", readonly=True)
 _given_bytes = types.Array(types.uint8, 1, "C", readonly=True)
+_cursor = types.UniTuple(types.int64, 4)
 
 
 def _given(element: Any) -> Any:
@@ -77,6 +78,40 @@ def _lanes_below(typing: Any, array: Any, begin: Any, mask: Any, limit: Any) -> 
 
 
 @intrinsic
+def _copy_lanes(typing: Any, old: Any, new: Any, begin: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        lanes = _lanes(context, builder, signature.args[0], given[0], given[2])
+        place = builder.gep(context.make_array(signature.args[1])(context, builder, given[1]).data, [given[2]])
+        builder.store(lanes, builder.bitcast(place, lanes.type.as_pointer()), align=1)
+
+    return types.void(old, new, types.int64), build
+
+
+@intrinsic
+def _push_bits(typing: Any, numbers: Any, word: Any) -> Any:
+    """Doubles 64 numbers, and adds to each a bit of the word."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        lanes = _lanes(context, builder, signature.args[0], given[0], ir.Constant(ir.IntType(64), 0))
+        bits = builder.zext(builder.bitcast(given[1], ir.VectorType(ir.IntType(1), LANES)), lanes.type)
+        place = context.make_array(signature.args[0])(context, builder, given[0]).data
+        builder.store(builder.add(builder.add(lanes, lanes), bits), builder.bitcast(place, lanes.type.as_pointer()), align=1)
+
+    return types.void(numbers, types.int64), build
+
+
+@intrinsic
+def _eight_bytes(typing: Any, content: Any, begin: Any) -> Any:
+    """As a word, the lowest first on the little-endian machines that numba supports."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place = builder.gep(context.make_array(signature.args[0])(context, builder, given[0]).data, [given[1]])
+        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
+
+    return types.int64(content, types.int64), build
+
+
+@intrinsic
 def _count_bits(typing: Any, word: Any) -> Any:
     return types.int64(types.int64), lambda context, builder, signature, given: builder.ctpop(given[0])
 
@@ -90,30 +125,6 @@ def _lowest_bit(typing: Any, word: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _differing(old: Any, new: Any, begin: int) -> int:
-    """A bit for each of the 64 elements from `begin`, or for those that there are."""
-    if begin + LANES <= len(old):
-        return _differing_lanes(old, new, begin)
-    word = np.int64(0)
-    for lane in range(len(old) - begin):
-        if old[begin + lane] != new[begin + lane]:
-            word |= np.int64(1) << lane
-    return word  # type: ignore[return-value]
-
-
-@numba.njit(nogil=True)
-def _small(old: Any, begin: int, limit: int) -> int:
-    mask = (1 << old.itemsize * 8 - 1) - 1
-    if begin + LANES <= len(old):
-        return _lanes_below(old, begin, mask, limit)
-    word = np.int64(0)
-    for lane in range(len(old) - begin):
-        if np.int64(old[begin + lane]) & mask < limit:
-            word |= np.int64(1) << lane
-    return word  # type: ignore[return-value]
-
-
-@numba.njit(nogil=True)
 def _write_planes(planes: Any, remainders: Any, width: int, stride: int, begin: int) -> None:
     for plane in range(width):
         word = ~_lanes_below(remainders, 0, 1 << width - 1 - plane, 1)
@@ -122,15 +133,22 @@ def _write_planes(planes: Any, remainders: Any, width: int, stride: int, begin: 
 
 
 @numba.njit(nogil=True)
+def _quotient_bits(members: Any, width: int) -> int:
+    bits, previous = 0, -1
+    for member in members:
+        bits += (member - previous - 1 >> width) + 1
+        previous = member
+    return bits
+
+
+@numba.njit(nogil=True)
 def _read_word(content: Any, begin: int, end: int) -> int:
     """The eight bytes from `begin`, or those before `end`, the lowest first."""
-    word = np.int64(0)
     if begin + 8 <= end:
-        for byte in range(8):
-            word |= np.int64(content[begin + byte]) << 8 * byte
-    else:
-        for byte in range(end - begin):
-            word |= np.int64(content[begin + byte]) << 8 * byte
+        return _eight_bytes(content, begin)
+    word = np.int64(0)
+    for byte in range(end - begin):
+        word |= np.int64(content[begin + byte]) << 8 * byte
     return word  # type: ignore[return-value]
 
 
@@ -138,25 +156,45 @@ def _read_word(content: Any, begin: int, end: int) -> int:
 def _read_planes(planes: Any, remainders: Any, width: int, stride: int, begin: int) -> None:
     remainders[:] = 0
     for plane in range(width):
-        word = _read_word(planes, plane * stride + begin, (plane + 1) * stride)
-        for lane in range(LANES):
-            remainders[lane] = 2 * remainders[lane] + (word >> lane & 1)
+        _push_bits(remainders, _read_word(planes, plane * stride + begin, (plane + 1) * stride))
+
+
+@intrinsic
+def _highest_bit(typing: Any, word: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        zeros = builder.ctlz(given[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(ir.IntType(64), 63), zeros)
+
+    return types.int64(types.int64), build
 
 
 @numba.njit(nogil=True)
-def _list_bits(word: int, at: int, places: Any, count: int) -> int:
-    """Lists the set bits of a word of weights; returns the new count.
+def _set_places(words: Any) -> Any:
+    """The places of the bits that are set.
 
-    Two are written in any case, beyond the end of the list if there are none: a branch for each would be mispredicted, and cost more.
+    Of each word three are written in any case, beyond the end of the list if there are none: a branch for each would be
+    mispredicted, and cost more.
     """
-    bits = _count_bits(word)
-    places[count] = at + _lowest_bit(word)
-    word &= word - 1
-    places[count + 1] = at + _lowest_bit(word)
-    for index in range(2, bits):
+    size = 0
+    for word in words:
+        size += _count_bits(word)
+    places = np.empty(size + 3, np.int64)
+    count = np.uint64(0)
+    for index in range(len(words)):
+        word, begin = words[index], index << 6
+        following = count + np.uint64(_count_bits(word))
+        places[count] = begin + _lowest_bit(word)
         word &= word - 1
-        places[count + index] = at + _lowest_bit(word)
-    return count + bits
+        places[count + np.uint64(1)] = begin + _lowest_bit(word)
+        word &= word - 1
+        places[count + np.uint64(2)] = begin + _lowest_bit(word)
+        word &= word - 1
+        while word:
+            places[count + np.uint64(3)] = begin + _lowest_bit(word)
+            word &= word - 1
+            count += np.uint64(1)
+        count = following
+    return places[:size]
 
 
 @numba.njit(nogil=True)
@@ -167,126 +205,156 @@ def _ordered(bits: Any, width: int) -> int:
 
 
 @numba.njit(nogil=True)
-def _from_ordered(ordered: int, width: int) -> int:
-    """The inverse of `_ordered`; of `ordered`, the lowest bits count."""
-    top = np.int64(1) << width - 1
-    value = ordered & 2 * top - 1
-    return value ^ (((value >> width - 1) - 1 | top) & 2 * top - 1)  # type: ignore[return-value]
-
-
-@_for_weights(lambda of: types.Tuple((_places, of[::1], of[::1]))(_given(of), _given(of), types.int64))
-def changes(old: Any, new: Any, begin: int) -> Any:
-    """See `Loops`, as for all functions here."""
-    found = np.empty(len(old) + 2, np.int64)
-    count = 0
-    for at in range(0, len(old), LANES):
-        count = _list_bits(_differing(old, new, at), at, found, count)
-    places, before, after = np.empty(count, np.int64), np.empty(count, old.dtype), np.empty(count, old.dtype)
-    for index in range(count):
-        place = found[index]
-        places[index], before[index], after[index] = begin + place, old[place], new[place]
-    return places, before, after
-
-
-@_for_weights(lambda of: types.Tuple((_places, _places, of[::1], of[::1]))(_given_places, of[::1], of[::1], types.int64))
-def split(places: Any, before: Any, after: Any, limit: int) -> Any:
-    """Writes each element to both lists and lets the wrong one forget it, so that there is no branch."""
-    size = len(places) + 1
-    large, small = np.empty(size, np.int64), np.empty(size, np.int64)
-    large_steps, small_steps = np.empty(size, before.dtype), np.empty(size, before.dtype)
-    width = before.itemsize * 8
-    count = 0
+def _steps(old: Any, new: Any, places: Any) -> Any:
+    """The steps from `old` to `new` at these places."""
+    steps = np.empty(len(places), old.dtype)
+    width = old.itemsize * 8
     for index in range(len(places)):
-        step = _ordered(after[index], width) - _ordered(before[index], width)
-        large[index - count] = small[count] = places[index]
-        large_steps[index - count] = small_steps[count] = step
-        count += (np.int64(before[index]) & (1 << width - 1) - 1) < limit
-    others = len(places) - count
-    return large[:others].copy(), small[:count].copy(), large_steps[:others].copy(), small_steps[:count].copy()
+        place = np.uint64(places[index])
+        steps[index] = _ordered(new[place], width) - _ordered(old[place], width)
+    return steps
 
 
-@_for_weights(lambda of: types.Tuple((_places, types.int64))(_given(of), types.int64, _given_places))
-def ranks(old: Any, limit: int, places: Any) -> Any:
-    """Counts the small elements before each word, then before each place in its word."""
-    words = np.empty((len(old) + 63) // LANES, np.int64)
-    before = np.empty(len(words), np.int64)
-    seen = 0
-    for index in range(len(words)):
-        words[index] = _small(old, index * LANES, limit)
-        before[index] = seen
-        seen += _count_bits(words[index])
-    found = np.empty(len(places), np.int64)
-    for index in range(len(places)):
-        word, bit = places[index] >> 6, places[index] & 63
-        found[index] = before[word] + _count_bits(words[word] & (np.int64(1) << bit) - 1)
-    return found, seen
-
-
-@_for_weights(lambda of: types.Tuple((_places, types.int64))(_given(of), types.int64, _given_places, types.int64, types.int64))
-def locate(old: Any, limit: int, ranks: Any, seen: int, begin: int) -> Any:
-    """Lists all small elements, then looks them up."""
-    small = np.empty(len(old) + 2, np.int64)
-    count = 0
-    for at in range(0, len(old), LANES):
-        count = _list_bits(_small(old, at, limit), at, small, count)
-    inside = np.searchsorted(ranks, seen + count)
-    places = np.empty(inside, np.int64)
-    for index in range(inside):
-        places[index] = begin + small[ranks[index] - seen]
-    return places, count
-
-
-@_for_weights(lambda of: types.void(types.Array(of, 1, "C", aligned=False), _given_places, of[::1]))
-def patch(new: Any, places: Any, steps: Any) -> None:
-    """One element after another."""
+@numba.njit(nogil=True)
+def _patch(new: Any, places: Any, steps: Any) -> None:
     width = new.itemsize * 8
     for index in range(len(places)):
-        bits = _ordered(new[places[index]], width) + np.int64(steps[index])
-        new[places[index]] = _from_ordered(bits, width)
+        place = np.uint64(places[index])
+        new[place] = _stepped(new[place], steps[index], width)
+
+
+@numba.njit(nogil=True)
+def _rank(words: Any, places: Any, seen: int) -> int:
+    """Turns the places of bits that are set into their ranks among all of them, before which `seen` come; returns the next rank."""
+    before = np.empty(len(words), np.int64)
+    for index in range(len(words)):
+        before[index] = seen
+        seen += _count_bits(words[index])
+    for index in range(len(places)):
+        word, bit = np.uint64(places[index] >> 6), places[index] & 63
+        places[index] = before[word] + _count_bits(words[word] & (np.int64(1) << bit) - 1)
+    return seen
+
+
+@numba.njit(nogil=True)
+def _stepped(bits: Any, step: Any, width: int) -> int:
+    """The float so many steps away. The inverse of `_ordered`, of whose result the lowest bits count."""
+    top = np.int64(1) << width - 1
+    value = _ordered(bits, width) + np.int64(step) & 2 * top - 1
+    return value ^ (((value >> width - 1) - 1 | top) & 2 * top - 1)
+
+
+@_for_weights(
+    lambda of: types.Tuple((_places, _places, of[::1], of[::1], types.int64))(_given(of), _given(of), types.int64, types.int64, types.int64)
+)
+def compare(old: Any, new: Any, limit: int, begin: int, seen: int) -> Any:
+    """See `Loops`, as for all functions here."""
+    mask = (1 << old.itemsize * 8 - 1) - 1
+    differing, small = np.zeros((2, len(old) + LANES - 1 >> 6), np.int64)
+    for index in range(len(old) >> 6):
+        differing[index] = _differing_lanes(old, new, index << 6)
+        small[index] = _lanes_below(old, index << 6, mask, limit)
+    for place in range(len(old) & -LANES, len(old)):
+        differing[-1] |= np.int64(old[place] != new[place]) << (place & 63)
+        small[-1] |= np.int64(np.int64(old[place]) & mask < limit) << (place & 63)
+    large_places, small_places = _set_places(differing & ~small), _set_places(differing & small)
+    large_steps, small_steps = _steps(old, new, large_places), _steps(old, new, small_places)
+    seen = _rank(small, small_places, seen)
+    large_places += begin
+    return large_places, small_places, large_steps, small_steps, seen
+
+
+@_for_weights(
+    lambda of: _cursor(
+        _given(of), types.Array(of, 1, "C", aligned=False), types.int64, types.UniTuple(_places, 2), types.UniTuple(of[::1], 2), _cursor
+    )
+)
+def rebuild(old: Any, new: Any, limit: int, places: Any, steps: Any, cursor: Any) -> Any:
+    """Lists all small elements, then looks them up."""
+    begin, large, done, seen = cursor
+    mask = (1 << old.itemsize * 8 - 1) - 1
+    words = np.zeros(len(old) + LANES - 1 >> 6, np.int64)
+    for index in range(len(old) >> 6):
+        words[index] = _lanes_below(old, index << 6, mask, limit)
+        _copy_lanes(old, new, index << 6)
+    for place in range(len(old) & -LANES, len(old)):
+        new[place] = old[place]
+        words[-1] |= np.int64(np.int64(old[place]) & mask < limit) << (place & 63)
+    small = _set_places(words)
+    count = len(small)
+    last, end = np.searchsorted(places[0], begin + len(old)), np.searchsorted(places[1], seen + count)
+    _patch(new, places[0][large:last] - begin, steps[0][large:last])
+    _patch(new, small[places[1][done:end] - seen], steps[1][done:end])
+    return begin + len(old), last, end, seen + count
 
 
 @_compiled(types.Tuple((_bytes, _bytes, types.int64))(_given_places, types.int64))
 def write_gaps(members: Any, width: int) -> Any:
     """The remainders of 64 gaps make one word of each plane."""
-    bits, previous = 0, -1
-    for member in members:
-        bits += (member - previous - 1 >> width) + 1
-        previous = member
+    bits = _quotient_bits(members, width)
     stride = (len(members) + 7) // 8
-    unary, planes = np.zeros((bits + 7) // 8, np.uint8), np.empty(width * stride, np.uint8)
+    unary, planes = np.zeros(bits + 63 >> 6, np.int64), np.empty(width * stride, np.uint8)
     remainders = np.zeros(LANES, np.uint32)
-    end = previous = -1
-    for index, member in enumerate(members):
-        gap = member - previous - 1
-        previous = member
+    word, at, end, previous = 0, 0, -1, -1
+    for index in range(len(members)):
+        gap = members[index] - previous - 1
+        previous = members[index]
         end += (gap >> width) + 1
-        unary[end >> 3] |= 1 << (end & 7)
-        remainders[index & 63] = gap & (1 << width) - 1
+        if end >> 6 != at:
+            unary[np.uint64(at)] = word
+            word, at = 0, end >> 6
+        word |= np.int64(1) << (end & 63)
+        remainders[np.uint64(index & 63)] = gap & (1 << width) - 1
         if index & 63 == 63 or index == len(members) - 1:
             _write_planes(planes, remainders, width, stride, index >> 6 << 3)
             remainders[:] = 0
-    return unary, planes, bits
+    unary[at] = word
+    return unary.view(np.uint8)[: (bits + 7) // 8], planes, bits
+
+
+@_for_weights(lambda of: types.Tuple((_places, of[::1], _bytes))(of[::1], types.int64))
+def longer(sizes: Any, level: int) -> Any:
+    """Looks for them 64 at a time."""
+    words = np.zeros(len(sizes) + LANES - 1 >> 6, np.int64)
+    for index in range(len(sizes) >> 6):
+        words[index] = ~_lanes_below(sizes, index << 6, -1, 1 << level)
+    for place in range(len(sizes) & -LANES, len(sizes)):
+        words[-1] |= np.int64(sizes[place] >> level != 0) << (place & 63)
+    members = _set_places(words)
+    kept, bits = np.empty(len(members), sizes.dtype), np.empty(len(members), np.uint8)
+    for index in range(len(members)):
+        size = sizes[np.uint64(members[index])]
+        kept[index], bits[index] = size, np.int64(size) >> _highest_bit(size) - level & 1
+    return members, kept, bits
 
 
 @_compiled(types.Tuple((_places, types.int64))(_given_bytes, _given_bytes, types.int64, types.int64, types.int64))
 def read_gaps(unary: Any, planes: Any, count: int, width: int, bits: int) -> Any:
-    """Goes from one set bit of the quotients to the next."""
-    members, remainders = np.zeros(count, np.int64), np.zeros(LANES, np.int64)
-    stride = (count + 7) // 8
-    found = total = 0
-    for at in range(0, bits, 64):
-        word = _read_word(unary, at >> 3, len(unary))
-        if bits - at < 64:
-            word &= (np.int64(1) << bits - at) - 1
-        for _ in range(_count_bits(word)):
-            if found < count:
-                if found & 63 == 0:
-                    _read_planes(planes, remainders, width, stride, found >> 3)
-                total += remainders[found & 63]
-                members[found] = (at + _lowest_bit(word) - found << width) + found + total
-            found += 1
-            word &= word - 1
-    return members, found
+    """Lists the ends of the quotients, then adds up the remainders, 64 at a time."""
+    words = np.zeros(bits + 63 >> 6, np.int64)
+    for index in range(len(words)):
+        words[index] = _read_word(unary, index << 3, len(unary))
+    if bits & 63:
+        words[-1] &= (np.int64(1) << (bits & 63)) - 1
+    members = _set_places(words)
+    if len(members) != count:
+        return members, len(members)
+    remainders = np.zeros(LANES, np.uint32)
+    total = np.int64(0)
+    for begin in range(0, count, LANES):
+        _read_planes(planes, remainders, width, (count + 7) // 8, begin >> 3)
+        for index in range(begin, min(begin + LANES, count)):
+            total += np.int64(remainders[np.uint64(index - begin)])
+            members[index] = (members[index] - index << width) + index + total
+    return members, count
+
+
+@_for_weights(lambda of: types.void(of[::1], _given_places, _bytes))
+def lengthen(sizes: Any, members: Any, bits: Any) -> None:
+    """One after another."""
+    for index in range(len(members)):
+        member = np.uint64(members[index])
+        sizes[member] = 2 * sizes[member] + bits[index]
 
 
 @_compiled(_places(_given_places, types.int64))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,41 +10,32 @@ from numpy.typing import NDArray
 Bits = NDArray[np.unsignedinteger[Any]]
 Bytes = NDArray[np.uint8]
 Indices = NDArray[np.intp]
-
-BLOCK: Final = 1 << 17
-"""Elements compared together: they stay in a core's cache."""
+Cursor = tuple[int, int, int, int]
 
 
-def changes(old: Bits, new: Bits, begin: int) -> tuple[Indices, Bits, Bits]:
-    """See `Loops`, as for all functions here."""
-    places = _set_indices(old != new)
-    return places + begin, old.take(places), new.take(places)
+def compare(old: Bits, new: Bits, limit: int, begin: int, seen: int) -> tuple[Indices, Indices, Bits, Bits, int]:
+    """See `Loops`, as for all functions here. Searches the list of all small elements."""
+    places = np.flatnonzero(old != new)
+    before = old.take(places)
+    steps = ordered(new.take(places)) - ordered(before)
+    if not limit:
+        return places + begin, places[:0], steps, steps[:0], seen
+    small = np.flatnonzero(magnitudes(old) < limit)
+    chosen = magnitudes(before) < limit
+    ranks = np.searchsorted(small, places[chosen]) + seen
+    return places[~chosen] + begin, ranks, steps[~chosen], steps[chosen], seen + len(small)
 
 
-def split(places: Indices, before: Bits, after: Bits, limit: int) -> tuple[Indices, Indices, Bits, Bits]:
-    """Selects by flags."""
-    small = magnitudes(before) < limit
-    steps = ordered(after) - ordered(before)
-    return places[~small], places[small], steps[~small], steps[small]
-
-
-def ranks(old: Bits, limit: int, places: Indices) -> tuple[Indices, int]:
-    """Searches the list of all small elements."""
-    parts = [_set_indices(magnitudes(old[block]) < limit) + block.start for block in _blocks(old)]
-    small = np.concatenate(parts) if parts else np.zeros(0, np.intp)
-    return np.searchsorted(small, places), len(small)
-
-
-def locate(old: Bits, limit: int, ranks: Indices, seen: int, begin: int) -> tuple[Indices, int]:
+def rebuild(old: Bits, new: Bits, limit: int, places: tuple[Indices, Indices], steps: tuple[Bits, Bits], cursor: Cursor) -> Cursor:
     """Looks up the list of all small elements."""
-    small = _set_indices(magnitudes(old) < limit)
-    inside = ranks[: np.searchsorted(ranks, seen + len(small))]
-    return small.take(inside - seen) + begin, len(small)
-
-
-def patch(new: Bits, places: Indices, steps: Bits) -> None:
-    """Gathers, adds to the ranks of the floats, scatters."""
-    new[places] = from_ordered(ordered(new.take(places)) + steps)
+    begin, large, done, seen = cursor
+    small = np.flatnonzero(magnitudes(old) < limit) if limit else np.zeros(0, np.intp)
+    end, following = begin + len(old), seen + len(small)
+    last, count = int(np.searchsorted(places[0], end)), int(np.searchsorted(places[1], following))
+    np.copyto(new, old)
+    _patch(new, places[0][large:last] - begin, steps[0][large:last])
+    _patch(new, small.take(places[1][done:count] - seen), steps[1][done:count])
+    return end, last, count, following
 
 
 def write_gaps(members: Indices, width: int) -> tuple[Bytes, Bytes, int]:
@@ -70,6 +60,18 @@ def read_gaps(unary: Bytes, planes: Bytes, count: int, width: int, bits: int) ->
         remainders |= np.unpackbits(plane, count=count, bitorder="little")
     numbers = np.arange(count)
     return ((ends - numbers) << width) + numbers + np.cumsum(remainders, dtype=np.intp), count
+
+
+def longer(sizes: Bits, level: int) -> tuple[Indices, Bits, NDArray[np.uint64]]:
+    """The bits after the highest one are those of the fraction of a float."""
+    members = np.flatnonzero(sizes >= 1 << level)
+    kept = sizes.take(members)
+    return members, kept, kept.astype(np.float64).view(np.uint64) >> np.uint64(52 - level) & np.uint64(1)
+
+
+def lengthen(sizes: Bits, members: Indices, bits: Bytes) -> None:
+    """Gathers and scatters."""
+    sizes[members] = sizes.take(members) * 2 + bits
 
 
 def others(members: Indices, size: int) -> Indices:
@@ -105,16 +107,5 @@ def _top(bits: Bits) -> Any:
     return bits.dtype.type(1 << bits.itemsize * 8 - 1)
 
 
-def _blocks(bits: Bits) -> Iterator[slice]:
-    return (slice(begin, begin + BLOCK) for begin in range(0, len(bits), BLOCK))
-
-
-def _set_indices(flags: NDArray[np.bool_]) -> Indices:
-    """The indices of the true flags, of which most are false: looks for them in words of 64 alone."""
-    words = np.zeros(-(-len(flags) // 64), np.uint64)
-    packed = np.packbits(flags, bitorder="little")
-    words.view(np.uint8)[: len(packed)] = packed
-    filled = np.flatnonzero(words)
-    bits = np.unpackbits(words.take(filled).view(np.uint8), bitorder="little")
-    found = np.flatnonzero(bits.view(np.bool_))
-    return (filled.take(found >> 6) << 6) + (found & 63)
+def _patch(new: Bits, places: Indices, steps: Bits) -> None:
+    new[places] = from_ordered(ordered(new.take(places)) + steps)

@@ -67,6 +67,7 @@ CASES = {
 def test_a_delta_has_the_bytes_that_it_always_had(case, digest, loops):
     name, size, share = case
     old = weights(name, size)
+    assert loops is not None, "install requirements/dev.txt"
     before, after, into = ({"w": FlatTensor(FORMATS[name], (size,), bits)} for bits in (old, stepped(old, share), np.zeros_like(old)))
     delta = encode_tensors(before, after, loops)
     assert hashlib.sha256(delta).hexdigest()[:32] == digest

@@ -170,3 +170,22 @@ def test_every_block_is_visited_in_order_and_once(loops, monkeypatch):
     edges = [*range(0, 1000, 128), 1000]
     assert visited == [slice(*pair) for pair in pairwise(edges)] * 2
     assert (old != new).sum() == 112
+
+
+@either
+@pytest.mark.parametrize("estimate", [0, 100, 10_000])
+def test_a_wrong_estimate_of_the_changes_does_not_change_the_bytes(loops, estimate, monkeypatch):
+    old = (np.random.default_rng(0).normal(0, 0.02, 10_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    new, visited = old + (np.arange(10_000) % 50 == 0).astype(np.uint16), []
+    content = encode_chunk(old, new, BF16, loops, nowhere)
+    monkeypatch.setattr(chunk, "_estimate_changes", lambda *_: estimate)
+    assert encode_chunk(old, new, BF16, loops, visited.append) == content
+    assert visited == [slice(0, 10_000)]
+
+
+def test_changes_are_estimated_from_pieces_all_over_the_chunk():
+    old = np.zeros(1 << 20, np.uint16)
+    for period in (3, 100, 4000):
+        changes = np.arange(1 << 20) % period == 0
+        assert 0.5 < chunk._estimate_changes(old, changes.astype(np.uint16)) / changes.sum() < 2
+    assert chunk._estimate_changes(old[:63], old[:63] + 1) == 0
