@@ -27,7 +27,7 @@ class ShardCache:
         path = self._path(digest)
         return path if path.exists() else None
 
-    async def keep(self, digest: str, content: bytes | bytearray) -> Path:
+    async def keep(self, digest: str, content: bytes | memoryview) -> Path:
         """Writes a shard's file atomically. Raises CorruptRecordError when the content has another digest, and DiskError."""
         return await asyncio.to_thread(self._keep, digest, content)
 
@@ -59,7 +59,7 @@ class ShardCache:
             for old in sorted(self._folder.iterdir(), key=lambda file: -file.stat().st_mtime)[kept:]:
                 old.unlink(missing_ok=True)
 
-    def _keep(self, digest: str, content: bytes | bytearray) -> Path:
+    def _keep(self, digest: str, content: bytes | memoryview) -> Path:
         with self.partial_file(digest) as partial:
             partial.write_bytes(content)
             return self.adopt(digest, partial)
