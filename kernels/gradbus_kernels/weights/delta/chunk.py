@@ -146,9 +146,9 @@ def _write_sizes(out: Writer, sizes: Bits, form: FloatFormat, loops: Loops) -> N
         if not len(sizes):
             break
         count = len(sizes)
-        longer, sizes, bits = loops.longer(sizes, level)
+        longer, sizes, plane = loops.longer(sizes, level)
         write_subset(out, longer, count, loops)
-        out.bits(bits != 0)
+        out.raw(plane.tobytes())
 
 
 def _read_sizes(source: Reader, count: int, form: FloatFormat, loops: Loops) -> Bits:
@@ -158,7 +158,8 @@ def _read_sizes(source: Reader, count: int, form: FloatFormat, loops: Loops) -> 
         if not len(longer):
             break
         longer = longer[read_subset(source, len(longer), loops)]
-        loops.lengthen(sizes, longer, source.bits(len(longer)))
+        plane = np.frombuffer(source.raw((len(longer) + 7) // 8), np.uint8)
+        loops.lengthen(sizes, longer, plane)
     return sizes
 
 

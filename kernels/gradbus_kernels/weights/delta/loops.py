@@ -51,12 +51,12 @@ class Loops(Protocol):
         """The inverse: `count` members, which are undefined unless the other number, that of the bits set in `unary`, is the same."""
         ...
 
-    def longer(self, sizes: Bits, level: int, /) -> tuple[Indices, Bits, NDArray[Any]]:
-        """Which `sizes` have more than `level` bits; these sizes; and of each the bit at this level below the highest."""
+    def longer(self, sizes: Bits, level: int, /) -> tuple[Indices, Bits, Bytes]:
+        """Which `sizes` have more than `level` bits; these sizes; and the plane of their bits at this level below the highest."""
         ...
 
-    def lengthen(self, sizes: Bits, members: Indices, bits: Bytes, /) -> None:
-        """Appends a bit to some of the sizes."""
+    def lengthen(self, sizes: Bits, members: Indices, plane: Bytes, /) -> None:
+        """Appends a bit of the plane to each of the members."""
         ...
 
     def others(self, members: Indices, size: int, /) -> Indices:

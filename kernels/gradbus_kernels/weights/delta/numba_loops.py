@@ -172,17 +172,21 @@ def _highest_bit(typing: Any, word: Any) -> Any:
 def _set_places(words: Any) -> Any:
     """The places of the bits that are set.
 
-    Of each word three are written in any case, beyond the end of the list if there are none: a branch for each would be
-    mispredicted, and cost more.
+    A branch for each word, or for each of its bits, would be mispredicted, and cost more than to write a place that the next one
+    overwrites: each word's index, though it may be empty, and three places of each filled word, though it may have one.
     """
-    size = 0
-    for word in words:
-        size += _count_bits(word)
-    places = np.empty(size + 3, np.int64)
+    filled = np.empty(len(words), np.int64)
     count = np.uint64(0)
+    size = 0
     for index in range(len(words)):
-        word, begin = words[index], index << 6
-        following = count + np.uint64(_count_bits(word))
+        filled[count] = index
+        count += np.uint64(words[index] != 0)
+        size += _count_bits(words[index])
+    places = np.empty(size + 2, np.int64)
+    following = np.uint64(0)
+    for index in filled[:count]:
+        word, begin, count = words[np.uint64(index)], index << 6, following
+        following += np.uint64(_count_bits(word))
         places[count] = begin + _lowest_bit(word)
         word &= word - 1
         places[count + np.uint64(1)] = begin + _lowest_bit(word)
@@ -193,7 +197,6 @@ def _set_places(words: Any) -> Any:
             places[count + np.uint64(3)] = begin + _lowest_bit(word)
             word &= word - 1
             count += np.uint64(1)
-        count = following
     return places[:size]
 
 
@@ -321,11 +324,11 @@ def longer(sizes: Any, level: int) -> Any:
     for place in range(len(sizes) & -LANES, len(sizes)):
         words[-1] |= np.int64(sizes[place] >> level != 0) << (place & 63)
     members = _set_places(words)
-    kept, bits = np.empty(len(members), sizes.dtype), np.empty(len(members), np.uint8)
+    kept, plane = np.empty(len(members), sizes.dtype), np.zeros((len(members) + 7) // 8, np.uint8)
     for index in range(len(members)):
-        size = sizes[np.uint64(members[index])]
-        kept[index], bits[index] = size, np.int64(size) >> _highest_bit(size) - level & 1
-    return members, kept, bits
+        kept[index] = size = sizes[np.uint64(members[index])]
+        plane[np.uint64(index >> 3)] |= (np.int64(size) >> _highest_bit(size) - level & 1) << (index & 7)
+    return members, kept, plane
 
 
 @_compiled(types.Tuple((_places, types.int64))(_given_bytes, _given_bytes, types.int64, types.int64, types.int64))
@@ -349,12 +352,12 @@ def read_gaps(unary: Any, planes: Any, count: int, width: int, bits: int) -> Any
     return members, count
 
 
-@_for_weights(lambda of: types.void(of[::1], _given_places, _bytes))
-def lengthen(sizes: Any, members: Any, bits: Any) -> None:
+@_for_weights(lambda of: types.void(of[::1], _given_places, _given_bytes))
+def lengthen(sizes: Any, members: Any, plane: Any) -> None:
     """One after another."""
     for index in range(len(members)):
         member = np.uint64(members[index])
-        sizes[member] = 2 * sizes[member] + bits[index]
+        sizes[member] = 2 * sizes[member] + (plane[np.uint64(index >> 3)] >> (index & 7) & 1)
 
 
 @_compiled(_places(_given_places, types.int64))

@@ -62,16 +62,17 @@ def read_gaps(unary: Bytes, planes: Bytes, count: int, width: int, bits: int) ->
     return ((ends - numbers) << width) + numbers + np.cumsum(remainders, dtype=np.intp), count
 
 
-def longer(sizes: Bits, level: int) -> tuple[Indices, Bits, NDArray[np.uint64]]:
+def longer(sizes: Bits, level: int) -> tuple[Indices, Bits, Bytes]:
     """The bits after the highest one are those of the fraction of a float."""
     members = np.flatnonzero(sizes >= 1 << level)
     kept = sizes.take(members)
-    return members, kept, kept.astype(np.float64).view(np.uint64) >> np.uint64(52 - level) & np.uint64(1)
+    bits = kept.astype(np.float64).view(np.uint64) >> np.uint64(52 - level) & np.uint64(1)
+    return members, kept, np.packbits(bits != 0, bitorder="little")
 
 
-def lengthen(sizes: Bits, members: Indices, bits: Bytes) -> None:
+def lengthen(sizes: Bits, members: Indices, plane: Bytes) -> None:
     """Gathers and scatters."""
-    sizes[members] = sizes.take(members) * 2 + bits
+    sizes[members] = sizes.take(members) * 2 + np.unpackbits(plane, count=len(members), bitorder="little")
 
 
 def others(members: Indices, size: int) -> Indices:
