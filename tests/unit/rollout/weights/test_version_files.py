@@ -207,3 +207,10 @@ def test_only_the_newest_files_are_kept(tmp_path):
     ShardCache(tmp_path).evict(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
     ShardCache(tmp_path / "missing").evict(2)
+
+
+def test_memory_for_a_rebuilt_file_needs_no_large_pages(monkeypatch):
+    monkeypatch.delattr(downloader.mmap, "MADV_HUGEPAGE", raising=False)
+    memory = downloader._memory(10)
+    memory[:] = b"0123456789"
+    assert bytes(memory) == b"0123456789"
