@@ -1,8 +1,9 @@
 """The loops of the codec, compiled by numba when this module is imported (see `loops`).
 
 Weights are looked at 64 at a time, as a word of 64 bits: vector instructions compare them, and only the bits that are set are
-visited. No loop holds the interpreter. The caller has checked the lengths of what comes from a delta; indices computed from its
-content are checked here.
+visited. No loop over weights calls a function with its arrays: numba would count references to them at each call, by atomic
+instructions that take longer than the work on a word. No loop holds the interpreter. The caller has checked the lengths of what comes
+from a delta; indices computed from its content are checked here.
 
 The machine code is kept beside the source like Python's own, or in the user's cache folder (`NUMBA_CACHE_DIR` names another). Where
 neither can be written, every process compiles for itself.
