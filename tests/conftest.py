@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# Tests talk to this machine alone, and a proxy of the environment cannot reach it.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(filter(None, ["127.0.0.1", "localhost", os.environ.get("NO_PROXY")]))
+
 # Before whatever imports Triton first: without a GPU its kernels run in its interpreter.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import pytest
 
@@ -40,6 +41,11 @@ def test_all_holds_every_service_and_no_engine_or_tool():
 @pytest.mark.parametrize("folder", TOP_LEVEL)
 def test_a_top_level_folder_is_no_package(folder):
     assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_a_proxy_of_the_environment_gets_no_request_of_a_test():
+    assert proxy_bypass("127.0.0.1")
+    assert proxy_bypass("localhost")
 
 
 def test_pins_are_exact():

@@ -28,8 +28,8 @@ def run(tmp_path):
     compose.write_text("#!/bin/sh\necho id.secret\n")
     compose.chmod(0o755)
 
-    def start(port):
-        environment = {**os.environ, "COMPOSE": str(compose), "GATEWAY_PORT": str(port), "PATIENCE": "2"}
+    def start(port, **variables):
+        environment = {**os.environ, "COMPOSE": str(compose), "GATEWAY_PORT": str(port), "PATIENCE": "2", **variables}
         return subprocess.run(
             [tmp_path / "examples/demo_compose.sh", "3"], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
@@ -84,6 +84,12 @@ def test_a_run_that_succeeds_ends_it_with_status_0(run, gateway):
     assert key.startswith("demo-")
     assert f'train = "{"f" * 64}"' in spec
     assert f'"model.safetensors" = "{"f" * 64}"' in spec
+
+
+def test_the_key_goes_to_no_proxy(run, gateway, free_port):
+    gateway.RequestHandlerClass.states = ["succeeded"]
+    done = run(gateway.server_port, http_proxy=f"http://127.0.0.1:{free_port()}", no_proxy="", NO_PROXY="")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
