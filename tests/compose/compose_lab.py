@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from gradbus.errors import ApiError
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / ".gradbus" / "compose" / "addition"
 PROJECT = "gradbus-test"
+SERVICES = ("nats", "buffer", "objects", "weight-store", "reward", "reference", "conductor", "gateway", "rollout", "trainer")
+LEVELS = {"debug", "info", "warning", "error", "critical"}
 STEPS = 30
 START_SECONDS = 1800
 RUN_SECONDS = 1200
@@ -69,9 +72,31 @@ class Compose:
         """Ids of the containers that stay up."""
         return set(self("ps", "--quiet", "--no-trunc").stdout.split())
 
+    def foreign_lines(self) -> list[str]:
+        """Log lines of the services that are not JSON with a level."""
+        containers = [container for service in SERVICES for container in self("ps", "-q", service).stdout.split()]
+        assert len(containers) >= len(SERVICES)
+        return [line for container in containers for line in lines_of(container) if not is_ours(line)]
+
     def crash(self, service: str) -> None:
         """Kills every process of the container but its init, which then ends with an error, as after a crash."""
         self("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
+
+
+def lines_of(container: str) -> list[str]:
+    """The container's log. `docker compose logs` would add characters."""
+    printed = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
+    lines = (printed.stdout + printed.stderr).splitlines()
+    assert lines, container
+    return lines
+
+
+def is_ours(line: str) -> bool:
+    """Whether a log line is a JSON object with a level."""
+    try:
+        return json.loads(line)["level"] in LEVELS
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def until(client: Client, run_id: str, step: int) -> dict:

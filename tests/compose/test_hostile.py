@@ -47,3 +47,4 @@ async def test_a_hostile_user_changes_no_bit_of_another_users_runs(compose, subm
         wrong = [f"{ended.submission.name}: {ended.end} {ended.cause}" for ended in await attack if not ended.is_allowed]
         assert not wrong, "\n".join(wrong)
         assert digests == {true_digest}
+    assert compose.foreign_lines() == []
