@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -17,6 +18,8 @@ MADE = ROOT / ".gradbus" / "compose" / "addition"
 PROJECT = "gradbus-test"
 SERVICES = ("nats", "buffer", "objects", "weight-store", "reward", "reference", "conductor", "gateway", "rollout", "trainer")
 LEVELS = {"debug", "info", "warning", "error", "critical"}
+NOBODY = "http://127.0.0.1:9"
+"""A proxy that answers nothing: port 9 is closed in every container."""
 STEPS = 30
 START_SECONDS = 1800
 RUN_SECONDS = 1200
@@ -97,6 +100,16 @@ def is_ours(line: str) -> bool:
         return json.loads(line)["level"] in LEVELS
     except (ValueError, TypeError, KeyError):
         return False
+
+
+def proxied(folder: Path) -> str:
+    """A copy of the user's Docker configuration in `folder` that gives containers a proxy which answers nothing."""
+    own = Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker"))
+    copy = shutil.copytree(own, folder / "docker", symlinks=True) if own.is_dir() else folder
+    file = copy / "config.json"
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | {"proxies": {"default": {"httpProxy": NOBODY, "httpsProxy": NOBODY}}}))
+    return str(copy)
 
 
 def until(client: Client, run_id: str, step: int) -> dict:

@@ -11,7 +11,7 @@ import time
 
 import httpx2
 import pytest
-from compose_lab import FINAL, PROJECT, ROOT, SERVICES, STEPS, digest_of, until
+from compose_lab import FINAL, NOBODY, PROJECT, ROOT, SERVICES, STEPS, digest_of, proxied, until
 
 from gradbus.client import Client
 
@@ -135,6 +135,17 @@ def test_an_image_without_torch_adds_little_to_its_base(compose, name, most):
 
     base = re.search(r"^ARG PYTHON_IMAGE=(\S+)", (ROOT / "services/conductor/Dockerfile").read_text(), re.MULTILINE)[1]
     assert size(f"gradbus/{name}") - size(base) < most << 20  # the official base has 130 MB; transformers makes the gateway's larger
+
+
+def test_the_proxy_that_docker_gives_containers_is_not_asked_for_what_is_inside(compose, submit, true_digest, tmp_path):
+    compose.up("--no-build", "--force-recreate", DOCKER_CONFIG=proxied(tmp_path))
+    for service in SERVICES:
+        assert compose("exec", "-T", service, "printenv", "http_proxy").stdout.strip() == NOBODY, service
+    with compose.client() as client:
+        run_id = submit(client)
+        assert until(client, run_id, STEPS + 1)["state"] == "succeeded"
+        assert digest_of(client, run_id) == true_digest
+    compose.up("--no-build", "--force-recreate")
 
 
 def test_three_rollouts_and_a_crash_of_every_container_change_no_bit(compose, submit, true_digest):

@@ -43,7 +43,7 @@ SETTINGS = {
     "stores": "gradbus.process.ProcessSettings",
 }
 NOT_OURS = {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "TMPDIR", "GRADBUS_SECRETS_DIR", "GRPC_VERBOSITY", "TORCH_CPP_LOG_LEVEL"}
-NOT_OURS |= {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRIC_EXPORT_INTERVAL"}
+NOT_OURS |= {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRIC_EXPORT_INTERVAL", "NO_PROXY", "no_proxy"}
 BASES = {"${PYTHON_IMAGE}", "${DEBIAN_IMAGE}", "${SGLANG_IMAGE}", "core", "torch", "extra"}
 SECRET = re.compile(r"PASSWORD|TOKEN|SECRET_ACCESS|API_KEY$|CREDENTIALS", re.IGNORECASE)
 
@@ -89,7 +89,7 @@ def test_a_service_has_the_environment_of_its_role_and_options_that_an_operator_
     assert environment.items() >= own.items()
     # The embedded stack sets these itself, or has no use for them: on loopback the gateway speaks HTTP.
     shared = {"GRADBUS_LOG_LEVEL", "GRADBUS_MEMORY_LIMIT", "GRADBUS_PYTHON_GRADERS", "GRADBUS_HTTPS_DIR", "TMPDIR"} | (
-        {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION"} & set(environment)
+        {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "NO_PROXY", "no_proxy"} & set(environment)
     )
     allowed = (*role.operator_settings, *SHARED_SETTINGS)
     assert [variable for variable in environment.keys() - own.keys() - shared if not variable.startswith(allowed)] == []
@@ -145,6 +145,22 @@ def test_what_stays_up_is_started_again_and_checked(name):
     assert service["restart"] == "unless-stopped"
     assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
     assert service["healthcheck"]["test"][1:] not in ([], ["true"])
+
+
+def test_a_health_check_by_wget_uses_no_proxy():
+    checks = [" ".join(service["healthcheck"].get("test", [])) for service in SERVICES.values()]
+    by_wget = [check for check in checks if "wget" in check]
+    assert len(by_wget) == 6
+    assert [check for check in by_wget if "wget -q -Y off " not in check] == []  # busybox's ignores no_proxy
+
+
+@every(*OURS, *GPU, "stores", "collector", "grafana")
+def test_a_proxy_that_docker_gives_containers_is_not_for_the_servers_inside(name):
+    environment = SERVICES[name]["environment"]
+    hosts, _, more = environment["NO_PROXY"].partition("$")
+    assert {"127.0.0.1", "objects", "collector", "prometheus", "tempo", "loki"} <= set(hosts.split(","))
+    assert more == "{NO_PROXY:+,${NO_PROXY:-}}"  # and what the user names
+    assert environment["no_proxy"] == environment["NO_PROXY"]
 
 
 @every(*OURS, *GPU)
