@@ -121,7 +121,8 @@ def until(client: Client, run_id: str, step: int) -> dict:
         except ApiError as error:
             if "type" in error.problem:
                 raise
-            run = {"state": "", "progress": {"step": -1}, "waiting_for": error}  # a proxy's answer, while the gateway is away
+            # While a container stops, Docker before 25 forwards its port out of the machine (docs/deploy.md): somebody else answered.
+            run = {"state": "", "progress": {"step": -1}, "waiting_for": error}
         if run["state"] in FINAL or run["progress"]["step"] >= step:
             return run
         assert time.monotonic() < deadline, run["waiting_for"]
