@@ -77,9 +77,9 @@ class Compose:
 
     def foreign_lines(self) -> list[str]:
         """Log lines of the services that are not JSON with a level."""
-        containers = [container for service in SERVICES for container in self("ps", "-q", service).stdout.split()]
-        assert len(containers) >= len(SERVICES)
-        return [line for container in containers for line in lines_of(container) if not is_ours(line)]
+        containers = {service: self("ps", "-q", service).stdout.split() for service in SERVICES}
+        assert all(containers.values()), containers
+        return [line for ids in containers.values() for container in ids for line in lines_of(container) if not is_ours(line)]
 
     def crash(self, service: str) -> None:
         """Kills every process of the container but its init, which then ends with an error, as after a crash."""
