@@ -57,13 +57,18 @@ def choose(operator: str, tensor: torch.Tensor, offered: Collection[Implementati
     if requested is not None and requested not in offered:
         raise ValueError(f"{operator} has no implementation {requested!r}; ask for one of {', '.join(sorted(offered))}")
     chosen = requested or _natural(tensor, offered)
-    _ran[operator] = Ran(chosen, str(tensor.device), tensor.dtype)
+    _ran[operator] = _ran_on(chosen, tensor.device, tensor.dtype)
     return chosen
 
 
 def provenance() -> Mapping[str, Ran]:
     """The last call in this process, by operator. Operators that were not called are missing."""
     return MappingProxyType(dict(_ran))  # a copy, because other threads may call operators meanwhile
+
+
+@cache
+def _ran_on(chosen: Implementation, device: torch.device, dtype: torch.dtype) -> Ran:
+    return Ran(chosen, str(device), dtype)
 
 
 def _natural(tensor: torch.Tensor, offered: Collection[Implementation]) -> Implementation:
@@ -73,7 +78,9 @@ def _natural(tensor: torch.Tensor, offered: Collection[Implementation]) -> Imple
 
 
 def _of_environment() -> Implementation | None:
-    requested = os.environ.get(VARIABLE, "")
+    if VARIABLE not in os.environ:  # which costs less than to get nothing
+        return None
+    requested = os.environ[VARIABLE]
     return _known(requested, VARIABLE) if requested else None
 
 

@@ -104,22 +104,29 @@ def attend(queries: Tensor, spans: Sequence[tuple[Tensor, Tensor]], biases: Sequ
 
 def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Values of all pages, weighted by one softmax over `scores`, float32 `[B, Q, L]` of each page; `[B, Q, D]` in the values' dtype."""
-    values = [page for _, page in spans]
+    first = spans[0][1]
+    joined = torch.softmax(scores[0] if len(scores) == 1 else torch.cat(list(scores), dim=-1), dim=-1)
+    if joined.dtype != first.dtype:
+        joined = joined.to(first.dtype)
     if len(scores) == 1:
-        return torch.bmm(scores[0].softmax(dim=-1).to(values[0].dtype), values[0])
-    joined = torch.cat(list(scores), dim=-1).softmax(dim=-1).to(values[0].dtype)
-    weights = torch.split(joined, [page.shape[-1] for page in scores], dim=-1)
-    result = torch.bmm(weights[0], values[0])
-    for weight, page in zip(weights[1:], values[1:], strict=True):
+        return torch.bmm(joined, first)
+    weights = joined.split_with_sizes([page.shape[-1] for page in scores], dim=-1)
+    result = torch.bmm(weights[0], first)
+    for weight, (_, page) in zip(weights[1:], spans[1:], strict=True):
         result.baddbmm_(weight, page)
     return result
 
 
 def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """For each page (start, end), float32 `[Q, end - start]`: 0 where the query at `positions` `[Q]` sees the key, else MASKED."""
+    """For each page (start, end), float32 `[Q, end - start]`: 0 where the query at `positions` `[Q]` sees the key, else MASKED.
+
+    No position lies past the last page.
+    """
+    device = positions.device
+    if len(spans) == 1:
+        return [_first_visible(spans[0][1], device)[1].index_select(0, positions)]
     return [
-        _first_visible(end - start, positions.device).index_select(0, (positions + (1 - start)).clamp_(0, end - start))
-        for start, end in spans
+        _first_visible(end - start, device)[0].index_select(0, (positions + (1 - start)).clamp_(0, end - start)) for start, end in spans
     ]
 
 
@@ -206,9 +213,10 @@ def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float = 1.0) -> 
 
 
 @cache
-def _first_visible(length: int, device: torch.device) -> Tensor:
-    """Row n of `[length + 1, length]` shows the first n keys."""
-    return torch.full((length + 1, length), MASKED, device=device).triu()
+def _first_visible(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row n of the first tensor, `[length + 1, length]`, shows the first n keys; row n of the second, `[length, length]`, one more."""
+    table = torch.full((length + 1, length), MASKED, device=device).triu()
+    return table, table[1:]
 
 
 class _Attention(torch.autograd.Function):

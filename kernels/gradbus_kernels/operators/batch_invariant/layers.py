@@ -88,7 +88,8 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def normed_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`normed` in torch."""
-    return torch.mul((x / _size(x, eps)).to(x.dtype), weight)
+    unit = x / _size(x, eps)
+    return (unit if unit.dtype == x.dtype else unit.to(x.dtype)).mul_(weight)  # a cast to its own dtype takes as long as a product
 
 
 def turned(pairs: Tensor, turn: Tensor) -> Tensor:
@@ -124,13 +125,14 @@ def row_spans(rows: int, width: int) -> Sequence[tuple[int, int]]:
 def _size(x: Tensor, eps: float) -> Tensor:
     """`sqrt(mean(x²) + eps)` of each row, float32 `[N, 1]`; computed as a hypotenuse, which halves the operations."""
     norm: Tensor = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
-    return norm.mul_(_scalar(x.shape[-1] ** -0.5, x.device)).hypot_(_scalar(eps**0.5, x.device))
+    scale, least = _scalars(x.shape[-1], eps, x.device)
+    return norm.mul_(scale).hypot_(least)
 
 
 @cache
-def _scalar(value: float, device: torch.device) -> Tensor:
-    """`value` as a tensor, because torch would convert a number at each use."""
-    return torch.tensor(value, device=device)
+def _scalars(width: int, eps: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`1 / sqrt(width)` and `sqrt(eps)` as tensors, because torch would convert numbers at each use."""
+    return torch.tensor(width**-0.5, device=device), torch.tensor(eps**0.5, device=device)
 
 
 class _RmsNorm(torch.autograd.Function):

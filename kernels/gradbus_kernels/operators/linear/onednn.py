@@ -35,7 +35,7 @@ def times_transposed(left: Tensor, right: Tensor, bias: Tensor | None = None) ->
 
 def is_product_for_onednn(left: Tensor, right: Tensor, least: int) -> bool:
     """Whether the product of `[N, K]` and `[K, M]` should be oneDNN's: at least `least` multiplications, of a kind that it is faster at."""
-    return len(left) * right.numel() >= least and by_onednn(left.dtype, left.device)
+    return left.shape[0] * right.numel() >= least and by_onednn(left.dtype, left.device)
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:

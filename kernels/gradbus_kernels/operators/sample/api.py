@@ -63,7 +63,7 @@ def by_row(numbers: Tensor) -> Tensor:
 
 def shaped(drawn: Sampled, like: Tensor) -> Sampled:
     """The draws in the shape of their seeds."""
-    return Sampled(*(part.reshape(like.shape) for part in drawn))
+    return drawn if drawn.ids.shape == like.shape else Sampled(*(part.reshape(like.shape) for part in drawn))
 
 
 def check_draws(batch: Tensor, seeds: Tensor, positions: Tensor, sampling: SamplingParams) -> None:

@@ -29,10 +29,9 @@ _DEPTHS: Final = (8.0, math.inf)
 def draw_cpu(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
     """See `draw_rows`."""
     height = max(1, _TILE // logits.shape[1])
-    tiles = list(slices(len(logits), height))
-    if len(tiles) <= 1:
+    if len(logits) <= height:
         return _draw_tile(logits, uniforms, rows)
-    return _joined([_draw_tile(logits[tile], uniforms[tile], rows.rows(tile)) for tile in tiles])
+    return _joined([_draw_tile(logits[tile], uniforms[tile], rows.rows(tile)) for tile in slices(len(logits), height)])
 
 
 def _draw_tile(logits: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:

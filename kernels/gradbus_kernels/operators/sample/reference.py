@@ -72,19 +72,20 @@ class Columns(NamedTuple):
 def columns(sampling: SamplingParams, logits: Tensor) -> Columns:
     """The parameters for each row of `logits` `[B, V]`."""
 
-    def column(value: float | Tensor, off: float, dtype: torch.dtype) -> Tensor | None:
-        if not isinstance(value, Tensor):
-            return None if value == off else by_rows(value, dtype, logits)
-        return value.to(dtype).unsqueeze(1)
-
     temperature = sampling.temperature
     return Columns(
         temperature.to(torch.float32).unsqueeze(1) if isinstance(temperature, Tensor) else temperature,
-        column(sampling.top_k, 0, torch.int64),
-        column(sampling.top_p, 1.0, torch.float64),
-        column(sampling.min_p, 0.0, torch.float64),
-        column(sampling.greedy, False, torch.bool),
+        _column(sampling.top_k, 0, torch.int64, logits),
+        _column(sampling.top_p, 1.0, torch.float64, logits),
+        _column(sampling.min_p, 0.0, torch.float64, logits),
+        _column(sampling.greedy, False, torch.bool, logits),
     )
+
+
+def _column(value: float | Tensor, off: float, dtype: torch.dtype, logits: Tensor) -> Tensor | None:
+    if not isinstance(value, Tensor):
+        return None if value == off else by_rows(value, dtype, logits)
+    return value.to(dtype).unsqueeze(1)
 
 
 def by_rows(value: float, dtype: torch.dtype, logits: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, times
 _LEAST_ONEDNN: Final = 1 << 20
 """Multiplications of a product that oneDNN makes: smaller ones cost their call."""
 Pages = Sequence[tuple[Tensor, Tensor]]
+Spans = Sequence[tuple[int, int]]
 
 
 class Arithmetic(Protocol):
@@ -26,8 +27,12 @@ class Arithmetic(Protocol):
         """`[N, K]` by `[K, M]`, plus `addend`, `[N, M]` or `[M]`; into `out` if given, which may be `addend`."""
         ...
 
-    def width(self, count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Number of queries, at least `count`, that the biases for `attend` are made for; `size` is head_dim, `lengths` are the pages'."""
+    def multiply_anywhere(self, x: Tensor, weight: Tensor, room: Tensor) -> Tensor:
+        """`[N, K]` by `[K, M]`; in `room`, `[N, M]`, unless that costs a copy."""
+        ...
+
+    def width(self, count: int, size: int, spans: Spans, dtype: torch.dtype) -> int:
+        """Number of queries, at least `count`, that the biases for `attend` are made for; `size` is head_dim, `spans` are the pages'."""
         ...
 
     def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
@@ -46,7 +51,13 @@ class Fast:
             return torch.mm(x, weight) if out is None else torch.mm(x, weight, out=out)
         return torch.addmm(addend, x, weight) if out is None else torch.addmm(addend, x, weight, out=out)
 
-    def width(self, count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:  # noqa: ARG002
+    def multiply_anywhere(self, x: Tensor, weight: Tensor, room: Tensor) -> Tensor:
+        """See `Arithmetic`."""
+        if is_product_for_onednn(x, weight, _LEAST_ONEDNN):
+            return times_transposed(x, weight.t())
+        return torch.mm(x, weight, out=room)
+
+    def width(self, count: int, size: int, spans: Spans, dtype: torch.dtype) -> int:  # noqa: ARG002
         """See `Arithmetic`."""
         return count
 
@@ -62,9 +73,13 @@ class BatchInvariant:
         """See `Arithmetic`."""
         return multiply_blocks(x, weight, addend, out)
 
-    def width(self, count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
+    def multiply_anywhere(self, x: Tensor, weight: Tensor, room: Tensor) -> Tensor:
         """See `Arithmetic`."""
-        return padded_queries(count, size, lengths, dtype)
+        return multiply_blocks(x, weight, out=room)
+
+    def width(self, count: int, size: int, spans: Spans, dtype: torch.dtype) -> int:
+        """See `Arithmetic`."""
+        return padded_queries(count, size, tuple(end - start for start, end in spans), dtype)
 
     def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
         """See `Arithmetic`."""
@@ -84,7 +99,7 @@ def _by_onednn(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor | N
     return product.add_(addend) if out is None else torch.add(addend, product, out=out)
 
 
-def visibility_biases(seen: Tensor, spans: Sequence[tuple[int, int]], width: int) -> list[Tensor]:
+def visibility_biases(seen: Tensor, spans: Spans, width: int) -> list[Tensor]:
     """0 where a query at `seen` `[B, Q]` sees a key of a page (start, end), MASKED elsewhere; for every page.
 
     Each is float32 `[B, width, end - start]`; rows past Q belong to no query.

@@ -16,13 +16,15 @@ class Buffers:
     """
 
     def __init__(self, config: ModelConfig, batch: torch.Size, like: Tensor) -> None:
-        (rows, count), key = batch, config.kv_width // 2
+        (rows, count), key, size = batch, config.kv_width // 2, config.head_dim
         self.qkv = like.new_empty(rows * count, config.heads * config.head_dim + config.kv_width)
         """`[R * C, (heads + 2 * kv_heads) * head_dim]`"""
-        self.entries = self.qkv[:, -config.kv_width :]
-        """The part of `qkv` that goes into the cache, `[R * C, kv_width]`."""
-        self._queries = self.qkv[:, : -config.kv_width].view(rows, count, config.kv_heads, -1, config.head_dim).transpose(1, 2)
-        self._attended = (rows * config.kv_heads, -1, config.head_dim)
+        self._new = self.qkv[:, -config.kv_width :]
+        self._entries = torch.empty_like(self._new, memory_format=torch.contiguous_format)
+        self._queries = self.qkv[:, : -config.kv_width].view(rows, count, config.kv_heads, -1, size).transpose(1, 2)
+        self._by_head = torch.empty_like(self._queries, memory_format=torch.contiguous_format)
+        # Views are made once too.
+        self._views = self._entries.view(-1, size), self._by_head.view(rows * config.kv_heads, -1, size)
         self._pairs = self.qkv[:, :-key]
         self._wide = self._pairs.float()  # the same tensor, except in bfloat16, for which torch has no complex numbers
         self.rotation = like.new_empty(self._wide.shape, dtype=torch.float32)
@@ -31,7 +33,7 @@ class Buffers:
         self._turns = [(complex_pairs(self._wide[start:end]), complex_pairs(self.rotation[start:end])) for start, end in spans]
         self.gate_up = like.new_empty(rows * count, 2 * config.intermediate_size)
         """`[R * C, 2 * intermediate_size]`"""
-        self.gate, self.up = self.gate_up.chunk(2, dim=-1)
+        self._halves = self.gate_up.chunk(2, dim=-1)
 
     def rotate(self) -> None:
         """Turn queries and keys in place by `rotation`."""
@@ -42,9 +44,19 @@ class Buffers:
         if self._wide is not self._pairs:
             self._pairs.copy_(self._wide)
 
+    def entries(self) -> Tensor:
+        """What goes into the cache, `[R * C * 2 * kv_heads, head_dim]`."""
+        self._entries.copy_(self._new)
+        return self._views[0]
+
     def queries(self) -> Tensor:
         """`[R * kv_heads, C * heads / kv_heads, head_dim]`: queries of one key head are adjacent, so shared keys are not repeated."""
-        return self._queries.reshape(self._attended)
+        self._by_head.copy_(self._queries)
+        return self._views[1]
+
+    def halves(self, gate_up: Tensor) -> tuple[Tensor, ...]:
+        """Gates and ups, `[R * C, intermediate_size]` each, of a tensor like `gate_up`."""
+        return self._halves if gate_up is self.gate_up else gate_up.chunk(2, dim=-1)
 
     def by_token(self, attended: Tensor) -> Tensor:
         """`[R * C, heads * head_dim]` from a tensor in the layout of `queries`."""

@@ -34,7 +34,7 @@ class KvCache:
         self._pages: Sequence[Sequence[tuple[Tensor, Tensor]]] = ()  # all pages of each layer
         matrices = torch.arange(2 * rows * config.kv_heads, device=like.device)
         self._matrices = matrices.view(2, rows, config.kv_heads).transpose(0, 1).reshape(rows, 1, -1)
-        self._firsts = self._lengths = matrices[:0]  # by position: its index in the first matrix, and the length of its page
+        self._places = matrices[:0]  # [capacity, 2], by position: its index in the first matrix, and the length of its page
 
     @property
     def capacity(self) -> int:
@@ -54,17 +54,18 @@ class KvCache:
         self._layers = grown.unbind()
         self._pages = [[self._page(layer, span) for span in spans] for layer in self._layers]
         ends = torch.tensor([(end - start, count * start - start) for start, end in spans], device=grown.device)
-        self._lengths, before = ends.repeat_interleave(ends[:, 0], dim=0).unbind(1)
-        self._firsts = before + torch.arange(len(before), device=grown.device)
+        lengths, before = ends.repeat_interleave(ends[:, 0], dim=0).unbind(1)
+        self._places = torch.stack((before + torch.arange(len(before), device=grown.device), lengths), dim=1)
 
     def indexes(self, positions: Tensor) -> Tensor:
         """Indexes for `write` of the entries at `positions` `[rows, C]`: `[rows * C * 2 * kv_heads]`."""
-        firsts, lengths = self._firsts[positions], self._lengths[positions]
-        return torch.addcmul(firsts.unsqueeze(-1), self._matrices, lengths.unsqueeze(-1)).reshape(-1)
+        places = self._places.index_select(0, positions.view(-1)).view(*positions.shape, 2)
+        firsts, lengths = places.chunk(2, dim=-1)
+        return torch.addcmul(firsts, self._matrices, lengths).reshape(-1)
 
     def write(self, layer: int, indexes: Tensor, entries: Tensor) -> None:
-        """Put `entries` `[rows * C, kv_width]` (all keys, then all values) at `indexes`."""
-        self._layers[layer].index_copy_(0, indexes, entries.reshape(-1, self._storage.shape[2]))
+        """Put `entries` `[rows * C * 2 * kv_heads, head_dim]` (of each token all keys, then all values) at `indexes`."""
+        self._layers[layer].index_copy_(0, indexes, entries)
 
     def pages(self, spans: Sequence[tuple[int, int]]) -> list[Sequence[tuple[Tensor, Tensor]]]:
         """The pages at `spans` of each layer: keys `[rows * kv_heads, head_dim, end - start]`, and values, not transposed."""
@@ -77,7 +78,8 @@ class KvCache:
         for to, origin in zip(torch.split(rows, at_once), torch.split(source_rows, at_once), strict=True):
             for start, end in pages(length):
                 count = min(end, length) - start
-                self._of_page((start, end))[:, :, to, :, :count] = source._of_page((start, end))[:, :, origin, :, :count]
+                copied = source._of_page((start, end))[..., :count, :].index_select(2, origin)
+                self._of_page((start, end))[..., :count, :].index_copy_(2, to, copied)
 
     def _of_page(self, span: tuple[int, int]) -> Tensor:
         """A page of all layers, `[layers, 2, rows, kv_heads, length, head_dim]`."""

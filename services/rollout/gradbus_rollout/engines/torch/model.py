@@ -57,7 +57,7 @@ class DecoderModel:
         x = self.weights.embedding.index_select(0, tokens.view(-1))
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
             self._project(layer, x, buffers)
-            cache.write(number, indexes, buffers.entries)
+            cache.write(number, indexes, buffers.entries())
             attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases)
             self._arithmetic.multiply(buffers.by_token(attended), layer.out, x, x)
             self._feed_forward(layer, x, buffers)
@@ -65,13 +65,13 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, vocab]` from hidden states `[N, hidden]`."""
-        return self._arithmetic.multiply(self._norm(hidden, self.weights.norm), self.weights.head.t())
+        return self._arithmetic.multiply(self._norm(hidden, self.weights.norm), self.weights.head_columns)
 
     def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Biases of the queries, in the layout of `Buffers.queries`."""
         (rows, count), key, size = positions.shape, self.config.kv_heads, self.config.head_dim
         seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, self.config.heads // key).reshape(rows * key, -1)
-        width = self._arithmetic.width(seen.shape[1], size, tuple(end - start for start, end in spans), self.dtype)
+        width = self._arithmetic.width(seen.shape[1], size, spans, self.dtype)
         return visibility_biases(seen, spans, width)
 
     def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
@@ -81,8 +81,8 @@ class DecoderModel:
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
         """Add SwiGLU (Shazeer 2020) to `x` in place."""
-        self._arithmetic.multiply(self._norm(x, layer.post_norm), layer.gate_up, out=buffers.gate_up)
-        self._arithmetic.multiply(gated(buffers.gate, buffers.up), layer.down, x, x)
+        gate_up = self._arithmetic.multiply_anywhere(self._norm(x, layer.post_norm), layer.gate_up, buffers.gate_up)
+        self._arithmetic.multiply(gated(*buffers.halves(gate_up)), layer.down, x, x)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return normed_rows(x, weight, self.config.norm_eps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ class Scheduler:
     def __init__(self, model: DecoderModel, config: TorchEngineConfig) -> None:
         self._model = model
         self._config = config
+        self._sampling = SamplingParams(config.temperature)
         self._prefill = Prefill(model, config.lanes, config.device)
         self._cache = model.new_cache(config.slots)
         self._rows = Rows(config, model.config.vocab_size)
@@ -73,13 +75,12 @@ class Scheduler:
     def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
         """Draw from every row, including the empty ones. Raises ModelError when a log-probability is not finite."""
         device = self._config.device
-        sampling = SamplingParams(self._config.temperature, greedy=False if greedy is None else greedy.to(device))
+        sampling = self._sampling if greedy is None else replace(self._sampling, greedy=greedy.to(device))
         drawn = sample_at(logits, uniforms.to(device), sampling)
-        draws = Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
-        if not math.isfinite(draws.logprobs.sum()):
+        if not math.isfinite(drawn.logprobs.sum()):
             advice = "lower trainer.learning_rate, or correct the model"
             raise ModelError(f"policy version {self._version} gives logits that are not finite; {advice}")
-        return draws
+        return Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
 
     def _admit(self) -> None:
         while self._free and (self._staged or self._queue):

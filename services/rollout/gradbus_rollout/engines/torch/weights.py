@@ -65,6 +65,8 @@ class ModelWeights:
         self.layers = [LayerWeights(config, like) for _ in range(config.layers)]
         self.norm = like.new_empty(config.hidden_size)
         self.head = self.embedding if config.tied else like.new_empty(config.vocab_size, config.hidden_size)
+        self.head_columns = self.head.t()
+        """`[hidden, vocab]`"""
         self.named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         for number, layer in enumerate(self.layers):
             self.named |= layer.named(f"model.layers.{number}")

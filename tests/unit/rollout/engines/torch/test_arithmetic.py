@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gradbus_kernels.operators.linear.onednn import is_product_for_onednn
 from gradbus_rollout.engines.torch import arithmetic
 from gradbus_rollout.engines.torch.arithmetic import Fast
 
@@ -27,3 +28,12 @@ def test_products_are_added_to_what_is_given_and_written_where_it_is_said(monkey
     found = Fast().multiply(x, weight, added, out)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     assert out is None or found is out
+
+
+@pytest.mark.parametrize("least", [0, 1 << 20])
+def test_a_product_that_may_lie_anywhere_takes_the_room_unless_onednn_made_it(monkeypatch, least):
+    monkeypatch.setattr(arithmetic, "_LEAST_ONEDNN", least)
+    x, weight, room = randn(ROWS, WIDTH), randn(WIDTH, COLUMNS), torch.full((ROWS, COLUMNS), torch.nan)
+    found = Fast().multiply_anywhere(x, weight, room)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double(), rtol=1e-5, atol=1e-5)
+    assert found is room or is_product_for_onednn(x, weight, least)
