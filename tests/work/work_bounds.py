@@ -42,6 +42,8 @@ BOUNDS: Final[dict[str, float]] = {
     # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim.
     "rollout: lines a group of four": 360,
     "rollout: calls a group of four": 67,
+    # Forward of a model of one layer over one page of keys, draw and bookkeeping, for all slots at once; a view is an operator too.
+    "rollout: operators a decode step": 67,
     # The task itself, the worker's fetch, its acknowledgement, the hint.
     "rollout: messages a task": 4,
     # One SET NX for each of the task's two groups, in one round trip.

@@ -4,7 +4,8 @@ import itertools
 from contextlib import asynccontextmanager
 
 import pytest
-from work_counters import PythonCounter, check, growth, least
+import torch
+from work_counters import OperatorCounter, PythonCounter, check, growth, least
 from work_traffic import counted_traffic, kind
 
 from gradbus.aio.tasks import background
@@ -17,7 +18,9 @@ from gradbus.telemetry import run_metrics
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
@@ -116,3 +119,19 @@ async def test_traffic_of_a_task(working, buffer):
         (base,), (more,) = await least(lambda: tasks(worker, 4)), await least(lambda: tasks(worker, 12))
     for name in ("messages", "commands"):
         check(f"rollout: {name} a task", growth(kind(base, name), kind(more, name), 8))
+
+
+@torch.inference_mode()
+def test_a_decode_step_is_few_operators(model_folder):
+    """Counted in this thread, without the engine's own."""
+    counted = []
+    for tokens in (4, 8):
+        engine = TorchEngine.from_folder(model_folder, TorchEngineConfig(slots=8, max_new_tokens=tokens))
+        engine._versions.replace(engine._versions.read([model_folder / "model.safetensors"]))
+        scheduler = engine._scheduler
+        scheduler.submit(GenerateCall([PromptGroup("group", (5, 6, 7), tuple(range(8)))]))
+        with OperatorCounter() as counter:
+            while scheduler.calls:
+                scheduler.step()
+        counted.append(counter.counts)
+    check("rollout: operators a decode step", growth(*counted, 4))

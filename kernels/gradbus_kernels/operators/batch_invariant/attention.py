@@ -117,16 +117,17 @@ def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -
     return result
 
 
-def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]], copies: int = 1) -> list[Tensor]:
     """For each page (start, end), float32 `[Q, end - start]`: 0 where the query at `positions` `[Q]` sees the key, else MASKED.
 
-    No position lies past the last page.
+    No position lies past the last page. Rows have `copies` copies of this side by side, for queries at one position.
     """
     device = positions.device
     if len(spans) == 1:
-        return [_first_visible(spans[0][1], device)[1].index_select(0, positions)]
+        return [_first_visible(spans[0][1], copies, device)[1].index_select(0, positions)]
     return [
-        _first_visible(end - start, device)[0].index_select(0, (positions + (1 - start)).clamp_(0, end - start)) for start, end in spans
+        _first_visible(end - start, copies, device)[0].index_select(0, (positions + (1 - start)).clamp_(0, end - start))
+        for start, end in spans
     ]
 
 
@@ -213,9 +214,9 @@ def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float = 1.0) -> 
 
 
 @cache
-def _first_visible(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row n of the first tensor, `[length + 1, length]`, shows the first n keys; row n of the second, `[length, length]`, one more."""
-    table = torch.full((length + 1, length), MASKED, device=device).triu()
+def _first_visible(length: int, copies: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row n of the first tensor, `[length + 1, copies * length]`, shows the first n keys; row n of the second one more."""
+    table = torch.full((length + 1, length), MASKED, device=device).triu().repeat(1, copies)
     return table, table[1:]
 
 

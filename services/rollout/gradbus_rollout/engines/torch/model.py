@@ -12,7 +12,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_table
-from gradbus_kernels.operators.batch_invariant.attention import pages
+from gradbus_kernels.operators.batch_invariant.attention import biases_of, pages
 from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
 from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
@@ -69,9 +69,11 @@ class DecoderModel:
 
     def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Biases of the queries, in the layout of `Buffers.queries`."""
-        (rows, count), key, size = positions.shape, self.config.kv_heads, self.config.head_dim
-        seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, self.config.heads // key).reshape(rows * key, -1)
-        width = self._arithmetic.width(seen.shape[1], size, spans, self.dtype)
+        (rows, count), key, shared = positions.shape, self.config.kv_heads, self.config.heads // self.config.kv_heads
+        width = self._arithmetic.width(count * shared, self.config.head_dim, spans, self.dtype)
+        if count == 1 and width == shared:
+            return [bias.view(rows * key, shared, -1) for bias in biases_of(positions.view(-1), spans, key * shared)]
+        seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, shared).reshape(rows * key, -1)
         return visibility_biases(seen, spans, width)
 
     def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:

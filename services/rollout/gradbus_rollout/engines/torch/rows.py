@@ -42,6 +42,7 @@ class Rows:
         self.greedy: Tensor | None = None
         """Bool `[slots]`; None when no row is greedy."""
         self._active = np.zeros(slots, dtype=np.bool_)
+        self._drawing = np.zeros(slots, dtype=np.int64)  # the same as numbers, because numpy adds equal dtypes faster
         self._greedy = np.zeros(slots, dtype=np.bool_)
         self._token, self._position = self.tokens.numpy()[:, 0], self.positions.numpy()[:, 0]
         self._first = np.arange(slots) * longest  # index of each row's first draw in the flat arrays
@@ -63,7 +64,7 @@ class Rows:
         self._logprobs[self._first[rows]] = first.logprobs[source]
         self._position[rows] = [len(group.prompt_ids) for group in groups]
         self._next[rows] = self._first[rows] + 1
-        self._active[rows] = True
+        self._active[rows] = self._drawing[rows] = True
         self._greedy[rows] = [group.greedy for group in groups]
         self._update_greedy()
         return [row for row in rows if self._stops[self._token[row]] or self._next[row] > self._last[row]]
@@ -88,8 +89,8 @@ class Rows:
         self._token[:] = self._token_ids[self._next] = tokens
         self._logprobs[self._next] = draws.logprobs[:, 0]
         ended: list[int] = (self._active & (self._stops[tokens] | (self._next == self._last))).nonzero()[0].tolist()
-        self._position += self._active
-        self._next += self._active
+        self._position += self._drawing
+        self._next += self._drawing
         return ended
 
     def completions(self, rows: list[int], samples: Sequence[RunningSample], now: int) -> list[Completion]:
@@ -110,7 +111,7 @@ class Rows:
 
     def clear(self, rows: list[int]) -> None:
         """Free `rows` for other samples."""
-        self._active[rows] = self._greedy[rows] = False
+        self._active[rows] = self._drawing[rows] = self._greedy[rows] = False
         self._token[rows] = self._position[rows] = 0
         self._next[rows] = self._first[rows]
         self._update_greedy()

@@ -7,7 +7,7 @@ import torch
 
 from gradbus_kernels.operators import using
 from gradbus_kernels.operators.batch_invariant import attention
-from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference, pages
+from gradbus_kernels.operators.batch_invariant.attention import MASKED, biases_of, invariant_attention, invariant_attention_reference, pages
 
 SHAPES = [(4, 4, 8), (4, 1, 10), (6, 2, 16), (14, 2, 64)]
 """Query heads, key heads, head_dim."""
@@ -148,3 +148,12 @@ def test_bad_arguments_are_named():
             invariant_attention(*arguments, 0.3)
     with pytest.raises(ValueError, match="scale: is nan; pass a finite number"):
         invariant_attention(query, key, value, float("nan"))
+
+
+@pytest.mark.parametrize("length", [20, 32, 33, 300])
+def test_a_bias_shows_the_keys_up_to_a_position_in_each_page_and_copy(length):
+    spans, positions = pages(length), torch.arange(length)
+    for copies in (1, 3):
+        found = [bias.view(length, copies, -1) for bias in biases_of(positions, spans, copies)]
+        expected = torch.where(torch.arange(spans[-1][1]) <= positions[:, None], 0.0, MASKED)
+        assert torch.equal(torch.cat(found, dim=-1), expected[:, None].expand(-1, copies, -1))
