@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
 from gradbus.errors import SettingsError
+from gradbus.formats.model_config import ModelConfig, tensor_shapes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_WIDENED: Final = 1 << 15
+"""Elements of a model's largest weight up to which a CPU computes in float32: a small product in bfloat16 takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class TorchEngineConfig:
     threads: int = 1
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights; see `compute_dtype`."""
     numerics: Literal["fast", "batch_invariant"] = "fast"
     """`batch_invariant`: log-probabilities have the bits of the trainer's; on a CPU."""
 
@@ -43,6 +48,11 @@ class TorchEngineConfig:
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch names it."""
         return _DTYPES[self.dtype]
+
+    def compute_dtype(self, model: ModelConfig) -> torch.dtype:
+        """dtype of products and cache: that of the weights, except for small models on a CPU, which compute with them in float32."""
+        largest = max(map(math.prod, tensor_shapes(model).values()))
+        return torch.float32 if self.device == "cpu" and largest <= _WIDENED else self.torch_dtype
 
     @property
     def lanes(self) -> int:

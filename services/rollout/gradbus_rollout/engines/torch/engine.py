@@ -69,16 +69,16 @@ class TorchEngine:
 
         With `lora` a version is adapters, and the base is the folder's model.
         """
-        like = empty_like(config.device, config.torch_dtype)
         with loading():
             model_config = read_supported_config(folder)
             check_weights(folder, model_config)
-            model = DecoderModel(model_config, like, arithmetic_for(config.numerics))
+            like = empty_like(config.device, config.compute_dtype(model_config))
+            model = DecoderModel(model_config, like, arithmetic_for(config.numerics), config.torch_dtype)
             return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
 
     @property
     def name(self) -> str:
-        """Engine, device and dtype, e.g. `torch 2.13.0 cpu float32`, and the numerics if they are not `fast`."""
+        """Engine, device and dtype of the weights, e.g. `torch 2.13.0 cpu float32`, and the numerics if they are not `fast`."""
         numerics = "" if self._config.numerics == "fast" else f" {self._config.numerics}"
         return f"torch {torch.__version__} {self._config.device} {self._config.dtype}{numerics}"
 

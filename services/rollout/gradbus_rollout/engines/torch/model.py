@@ -23,10 +23,12 @@ from gradbus_rollout.engines.torch.weights import LayerWeights, ModelWeights
 class DecoderModel:
     """Weights and the forward. The shape of each product follows from the shape of its input alone."""
 
-    def __init__(self, config: ModelConfig, like: Tensor, arithmetic: Arithmetic | None = None) -> None:
-        """`like` gives the device and dtype of weights and cache; `arithmetic` defaults to `Fast`."""
+    def __init__(
+        self, config: ModelConfig, like: Tensor, arithmetic: Arithmetic | None = None, rounded_to: torch.dtype | None = None
+    ) -> None:
+        """`like` gives device and dtype of the computation; `arithmetic` defaults to `Fast`; see `ModelWeights` for `rounded_to`."""
         self.config = config
-        self.weights = ModelWeights(config, like)
+        self.weights = ModelWeights(config, like, rounded_to)
         self._like = like
         self._arithmetic = arithmetic or Fast()
         self._rope = like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim, dtype=torch.float32)

@@ -60,7 +60,9 @@ class LayerWeights:
 class ModelWeights:
     """All tensors of a model, allocated once and overwritten by every load."""
 
-    def __init__(self, config: ModelConfig, like: Tensor) -> None:
+    def __init__(self, config: ModelConfig, like: Tensor, rounded_to: torch.dtype | None = None) -> None:
+        """Weights are rounded to `rounded_to`, by default the dtype of `like`, and kept in the latter."""
+        self._rounded_to = rounded_to or like.dtype
         self.embedding = like.new_empty(config.vocab_size, config.hidden_size)
         self.layers = [LayerWeights(config, like) for _ in range(config.layers)]
         self.norm = like.new_empty(config.hidden_size)
@@ -82,7 +84,8 @@ class ModelWeights:
         for name, tensor in tensors:
             if name in self.named:
                 view = self.named[name]
-                view.copy_(tensor.view(view.shape))
+                rounded = tensor if self._rounded_to == view.dtype else tensor.to(self._rounded_to)
+                view.copy_(rounded.view(view.shape))
                 self._dtypes[name] = tensor.dtype
                 missing.discard(name)
         refuse_tensors(missing, "are missing from the weights")
