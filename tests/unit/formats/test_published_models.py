@@ -114,7 +114,7 @@ def test_shards_with_the_tensors_that_old_folders_have_beside_them_are_taken(tmp
     frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": (2,) for layer in range(2)}
     shards = {"model-00001-of-00002.safetensors": (shapes, "BF16", 2), "model-00002-of-00002.safetensors": (frequencies, "F32", 4)}
     for name, (tensors, dtype, item) in shards.items():
-        content = header({tensor: (dtype, shape) for tensor, shape in tensors.items()}, item)
+        content = header({tensor: (dtype, shape) for tensor, shape in tensors.items()})
         (tmp_path / name).write_bytes(content + bytes(item * sum(map(math.prod, tensors.values()))))
     index = {"metadata": {"total_size": 1}, "weight_map": {tensor: name for name, (tensors, _, _) in shards.items() for tensor in tensors}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.weights.digest import weights_digest
@@ -109,10 +110,10 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The tensors of `files`, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
+    """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
     found: dict[str, Tensor] = {}
     for file in files:
-        tensors = _load(file)
+        tensors = {name: tensor for name, tensor in _load(file).items() if not is_frozen(name)}
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
     check_tensors(found, shapes)
