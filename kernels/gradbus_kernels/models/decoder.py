@@ -5,7 +5,7 @@ It computes the same operations as transformers' classes, without importing them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,7 +31,7 @@ class Decoder(nn.Module):
         """Whether a backward pass computes each layer again instead of keeping its activations."""
         self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config, window) for window in config.windows)
-        self.norm = _Norm(config)
+        self.norm = _Norm(config, config.hidden_size)
         # Not a buffer, because a cast of the module to bfloat16 would make positions inexact.
         self._frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._attention_factor = attention_factor(config.rope)
@@ -89,8 +89,8 @@ class _Layer(nn.Module):
         super().__init__()
         self.self_attn = _Attention(config, window)
         self.mlp = _FeedForward(config)
-        self.input_layernorm = _Norm(config)
-        self.post_attention_layernorm = _Norm(config)
+        self.input_layernorm = _Norm(config, config.hidden_size)
+        self.post_attention_layernorm = _Norm(config, config.hidden_size)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, layout)
@@ -109,13 +109,22 @@ class _Attention(nn.Module):
         self.k_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
         self.v_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
         self.o_proj = _Linear(query, config.hidden_size, bias=config.out_bias)
+        self._normed: Callable[[Tensor], Tensor] = _unchanged
+        if config.family.qk_norm:
+            self.q_norm, self.k_norm = _Norm(config, config.head_dim), _Norm(config, config.head_dim)
+            self._normed = self._normed_heads
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         qkv = _side_by_side((self.q_proj, self.k_proj, self.v_proj), hidden).view(len(hidden), -1, self.head_dim)
-        query, key, value = rotary(qkv, rotation, self.key_heads)
+        query, key, value = rotary(self._normed(qkv), rotation, self.key_heads)
         attended = prefix_shared_attention(query, key, value, layout, self.head_dim**-0.5, self.window)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
+
+    def _normed_heads(self, qkv: Tensor) -> Tensor:
+        """Queries and keys, each head normalised, then the values."""
+        keys, values = -2 * self.key_heads, -self.key_heads
+        return torch.cat((self.q_norm(qkv[:, :keys]), self.k_norm(qkv[:, keys:values]), qkv[:, values:]), dim=1)
 
 
 class _FeedForward(nn.Module):
@@ -135,9 +144,9 @@ class _FeedForward(nn.Module):
 class _Norm(nn.Module):
     """RMSNorm (Zhang and Sennrich 2019), computed in float32 and cast back before the weight."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.hidden_size))
+        self.weight = nn.Parameter(torch.empty(size))
         self.eps = config.norm_eps
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -150,6 +159,10 @@ class _Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: what is loaded overwrites it."""
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:

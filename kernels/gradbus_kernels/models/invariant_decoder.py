@@ -71,10 +71,23 @@ def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, lay
     weight = torch.cat((_by_pairs(query.weight, size), _by_pairs(key.weight, size), value.weight)).t()
     bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if config.qkv_bias else None
     qkv = invariant_matmul(normed, weight.contiguous(), bias)
-    turned = invariant_rotation(qkv[:, : -config.kv_heads * size], turn)
+    turned = invariant_rotation(_normed_heads(attention, qkv, config)[:, : -config.kv_heads * size], turn)
     queries, keys = torch.split(turned, [config.heads * size, config.kv_heads * size], dim=1)
     attended = _attend(queries, keys, qkv[:, -config.kv_heads * size :], layout, size)
     return invariant_matmul(attended, attention.o_proj.weight.t().contiguous(), hidden)
+
+
+def _normed_heads(attention: Any, qkv: Tensor, config: ModelConfig) -> Tensor:
+    """`qkv` with each head of its queries and keys normalised, if the family does that."""
+    if not config.family.qk_norm:
+        return qkv
+    size = config.head_dim
+    queries, keys, values = torch.split(qkv, [config.heads * size, config.kv_heads * size, config.kv_heads * size], dim=1)
+    normed = [
+        invariant_rms_norm(heads.reshape(-1, size), _by_pairs(norm.weight, size), norm.eps).view(heads.shape)
+        for heads, norm in ((queries, attention.q_norm), (keys, attention.k_norm))
+    ]
+    return torch.cat((*normed, values), dim=1)
 
 
 def _by_pairs(rows: Tensor, size: int) -> Tensor:

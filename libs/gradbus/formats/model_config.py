@@ -90,8 +90,9 @@ class ModelConfig:
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Configuration of the model in `folder`; ModelError when config.json is broken or asks for a feature that no forward here computes."""
-    fields: Mapping[str, Any] = read_object(folder / CONFIG)
-    family = family_of(fields.get("model_type"))
+    stated: Mapping[str, Any] = read_object(folder / CONFIG)
+    family = family_of(stated.get("model_type"))
+    fields = {**family.defaults, **stated}
     _refuse_unsupported(fields)
     return _checked(_model_config(fields, family))
 
@@ -130,6 +131,8 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", (rows, columns)
         if biased:
             yield f"{name}.bias", (rows,)
+        if name == "self_attn.o_proj" and config.family.qk_norm:
+            yield from (("self_attn.q_norm.weight", (config.head_dim,)), ("self_attn.k_norm.weight", (config.head_dim,)))
     for name in ("input_layernorm", "post_attention_layernorm"):
         yield f"{name}.weight", (hidden,)
 

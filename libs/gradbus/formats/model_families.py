@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from gradbus.errors import Fault, ModelError
@@ -30,6 +30,8 @@ Capability = Literal["embedded_engine", "batch_invariant", "lora"]
 
 Stated = bool | str
 """A property of all models of a family, or the field of config.json that states it (false where the field is missing)."""
+
+QkNorm = Literal["head"]
 
 _ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
 _LINEAR_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -50,10 +52,14 @@ class ModelFamily:
     """Whether the head is the embedding."""
     sliding_window: bool = False
     """Whether the fields of config.json about a sliding window count."""
+    qk_norm: QkNorm | None = None
+    """RMSNorm of queries and keys before they are rotated: of each head, with one weight for all heads; or none."""
     rope_kinds: tuple[str, ...] = _ROPE_KINDS
     linear_layers: tuple[str, ...] = _LINEAR_LAYERS
     """Names of a decoder layer's matrices: the layers that LoRA may target."""
     capabilities: frozenset[Capability] = frozenset({"embedded_engine", "batch_invariant", "lora"})
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """What transformers takes for a field that config.json lacks, where this differs from other families."""
 
     def require(self, capability: Capability) -> None:
         """Raises ModelError unless the family has the capability."""
@@ -101,6 +107,15 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
     for family in (
         ModelFamily("llama", "LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
         ModelFamily("qwen2", "Qwen2ForCausalLM", qkv_bias=True, out_bias=False, mlp_bias=False, sliding_window=True),
+        ModelFamily(
+            *("qwen3", "Qwen3ForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias=False,
+            sliding_window=True,
+            qk_norm="head",
+            defaults={"head_dim": 128},
+        ),
     )
 }
 """By `model_type`."""

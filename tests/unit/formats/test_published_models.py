@@ -15,6 +15,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_a
 LLAMA |= {"attention_dropout": 0.0, "initializer_range": 0.02, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "torch_dtype": "bfloat16"}
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0, "use_mrope": False}
 QWEN |= {"rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "use_sliding_window": False, "torch_dtype": "bfloat16", "vocab_size": 151936}
+QWEN3 = QWEN | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "sliding_window": None}
 STRETCHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}
 
 
@@ -72,6 +73,18 @@ PUBLISHED = {
         | {"rope_theta": 10000, "sliding_window": 4096, "max_window_layers": 21, "bos_token_id": 151643, "eos_token_id": 151643},
         1_777_088_000,
     ),
+    "Qwen3-0.6B": (
+        QWEN3 | sizes(1024, 3072, 28, 16, 8, 40960) | {"head_dim": 128, "max_window_layers": 28, "tie_word_embeddings": True},
+        596_049_920,
+    ),
+    "Qwen3-4B": (
+        QWEN3 | sizes(2560, 9728, 36, 32, 8, 40960) | {"head_dim": 128, "max_window_layers": 36, "tie_word_embeddings": True},
+        4_022_468_096,
+    ),
+    "Qwen3-8B, without its head_dim": (
+        QWEN3 | sizes(4096, 12288, 36, 32, 8, 40960) | {"max_window_layers": 36, "tie_word_embeddings": False},
+        8_190_735_360,
+    ),
     "Qwen2.5-0.5B, saved by transformers 5": (
         {name: value for name, value in QWEN.items() if name not in {"rope_theta", "torch_dtype"}}
         | sizes(896, 4864, 24, 14, 2, 32768)
@@ -97,7 +110,7 @@ def test_a_published_model_is_read_with_all_of_its_weights(name, tmp_path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "Qwen3ForCausalLM"),
+        *("MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "GptOssForCausalLM"),
         *("Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "GPT2LMHeadModel"),
     ],
 )

@@ -12,7 +12,15 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
@@ -44,6 +52,7 @@ FAMILIES = {
     "qwen2-untied-gqa": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=False)),
     "llama-untied-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=False)),
     "llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE)),
+    "qwen3-tied-wide-heads": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=12, tie_word_embeddings=True)),
     "qwen2-yarn-rope": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, rope_parameters=YARN_ROPE)),
     "llama-linear-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
@@ -70,6 +79,8 @@ def make_folder(folder: Path, family: str, seed: int = 0) -> torch.nn.Module:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)  # zeros would hide a bias that is never added
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.normal_(parameter, 1.0, 0.3)  # ones would hide a weight in the wrong order
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model

@@ -29,6 +29,8 @@ class Buffers:
         """Rows of the rotary table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
         spans = row_spans(*self._wide.shape)
         self._turns = [(complex_pairs(self._wide[start:end]), complex_pairs(self.rotation[start:end])) for start, end in spans]
+        self.heads = torch.split(self._pairs.view(rows * count, -1, config.head_dim), [config.heads, config.kv_heads], dim=1)
+        """The queries and the keys of `qkv`, `[R * C, heads, head_dim]` each."""
         self.gate_up = like.new_empty(rows * count, 2 * config.intermediate_size)
         """`[R * C, 2 * intermediate_size]`"""
         self.gate, self.up = self.gate_up.chunk(2, dim=-1)

@@ -25,6 +25,7 @@ class DecoderModel:
 
     def __init__(self, config: ModelConfig, like: Tensor, arithmetic: Arithmetic | None = None) -> None:
         """`like` gives the device and dtype of weights and cache; `arithmetic` defaults to `Fast`."""
+        self._norm_heads = self._normed_heads if config.family.qk_norm else _nothing
         self.config = config
         self.weights = ModelWeights(config, like)
         self._like = like
@@ -77,7 +78,13 @@ class DecoderModel:
     def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
         """Queries, keys and values of `x` `[N, hidden]`, the first two rotated, into `buffers.qkv`."""
         self._arithmetic.multiply(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias, buffers.qkv)
+        self._norm_heads(layer, buffers)
         buffers.rotate()
+
+    def _normed_heads(self, layer: LayerWeights, buffers: Buffers) -> None:
+        """Normalise each head of the queries and keys in `buffers.qkv`."""
+        for heads, weight in zip(buffers.heads, layer.qk_norms, strict=True):
+            heads.copy_(self._norm(heads, weight))
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
         """Add SwiGLU (Shazeer 2020) to `x` in place."""
@@ -98,6 +105,10 @@ class DecoderModel:
             table = rotation_table(self.config.rope, self.config.head_dim, length).to(self._like.device)
             # Whole rows multiply several times faster on a CPU than head by head.
             self._rope = table.repeat(1, self.config.heads + self.config.kv_heads)
+
+
+def _nothing(layer: LayerWeights, buffers: Buffers) -> None:
+    """Queries and keys are not normalised."""
 
 
 def read_supported_config(folder: Path) -> ModelConfig:

@@ -20,7 +20,7 @@ from gradbus_kernels.weights.digest import weights_digest
 class LayerWeights:
     """One decoder layer, computed in four products: q, k and v are one matrix, gate and up another.
 
-    Matrices are `[in, out]`.
+    Matrices are `[in, out]`. `qk_norms` has the weights of the norms of queries and of keys, `[2, head_dim]`; `[0, head_dim]` without them.
     """
 
     def __init__(self, config: ModelConfig, like: Tensor) -> None:
@@ -28,6 +28,7 @@ class LayerWeights:
         self.input_norm = like.new_empty(config.hidden_size)
         self.qkv = _matrix(like, config.hidden_size, query + 2 * key)
         self.qkv_bias = like.new_empty(query + 2 * key) if config.qkv_bias else None
+        self.qk_norms = like.new_empty(2 if config.family.qk_norm else 0, config.head_dim)
         self.out = _matrix(like, query, config.hidden_size)
         self.post_norm = like.new_empty(config.hidden_size)
         self.gate_up = _matrix(like, config.hidden_size, 2 * config.intermediate_size)
@@ -49,6 +50,8 @@ class LayerWeights:
             names[f"{prefix}.self_attn.q_proj.{kind}"] = self._halves(query)
             names[f"{prefix}.self_attn.k_proj.{kind}"] = self._halves(key)
             names[f"{prefix}.self_attn.v_proj.{kind}"] = value
+        for name, norm in zip(("q_norm", "k_norm"), self.qk_norms, strict=False):
+            names[f"{prefix}.self_attn.{name}.weight"] = self._halves(norm)
         for name, view in zip(("gate_proj", "up_proj"), self.gate_up.t().chunk(2), strict=True):
             names[f"{prefix}.mlp.{name}.weight"] = view
         return names
