@@ -9,8 +9,9 @@ from hypothesis import given
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus.formats.model_config import RopeConfig, read_model_config, redundant_shapes, tensor_shapes
+from gradbus.formats.model_config import read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
 
 BASE = {
@@ -39,7 +40,7 @@ def shape_of(tmp_path):
 
 @pytest.mark.parametrize("family", MODEL_FAMILIES.values(), ids=MODEL_FAMILIES)
 def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_path):
-    shape = shape_of(model_type=family.model_type, architectures=[family.architecture])
+    shape = shape_of(model_type=family.model_type, architectures=[family.architecture], head_dim=8)
     for name in ("tokenizer.json", "model.safetensors"):
         (tmp_path / name).touch()
     assert shape.family == check_model_folder(tmp_path).family == family
@@ -48,14 +49,14 @@ def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_pa
 def test_what_is_not_said_has_the_usual_value(shape_of):
     shape = shape_of(num_key_value_heads=None, head_dim=None)
     assert (shape.kv_heads, shape.head_dim, shape.norm_eps, shape.tied) == (4, 8, 1e-6, False)
-    assert shape.rope == RopeConfig(10_000.0, "default", {})
+    assert shape.ropes == (RopeConfig(10_000.0, "default", {}),) * 4
     assert shape.windows == (None,) * 4
 
 
 def test_biases_are_each_familys_own(shape_of):
     asked = {"attention_bias": True, "mlp_bias": True}
     found = [shape_of(model_type=family, **extra) for family in ("llama", "qwen2") for extra in ({}, asked)]
-    assert [(shape.qkv_bias, shape.out_bias, shape.mlp_bias) for shape in found] == [
+    assert [shape.biases for shape in found] == [
         (False, False, False),
         (True, True, True),
         (True, False, False),
@@ -71,7 +72,7 @@ def test_biases_are_each_familys_own(shape_of):
     ],
 )
 def test_old_and_new_names_of_the_rotary_settings_say_the_same(shape_of, fields):
-    assert shape_of(**fields).rope == RopeConfig(50.0, "linear", {"factor": 2.0})
+    assert shape_of(**fields).ropes == (RopeConfig(50.0, "linear", {"factor": 2.0}),) * 4
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_old_and_new_names_of_the_rotary_settings_say_the_same(shape_of, fields)
 )
 def test_the_context_before_stretching_is_found_where_it_stands(shape_of, fields, original):
     scaling = {"type": "yarn", "factor": 4.0} | fields.pop("rope_scaling", {})
-    assert shape_of(**fields, rope_scaling=scaling).rope.scaling["original_max_position_embeddings"] == original
+    assert shape_of(**fields, rope_scaling=scaling).ropes[0].scaling["original_max_position_embeddings"] == original
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,8 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mistral"}, "use one of llama, qwen2"),
-        ({"model_type": None}, "use one of llama, qwen2"),
+        ({"model_type": "mixtral"}, "use one of .*llama.* qwen2, qwen3"),
+        ({"model_type": None}, "use one of .*llama.* qwen2, qwen3"),
         ({"hidden_size": "wide"}, "must be a whole number above 0"),
         ({"num_hidden_layers": 0}, "must be a whole number above 0"),
         ({"num_key_value_heads": 3}, "do not divide"),
@@ -269,8 +270,8 @@ def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp
     except ModelError:
         return
     shapes = tensor_shapes(config)
-    assert len(shapes) >= 9 * config.layers
+    assert len(shapes) >= (len(config.family.linear_layers) + len(config.family.norms)) * config.layers
     assert all(size > 0 for shape in (*shapes.values(), *redundant_shapes(config).values()) for size in shape)
-    frequencies = inverse_frequencies(config.rope, config.head_dim)
+    frequencies = inverse_frequencies(config.ropes[0], config.head_dim)
     assert frequencies.isfinite().all()
-    assert attention_factor(config.rope) >= 0.0
+    assert attention_factor(config.ropes[0]) >= 0.0

@@ -110,7 +110,7 @@ def test_a_published_model_is_read_with_all_of_its_weights(name, tmp_path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "GptOssForCausalLM"),
+        *("MixtralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
         *("Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "GPT2LMHeadModel"),
     ],
 )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gradbus_kernels.operators.batch_invariant.attention import MASKED, biases_of, padded_queries, weighted
 from gradbus_kernels.operators.batch_invariant.attention import attend as invariant_attend
-from gradbus_kernels.operators.batch_invariant.attention import biases_of, padded_queries, weighted
 from gradbus_kernels.operators.batch_invariant.matmul import multiply_blocks
 from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, times_transposed
 
@@ -30,8 +30,8 @@ class Arithmetic(Protocol):
         """Number of queries, at least `count`, that the biases for `attend` are made for; `size` is head_dim, `lengths` are the pages'."""
         ...
 
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
-        """Attention of `[B, Q, D]` over pages."""
+    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
+        """Attention of `[B, Q, D]` over pages; `scale` multiplies the products of queries and keys."""
         ...
 
 
@@ -50,9 +50,9 @@ class Fast:
         """See `Arithmetic`."""
         return count
 
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
+    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
         """See `Arithmetic`."""
-        return attend(queries, pages, biases)
+        return attend(queries, pages, biases, scale)
 
 
 class BatchInvariant:
@@ -66,9 +66,9 @@ class BatchInvariant:
         """See `Arithmetic`."""
         return padded_queries(count, size, lengths, dtype)
 
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
+    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
         """See `Arithmetic`."""
-        return invariant_attend(queries, pages, biases, queries.shape[-1] ** -0.5)
+        return invariant_attend(queries, pages, biases, scale)
 
 
 def arithmetic_for(numerics: Literal["fast", "batch_invariant"]) -> Arithmetic:
@@ -84,29 +84,34 @@ def _by_onednn(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor | N
     return product.add_(addend) if out is None else torch.add(addend, product, out=out)
 
 
-def visibility_biases(seen: Tensor, spans: Sequence[tuple[int, int]], width: int) -> list[Tensor]:
+def visibility_biases(seen: Tensor, spans: Sequence[tuple[int, int]], width: int, window: int | None = None) -> list[Tensor]:
     """0 where a query at `seen` `[B, Q]` sees a key of a page (start, end), MASKED elsewhere; for every page.
 
-    Each is float32 `[B, width, end - start]`; rows past Q belong to no query.
+    Each is float32 `[B, width, end - start]`; rows past Q belong to no query. With a `window` a query sees the newest so many keys,
+    its own included.
     """
     if width > seen.shape[1]:
         seen = functional.pad(seen, (0, width - seen.shape[1]))
-    return [bias.view(*seen.shape, -1) for bias in biases_of(seen.reshape(-1), spans)]
+    positions = seen.reshape(-1)
+    biases = biases_of(positions, spans)
+    if window is not None:
+        passed = biases_of(positions - window, spans)
+        biases = [bias.masked_fill(gone == 0.0, MASKED) for bias, gone in zip(biases, passed, strict=True)]
+    return [bias.view(*seen.shape, -1) for bias in biases]
 
 
-def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor]) -> Tensor:
+def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
     """Softmax attention of `queries` `[B, Q, D]` over all pages; the result has that shape too.
 
     B counts rows times key heads. A page is keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases are `[B, Q, L]`. Every
     product has the fixed shape of its page, and the softmax, whose kernel sums in vector lanes, runs over whole pages. So a
     page that is masked for a row has weight 0 and adds exactly nothing to it, and bits do not depend on the number of pages.
     """
-    return weighted([_scores(queries, keys, bias) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
+    return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
 
 
-def _scores(queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Scaled and masked products, float32 `[B, Q, L]`."""
-    scale = queries.shape[-1] ** -0.5
     if queries.dtype == bias.dtype:
         return torch.baddbmm(bias, queries, keys, alpha=scale)
     return torch.add(bias, torch.bmm(queries, keys).float(), alpha=scale)

@@ -71,7 +71,7 @@ class TorchEngine:
         """
         like = empty_like(config.device, config.torch_dtype)
         with loading():
-            model_config = read_supported_config(folder)
+            model_config = read_supported_config(folder, config.numerics)
             check_weights(folder, model_config)
             model = DecoderModel(model_config, like, arithmetic_for(config.numerics))
             return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
