@@ -15,6 +15,7 @@ from typing import Final
 
 from gradbus.formats.frozen import is_frozen
 from gradbus.formats.hf_model import sanitized_config
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
 from gradbus.objects.cache_dir import written_below_cache
 from gradbus_rollout.engines.base import ExpectedLogprobs
@@ -48,7 +49,9 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     found = read_headers(sorted(folder.glob("*.safetensors")))
     tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_FREQUENCIES)}
-    if json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings"):
+    config = json.loads((folder / "config.json").read_bytes())
+    family = MODEL_FAMILIES.get(config.get("model_type"))
+    if {**(family.defaults if family else {}), **config}.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     return tensors
 
