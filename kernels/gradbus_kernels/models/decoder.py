@@ -178,7 +178,7 @@ def _unchanged(tensor: Tensor) -> Tensor:
 
 def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
     """Multiplies by the factor, rounded to the tensor's dtype."""
-    return _unchanged if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device=tensor.device)
+    return _unchanged if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device="cpu").item()
 
 
 def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The features that config.json may ask for."""
 
 import json
+import math
 import tracemalloc
 
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.rope_config import RopeConfig
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
 
 BASE = {
     "model_type": "qwen2",
@@ -239,7 +240,12 @@ NUMBERS = st.integers(-2, 40) | st.integers() | st.floats(allow_nan=False, allow
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "yarn", "llama3", "linear", "full_attention", "silu"]),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "type", "factor", "rope_theta", "full_attention", "sliding_attention", "partial_rotary_factor"]),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=6,
 )
@@ -254,6 +260,9 @@ FIELDS = [
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"),
     *("sliding_window", "max_window_layers", "layer_types", "eos_token_id", "bos_token_id", "rope_theta", "rope_parameters"),
     *("hidden_act", "partial_rotary_factor", "quantization_config", "original_max_position_embeddings"),
+    *("no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq", "attention_out_bias"),
+    *("query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+    *("hidden_activation", "final_logit_softcapping"),
 ]
 
 
@@ -272,6 +281,56 @@ def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp
     shapes = tensor_shapes(config)
     assert len(shapes) >= (len(config.family.linear_layers) + len(config.family.norms)) * config.layers
     assert all(size > 0 for shape in (*shapes.values(), *redundant_shapes(config).values()) for size in shape)
-    frequencies = inverse_frequencies(config.ropes[0], config.head_dim)
-    assert frequencies.isfinite().all()
-    assert attention_factor(config.ropes[0]) >= 0.0
+    for rope in {id(rope): rope for rope in config.ropes if rope}.values():
+        assert inverse_frequencies(rope, config.head_dim).isfinite().all()
+        assert attention_factor(rope) >= 0.0
+        assert sorted(pair_order(rope, config.head_dim, config.family.rope_pairs == "neighbours")) == list(range(config.head_dim))
+    assert all(math.isfinite(factor) for factor in config.multipliers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "misstates no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval = 0"),
+        (
+            {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
+            "final_logit_softcapping = 30.0, which is not computed",
+        ),
+        ({"model_type": "gemma3_text", "head_dim": 8, "hidden_activation": "silu"}, "hidden_activation = 'silu', which is not computed"),
+        ({"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        (
+            {"model_type": "gemma3_text", "head_dim": 8, "rope_parameters": {"full_attention": {}}},
+            r"misstates rope_parameters\.sliding_attention",
+        ),
+        ({"model_type": "granite", "logits_scaling": 0.0}, "misstates logits_scaling"),
+        ({"model_type": "granite", "residual_multiplier": "small"}, "misstates residual_multiplier"),
+        ({"model_type": "glm4", "head_dim": 8, "partial_rotary_factor": 0.4}, "asks to turn 3 elements of a head, which make no pairs"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
+            "rope type 'longrope', which is not computed; choose a model with one of default",
+        ),
+        (
+            {"model_type": "qwen3", "head_dim": 8, "partial_rotary_factor": 0.5},
+            "is not computed for Qwen3ForCausalLM; choose another model",
+        ),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused_by_its_name(shape_of, fields, message):
+    with pytest.raises(ModelError, match=message):
+        shape_of(**fields)
+
+
+def test_layers_differ_as_the_family_says(shape_of):
+    local, everywhere = RopeConfig(5000.0, "default", {}), RopeConfig(1e6, "linear", {"factor": 8.0})
+    gemma = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 3, "sliding_window": 7}
+    shape = shape_of(**gemma, rope_theta=1e6, rope_local_base_freq=5000, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert shape.windows == (7, 7, None, 7)
+    assert shape.ropes == (local, local, everywhere, local)
+    assert (shape.multipliers.embedding, shape.multipliers.scores, shape.tied) == (32**0.5, 256**-0.5, True)
+    turned = [rope is not None for rope in shape_of(model_type="smollm3", no_rope_layer_interval=2).ropes]
+    assert turned == [True, False, True, False]
+    assert shape_of(model_type="mistral").windows == (4096,) * 4
+    assert shape_of(model_type="mistral", sliding_window=None).windows == (None,) * 4
+    factors = {"embedding_multiplier": 12, "residual_multiplier": 0.2, "attention_multiplier": 0.5, "logits_scaling": 8}
+    assert shape_of(model_type="granite", **factors).multipliers == (12.0, 0.2, 0.5, 0.125)

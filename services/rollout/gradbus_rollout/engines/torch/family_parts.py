@@ -51,7 +51,7 @@ def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
     """Multiplies by the factor, rounded to the tensor's dtype."""
     if factor == 1.0:
         return lambda x: x
-    return lambda x: x * torch.tensor(factor, dtype=x.dtype, device=x.device)
+    return lambda x: x * torch.tensor(factor, dtype=x.dtype).item()
 
 
 def _norm_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
