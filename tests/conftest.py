@@ -103,7 +103,7 @@ def write_model(write_tokenizer):
         (folder / "config.json").write_text(json.dumps(config | changed))
         write_tokenizer(folder)
         shapes = tensor_shapes(read_model_config(folder))
-        tensors = header({name: ("F32", shape) for name, shape in shapes.items()}, 4)
+        tensors = header({name: ("F32", shape) for name, shape in shapes.items()})
         (folder / "model.safetensors").write_bytes(tensors + bytes(4 * sum(map(math.prod, shapes.values()))))
         return folder
 

@@ -5,7 +5,7 @@ It computes the same operations as transformers' classes, without importing them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,11 +14,10 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.model_config import ModelConfig
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
+from gradbus.formats.model_families import NORM_PLACES
+from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
-from gradbus_kernels.operators.decoder_layer.norm import rms_norm
-from gradbus_kernels.operators.decoder_layer.rotary import Rotation, rotary
-from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
 
@@ -30,32 +29,26 @@ class Decoder(nn.Module):
         self.checkpointing = False
         """Whether a backward pass computes each layer again instead of keeping its activations."""
         self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config, window) for window in config.windows)
-        self.norm = _Norm(config)
-        # Not a buffer, because a cast of the module to bfloat16 would make positions inexact.
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim)
-        self._attention_factor = attention_factor(config.rope)
-        self._turned_heads = config.heads + config.kv_heads
+        self.layers = nn.ModuleList(_Layer(config, number) for number in range(config.layers))
+        self.norm = _Norm(config, config.hidden_size)
+        self._rotations = Rotations(config)
+        self._scaled_embeddings = _scaled_by(config.multipliers.embedding)
+        self._scaled_outputs = _scaled_by(config.multipliers.hidden)
 
     def forward(self, batch: PackedGroups) -> Tensor:
-        """Hidden states after the last norm, `[N, hidden_size]` in the weights' dtype."""
+        """Hidden states after the last norm, which the head turns into logits, `[N, hidden_size]` in the weights' dtype."""
         weight = self.embed_tokens.weight
         tokens = batch.layout.tokens
         batch = batch.padded(padded_rows(tokens, weight.dtype, weight.device))
-        hidden: Tensor = self.embed_tokens(batch.input_ids[0])
-        rotation = self._rotation(batch.position_ids[0], hidden.dtype)
-        for layer in self.layers:
+        hidden: Tensor = self._scaled_embeddings(self.embed_tokens(batch.input_ids[0]))
+        rotations = self._rotations(batch.position_ids[0], hidden.dtype)
+        for layer, rotation in zip(self.layers, rotations, strict=True):
             if self.checkpointing and torch.is_grad_enabled():
                 hidden = checkpoint(layer, hidden, rotation, batch.layout, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = layer(hidden, rotation, batch.layout)
-        normed: Tensor = self.norm(hidden)
+        normed: Tensor = self._scaled_outputs(self.norm(hidden))
         return normed[:tokens]
-
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """Computed in float32, then cast."""
-        angles = positions[:, None].float() * self._frequencies.to(positions.device)
-        return Rotation.of_angles(angles, self._attention_factor, self._turned_heads, dtype)
 
 
 class CausalLM(nn.Module):
@@ -85,63 +78,90 @@ class CausalLM(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: ModelConfig, window: int | None) -> None:
+    def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
-        self.self_attn = _Attention(config, window)
+        self.self_attn = _Attention(config, number)
         self.mlp = _FeedForward(config)
-        self.input_layernorm = _Norm(config)
-        self.post_attention_layernorm = _Norm(config)
+        for name, _ in config.family.norms:
+            self.add_module(name, _Norm(config, config.hidden_size))
+        places = {place: getattr(self, name) for name, place in config.family.norms}
+        self._norms: list[Callable[[Tensor], Tensor]] = [places.get(place, _unchanged) for place in NORM_PLACES]
+        self._residual = config.multipliers.residual
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, layout)
-        fed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
-        return hidden + fed
+        before_attention, after_attention, before_mlp, after_mlp = self._norms
+        attended = after_attention(self.self_attn(before_attention(hidden), rotation, layout))
+        hidden = torch.add(hidden, attended, alpha=self._residual)
+        return torch.add(hidden, after_mlp(self.mlp(before_mlp(hidden))), alpha=self._residual)
 
 
 class _Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023)."""
 
-    def __init__(self, config: ModelConfig, window: int | None) -> None:
+    def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
-        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim, self.key_heads, self.window = config.head_dim, config.kv_heads, window
-        self.q_proj = _Linear(config.hidden_size, query, bias=config.qkv_bias)
-        self.k_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
-        self.v_proj = _Linear(config.hidden_size, key, bias=config.qkv_bias)
-        self.o_proj = _Linear(query, config.hidden_size, bias=config.out_bias)
+        self.head_dim, self.key_heads, self.window = config.head_dim, config.kv_heads, config.windows[number]
+        self.scale = config.multipliers.scores
+        for layer in config.attention_layers:
+            self.add_module(layer.name, _Linear(layer.columns, layer.rows, bias=layer.biased))
+        self.o_proj: nn.Module
+        self._inputs = [layer.name for layer in config.attention_layers if layer.name != "o_proj"]
+        self._normed: Callable[[Tensor], Tensor] = _unchanged
+        if config.family.qk_norm:
+            self.q_norm, self.k_norm = (_Norm(config, size) for size in config.qk_norm_sizes)
+            self._normed = self._normed_heads if config.family.qk_norm == "head" else self._normed_width
+        self._turn = turn_of(config, number)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
-        qkv = _side_by_side((self.q_proj, self.k_proj, self.v_proj), hidden).view(len(hidden), -1, self.head_dim)
-        query, key, value = rotary(qkv, rotation, self.key_heads)
-        attended = prefix_shared_attention(query, key, value, layout, self.head_dim**-0.5, self.window)
+        qkv = _side_by_side([getattr(self, name) for name in self._inputs], hidden).view(len(hidden), -1, self.head_dim)
+        query, key, value = self._turn(self._normed(qkv), rotation, self.key_heads)
+        attended = prefix_shared_attention(query, key, value, layout, self.scale, self.window)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
 
+    def _normed_heads(self, qkv: Tensor) -> Tensor:
+        """Queries and keys, each head normalised, then the values."""
+        query, key, value = self._parts(qkv)
+        return torch.cat((self.q_norm(query), self.k_norm(key), value), dim=1)
+
+    def _normed_width(self, qkv: Tensor) -> Tensor:
+        """All queries of a token normalised together, all keys together, then the values."""
+        query, key, value = self._parts(qkv)
+        normed = self.q_norm(query.flatten(1)).view(query.shape), self.k_norm(key.flatten(1)).view(key.shape)
+        return torch.cat((*normed, value), dim=1)
+
+    def _parts(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = -2 * self.key_heads, -self.key_heads
+        return qkv[:, :keys], qkv[:, keys:values], qkv[:, values:]
+
 
 class _FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020)."""
+    """A gated linear unit (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = _Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = _Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = _Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        for layer in config.mlp_layers:
+            self.add_module(layer.name, _Linear(layer.columns, layer.rows, bias=layer.biased))
+        self.down_proj: nn.Module
+        self._inputs = [layer.name for layer in config.mlp_layers if layer.name != "down_proj"]
+        self._gated: Callable[[Tensor], Tensor] = GATED[config.family.activation[1]]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(swiglu(_side_by_side((self.gate_proj, self.up_proj), hidden)))
+        down: Tensor = self.down_proj(self._gated(_side_by_side([getattr(self, name) for name in self._inputs], hidden)))
         return down
 
 
 class _Norm(nn.Module):
-    """RMSNorm (Zhang and Sennrich 2019), computed in float32 and cast back before the weight."""
+    """RMSNorm (Zhang and Sennrich 2019), in the family's kind."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.hidden_size))
+        self.weight = nn.Parameter(torch.empty(size))
         self.eps = config.norm_eps
+        self._normed: Callable[[Tensor, Tensor, float], Tensor] = NORMS[config.family.norm_kind]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self.weight, self.eps)
+        return self._normed(hidden, self.weight, self.eps)
 
 
 class _Linear(nn.Linear):
@@ -152,11 +172,22 @@ class _Linear(nn.Linear):
         """Nothing: what is loaded overwrites it."""
 
 
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
+    """Multiplies by the factor, rounded to the tensor's dtype."""
+    return _unchanged if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device="cpu").item()
+
+
 def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:
     """The outputs of linear layers of the same inputs, `[N, sum of their sizes]`: one product where their weights are at hand.
 
     ZeRO-3 marks the weights that it gathers only while their own layer is called.
     """
+    if len(layers) == 1:
+        return cast("Tensor", layers[0](inputs))
     plain = [layer for layer in layers if type(layer) is _Linear and not hasattr(layer.weight, "ds_id")]
     if len(plain) < len(layers):
         return torch.cat([layer(inputs) for layer in layers], dim=-1)

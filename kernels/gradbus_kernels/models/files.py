@@ -9,16 +9,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gradbus.errors import ModelError, first_line
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.hf_model import weight_files
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the folder's safetensors with its name, one at a time, on the CPU. Raises ModelError."""
+    """Each tensor of the folder's safetensors that is not frozen, with its name, one at a time, on the CPU. Raises ModelError."""
     for file in weight_files(folder):
         try:
             with safe_open(folder / file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - no mapping, only this one method
-                    yield name, opened.get_tensor(name)
+                    if not is_frozen(name):
+                        yield name, opened.get_tensor(name)
         except (OSError, SafetensorError) as error:
             reason = error.strerror if isinstance(error, OSError) else first_line(error)
             raise ModelError(f"the weights in {file} cannot be read ({reason}); copy or download the file again") from error

@@ -32,7 +32,7 @@ from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGrou
 def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[Tensor, Tensor]:
     """`packed_logprobs`, where no token's bits depend on the other sequences. Raises ModelError for a model that the engine cannot run."""
     model.config.family.require("batch_invariant")
-    if features := model.config.unfused_features:
+    if features := model.config.invariant_lacks:
         raise ModelError(f'numerics = "batch_invariant" does not compute {", ".join(features)}; choose another model, or numerics = "fast"')
     batch = pack(sequences, model.device)
     with using("cpu"):  # as the engine, for any implementation that the process requests
@@ -44,14 +44,23 @@ def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
     decoder, config = model.model, model.config
     hidden = invariant_embedding(batch.input_ids[0], decoder.embed_tokens.weight)
     positions = batch.position_ids[0]
-    table = rotation_table(config.rope, config.head_dim, int(positions.max()) + 1).repeat(1, config.heads + config.kv_heads)
-    turn = table.to(hidden.device).index_select(0, positions)
-    for layer in cast("Sequence[Any]", decoder.layers):
+    for layer, turn in zip(cast("Sequence[Any]", decoder.layers), _turns(config, positions), strict=True):
         if decoder.checkpointing and torch.is_grad_enabled():
             hidden = checkpoint(_layer, layer, hidden, turn, batch.layout, config, use_reentrant=False, preserve_rng_state=False)
         else:
             hidden = _layer(layer, hidden, turn, batch.layout, config)
     return _norm(decoder.norm, hidden)
+
+
+def _turns(config: ModelConfig, positions: Tensor) -> list[Tensor]:
+    """Rows of each layer's rotary table, which layers with the same rotary embedding share."""
+    length, heads = int(positions.max()) + 1, config.heads + config.kv_heads
+    found: dict[int, Tensor] = {}
+    for rope in config.ropes:
+        if id(rope) not in found:
+            table = rotation_table(rope, config.head_dim, length).repeat(1, heads)
+            found[id(rope)] = table.to(positions.device).index_select(0, positions)
+    return [found[id(rope)] for rope in config.ropes]
 
 
 def _layer(layer: Any, hidden: Tensor, turn: Tensor, layout: PrefixLayout, config: ModelConfig) -> Tensor:
@@ -69,12 +78,25 @@ def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, lay
     query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
     size = config.head_dim
     weight = torch.cat((_by_pairs(query.weight, size), _by_pairs(key.weight, size), value.weight)).t()
-    bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if config.qkv_bias else None
+    bias = torch.cat((_by_pairs(query.bias, size), _by_pairs(key.bias, size), value.bias)) if config.biases.qkv else None
     qkv = invariant_matmul(normed, weight.contiguous(), bias)
-    turned = invariant_rotation(qkv[:, : -config.kv_heads * size], turn)
+    turned = invariant_rotation(_normed_heads(attention, qkv, config)[:, : -config.kv_heads * size], turn)
     queries, keys = torch.split(turned, [config.heads * size, config.kv_heads * size], dim=1)
     attended = _attend(queries, keys, qkv[:, -config.kv_heads * size :], layout, size)
     return invariant_matmul(attended, attention.o_proj.weight.t().contiguous(), hidden)
+
+
+def _normed_heads(attention: Any, qkv: Tensor, config: ModelConfig) -> Tensor:
+    """`qkv` with each head of its queries and keys normalised, if the family does that."""
+    if not config.family.qk_norm:
+        return qkv
+    size = config.head_dim
+    queries, keys, values = torch.split(qkv, [config.heads * size, config.kv_heads * size, config.kv_heads * size], dim=1)
+    normed = [
+        invariant_rms_norm(heads.reshape(-1, size), _by_pairs(norm.weight, size), norm.eps).view(heads.shape)
+        for heads, norm in ((queries, attention.q_norm), (keys, attention.k_norm))
+    ]
+    return torch.cat((*normed, values), dim=1)
 
 
 def _by_pairs(rows: Tensor, size: int) -> Tensor:

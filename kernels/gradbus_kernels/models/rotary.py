@@ -7,12 +7,30 @@ import math
 import torch
 from torch import Tensor
 
-from gradbus.formats.model_config import RopeConfig
+from gradbus.formats.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians by which a position rotates each pair, float32 `[head_dim / 2]`, on the CPU."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    """Radians by which a position rotates each pair, float32 `[head_dim / 2]`, on the CPU; 0 for pairs that are not rotated."""
+    turned = int(head_dim * rope.partial)
+    frequencies = torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu")
+    frequencies[: (turned + 1) // 2] = _of_pairs(rope, turned)
+    return frequencies
+
+
+def pair_order(rope: RopeConfig, head_dim: int, neighbours: bool) -> list[int]:
+    """The elements of a head, ordered so that i and i + head_dim / 2 are a pair.
+
+    Of the elements that are turned, a pair is i and i + half of them, or two neighbours; the rest follows in its own order.
+    """
+    turned = int(head_dim * rope.partial)
+    first, second = (range(0, turned, 2), range(1, turned, 2)) if neighbours else (range(turned // 2), range(turned // 2, turned))
+    middle = (turned + head_dim) // 2
+    return [*first, *range(turned, middle), *second, *range(middle, head_dim)]
+
+
+def _of_pairs(rope: RopeConfig, turned: int) -> Tensor:
+    exponents = torch.arange(0, turned, 2, dtype=torch.float32, device="cpu") / turned
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return frequencies / rope.scaling["factor"]
@@ -35,11 +53,13 @@ def attention_factor(rope: RopeConfig) -> float:
     return _temperature(factor, mscale) / _temperature(factor, all_dim) if mscale and all_dim else _temperature(factor, 1.0)
 
 
-def rotation_table(rope: RopeConfig, head_dim: int, length: int) -> Tensor:
+def rotation_table(rope: RopeConfig | None, head_dim: int, length: int) -> Tensor:
     """Complex numbers that rotate the pairs of positions 0..length-1, of modulus 1 except for YaRN; real parts at even columns.
 
-    Float32 `[length, head_dim]`, on the CPU; a position's bits do not depend on `length`.
+    Float32 `[length, head_dim]`, on the CPU; a position's bits do not depend on `length`. Ones without a rotary embedding.
     """
+    if rope is None:
+        return torch.tensor([1.0, 0.0], device="cpu").repeat(length, head_dim // 2)
     angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(rope, head_dim)
     return (torch.stack((angles.cos(), angles.sin()), -1) * attention_factor(rope)).flatten(1)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import ModelError, StackError
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.peft import adapter_names
 from gradbus.formats.safetensors import StoredTensor, header, mapped, read_headers, refuse_tensors
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_ITEM_BYTES: Final = 4
 _HALF_BITS: Final = 16
 
 
@@ -29,7 +29,9 @@ def check_mergeable() -> None:
 def write_merged(weights: Sequence[Path], adapters: Path, scale: float, folder: Path) -> None:
     """Writes each of `weights` into `folder` under its name, in float32, with `scale · B A` added where there is an adapter.
 
-    A file gets its name only when it is complete. Raises ModelError for an adapter that belongs to none of the weights.
+    Tensors that no run trains stay as they are. A file gets its name only when it is complete.
+
+    Raises ModelError for an adapter that belongs to none of the weights.
     """
     parts = read_headers([adapters])
     found = read_headers(weights)
@@ -42,8 +44,12 @@ def write_merged(weights: Sequence[Path], adapters: Path, scale: float, folder: 
 
 def _write(target: Path, tensors: Mapping[str, StoredTensor], parts: Mapping[str, StoredTensor], scale: float) -> None:
     with target.open("wb") as stream:
-        stream.write(header({name: ("F32", tensor.shape) for name, tensor in tensors.items()}, _ITEM_BYTES))
+        dtypes = {name: tensor.dtype if is_frozen(name) else "F32" for name, tensor in tensors.items()}
+        stream.write(header({name: (dtypes[name], tensor.shape) for name, tensor in tensors.items()}))
         for name, tensor in tensors.items():
+            if is_frozen(name):
+                stream.write(_stored(tensor))
+                continue
             weight = _float32(tensor)
             down, up = (parts.get(part) for part in adapter_names(name))
             if down is not None and up is not None:
@@ -51,11 +57,15 @@ def _write(target: Path, tensors: Mapping[str, StoredTensor], parts: Mapping[str
             stream.write(weight.astype("<f4", copy=False).tobytes())
 
 
+def _stored(tensor: StoredTensor) -> bytes:
+    with mapped(tensor.file) as content:
+        return content[tensor.start : tensor.end]
+
+
 def _float32(tensor: StoredTensor) -> NDArray[np.float32]:
     import numpy as np  # noqa: PLC0415 - see `check_mergeable`
 
-    with mapped(tensor.file) as content:
-        raw = content[tensor.start : tensor.end]
+    raw = _stored(tensor)
     values: NDArray[Any]
     match tensor.dtype:
         case "F32":

@@ -5,25 +5,20 @@ Sizes are bounded before anything is computed from them, so that a reading takes
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gradbus.errors import ModelError
+from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, value_of
 from gradbus.formats.hf_model import CONFIG, positive, read_object
 from gradbus.formats.model_families import ModelFamily, Stated, family_of
+from gradbus.formats.rope_config import RopeConfig, layers_with_rope, read_ropes
 
 Shape = tuple[int, ...]
 
-_STRETCHED: Final = frozenset({"llama3", "yarn"})
-_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
 _MAX_LAYERS: Final = 1024
 _MAX_WIDTH: Final = 1 << 17
 _MAX_INTERMEDIATE: Final = 1 << 19
@@ -31,24 +26,43 @@ _MAX_HEADS: Final = 1024
 _MAX_HEAD_DIM: Final = 1024
 _MAX_HEADS_WIDTH: Final = 16
 """All heads together over the hidden size. Models have up to 2; a small file with wide heads would take a cache of terabytes."""
-_MAX_CONTEXT: Final = 1 << 24
-_MAX_FACTOR: Final = 1e6
-_MAX_THETA: Final = 1e12
+_MAX_SCALE: Final = 1e6
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding: base, and how it is stretched for longer contexts."""
+class Biases(NamedTuple):
+    """Which linear layers add a bias: of queries, keys and values; of the attention's output; of the feed-forward part."""
 
-    theta: float
-    kind: str
-    """One of the family's `rope_kinds`."""
-    scaling: Mapping[str, float]
+    qkv: bool
+    out: bool
+    mlp: bool
+
+
+class LinearShape(NamedTuple):
+    """A linear layer of a decoder layer: its name in `self_attn` or `mlp`, its weight `[rows, columns]`, and whether it has a bias."""
+
+    name: str
+    rows: int
+    columns: int
+    biased: bool
+
+
+class Multipliers(NamedTuple):
+    """Factors of what the decoder adds up and compares."""
+
+    embedding: float
+    """Of the embeddings, rounded to the dtype of the weights."""
+    residual: float
+    """Of what attention and feed-forward part add to the hidden states."""
+    scores: float
+    """Of the products of queries and keys."""
+    hidden: float
+    """Of the last hidden states, and so of the logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder with RMSNorm, rotary grouped-query attention, SwiGLU and a linear head with nothing after it."""
+    """A decoder with RMSNorm, rotary grouped-query attention, a gated feed-forward part and a linear head with nothing after it."""
 
     family: ModelFamily
     vocab_size: int
@@ -59,11 +73,11 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     context_length: int
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
+    biases: Biases
     tied: bool
-    rope: RopeConfig
+    multipliers: Multipliers
+    ropes: tuple[RopeConfig | None, ...]
+    """For each layer, its rotary position embedding; None: none."""
     windows: tuple[int | None, ...]
     """For each layer, the number of tokens that a token sees back, itself included; None: all."""
 
@@ -73,26 +87,73 @@ class ModelConfig:
         return len(self.windows)
 
     @property
-    def unfused_features(self) -> tuple[str, ...]:
-        """Features that only `gradbus_kernels.models.decoder` computes, and neither `invariant_decoder` nor the embedded engine."""
+    def engine_lacks(self) -> tuple[str, ...]:
+        """Features that the embedded engine does not compute."""
+        halves = self.family.rope_pairs == "halves"
         present = {
-            "a sliding window": any(window is not None for window in self.windows),
-            "attention_bias": self.out_bias,
-            "mlp_bias": self.mlp_bias,
+            "attention_bias": self.biases.out,
+            "mlp_bias": self.biases.mlp,
+            "partial_rotary_factor": halves and any(rope.partial != 1.0 for rope in self.ropes if rope),
         }
         return tuple(name for name, used in present.items() if used)
+
+    @property
+    def invariant_lacks(self) -> tuple[str, ...]:
+        """Features that `numerics = "batch_invariant"` does not compute, in the trainer's `invariant_decoder` or in the engine."""
+        windows = ("a sliding window",) if any(window is not None for window in self.windows) else ()
+        return (*windows, *self.engine_lacks)
+
+    @property
+    def attention_layers(self) -> tuple[LinearShape, ...]:
+        """The linear layers of `self_attn`, in the order of transformers."""
+        hidden, query, key = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self._of_family(
+            LinearShape("q_proj", query, hidden, self.biases.qkv),
+            LinearShape("k_proj", key, hidden, self.biases.qkv),
+            LinearShape("v_proj", key, hidden, self.biases.qkv),
+            LinearShape("qkv_proj", query + 2 * key, hidden, self.biases.qkv),
+            LinearShape("o_proj", hidden, query, self.biases.out),
+        )
+
+    @property
+    def mlp_layers(self) -> tuple[LinearShape, ...]:
+        """The linear layers of `mlp`, in the order of transformers."""
+        hidden, inner, biased = self.hidden_size, self.intermediate_size, self.biases.mlp
+        return self._of_family(
+            LinearShape("gate_proj", inner, hidden, biased),
+            LinearShape("up_proj", inner, hidden, biased),
+            LinearShape("gate_up_proj", 2 * inner, hidden, biased),
+            LinearShape("down_proj", hidden, inner, biased),
+        )
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Elements of the weights of the norms of queries and of keys; 0 without these norms."""
+        match self.family.qk_norm:
+            case "head":
+                return self.head_dim, self.head_dim
+            case "width":
+                return self.heads * self.head_dim, self.kv_heads * self.head_dim
+            case None:
+                return 0, 0
 
     @property
     def kv_width(self) -> int:
         """Elements of one position's keys and values in one layer."""
         return 2 * self.kv_heads * self.head_dim
 
+    def _of_family(self, *shapes: LinearShape) -> tuple[LinearShape, ...]:
+        """Those that the family has, in its order."""
+        names = self.family.linear_layers
+        return tuple(sorted((shape for shape in shapes if shape.name in names), key=lambda shape: names.index(shape.name)))
+
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Configuration of the model in `folder`; ModelError when config.json is broken or asks for a feature that no forward here computes."""
-    fields: Mapping[str, Any] = read_object(folder / CONFIG)
-    family = family_of(fields.get("model_type"))
-    _refuse_unsupported(fields)
+    stated: Mapping[str, Any] = read_object(folder / CONFIG)
+    family = family_of(stated.get("model_type"))
+    fields = {**family.defaults, **stated}
+    _refuse_unsupported(fields, family)
     return _checked(_model_config(fields, family))
 
 
@@ -101,8 +162,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     embedding = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
     layer = dict(_layer_shapes(config))
-    for number in range(config.layers):
-        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    for at in range(config.layers):
+        shapes |= {f"model.layers.{at}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (config.hidden_size,)
     return shapes if config.tied else shapes | {"lm_head.weight": embedding}
 
@@ -115,29 +176,24 @@ def redundant_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    projections = (
-        ("self_attn.q_proj", query, hidden, config.qkv_bias),
-        ("self_attn.k_proj", key, hidden, config.qkv_bias),
-        ("self_attn.v_proj", key, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, query, config.out_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    )
-    for name, rows, columns, biased in projections:
-        yield f"{name}.weight", (rows, columns)
-        if biased:
-            yield f"{name}.bias", (rows,)
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{name}.weight", (hidden,)
+    for owner, layers in (("self_attn", config.attention_layers), ("mlp", config.mlp_layers)):
+        for name, rows, columns, biased in layers:
+            yield f"{owner}.{name}.weight", (rows, columns)
+            if biased:
+                yield f"{owner}.{name}.bias", (rows,)
+        if owner == "self_attn" and config.family.qk_norm:
+            yield from zip(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), ((size,) for size in config.qk_norm_sizes), strict=True)
+    for name, _ in config.family.norms:
+        yield f"{name}.weight", (config.hidden_size,)
 
 
 def _checked(config: ModelConfig) -> ModelConfig:
     if config.heads % config.kv_heads or config.head_dim % 2:
         sizes = f"{config.heads} heads of size {config.head_dim} over {config.kv_heads} key-value heads"
         raise ModelError(f"config.json asks for {sizes}, which do not divide; save the model again with transformers")
+    for rope in {id(rope): rope for rope in config.ropes if rope}.values():
+        if (turned := int(config.head_dim * rope.partial)) < 2 or turned % 2:
+            raise ModelError(f"config.json asks to turn {turned} elements of a head, which make no pairs; save the model again")
     if config.heads * config.head_dim > _MAX_HEADS_WIDTH * config.hidden_size:
         sizes = f"{config.heads} heads of size {config.head_dim} over a hidden size of {config.hidden_size}"
         raise ModelError(f"config.json asks for {sizes}, at most {_MAX_HEADS_WIDTH} times as wide are taken; choose another model")
@@ -145,10 +201,11 @@ def _checked(config: ModelConfig) -> ModelConfig:
 
 
 def _model_config(fields: Mapping[str, Any], family: ModelFamily) -> ModelConfig:
-    heads, layers = positive(fields, "num_attention_heads", _MAX_HEADS), positive(fields, "num_hidden_layers", _MAX_LAYERS)
+    heads, kinds = positive(fields, "num_attention_heads", _MAX_HEADS), _layer_kinds(fields, family)
     hidden, vocabulary = positive(fields, "hidden_size", _MAX_WIDTH), positive(fields, "vocab_size")
     for name in ("bos_token_id", "eos_token_id"):
         _check_token_ids(fields, name, vocabulary)
+    head_dim = positive(fields, "head_dim", _MAX_HEAD_DIM, default=hidden // heads)
     return ModelConfig(
         family=family,
         vocab_size=vocabulary,
@@ -156,64 +213,66 @@ def _model_config(fields: Mapping[str, Any], family: ModelFamily) -> ModelConfig
         intermediate_size=positive(fields, "intermediate_size", _MAX_INTERMEDIATE),
         heads=heads,
         kv_heads=positive(fields, "num_key_value_heads", heads, default=heads),
-        head_dim=positive(fields, "head_dim", _MAX_HEAD_DIM, default=hidden // heads),
-        norm_eps=_number(fields, "rms_norm_eps", 1e-6, most=1.0),
+        head_dim=head_dim,
+        norm_eps=number(fields, "rms_norm_eps", 1e-6, most=1.0),
         context_length=positive(fields, "max_position_embeddings"),
-        qkv_bias=_is_stated(family.qkv_bias, fields),
-        out_bias=_is_stated(family.out_bias, fields),
-        mlp_bias=_is_stated(family.mlp_bias, fields),
+        biases=Biases(*(_is_stated(stated, fields) for stated in (family.qkv_bias, family.out_bias, family.mlp_bias))),
         tied=_is_stated(family.tied, fields),
-        rope=_rope(fields, family),
-        windows=_windows(fields, layers) if family.sliding_window else (None,) * layers,
+        multipliers=_multipliers(fields, family, hidden, head_dim),
+        ropes=read_ropes(fields, family, kinds),
+        windows=_windows(fields, family, kinds),
     )
 
 
-def _rope(fields: Mapping[str, Any], family: ModelFamily) -> RopeConfig:
-    """transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and an optional `rope_scaling`."""
-    parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    if not isinstance(parameters, dict):
-        raise _misstated("rope_scaling", parameters)
-    stated = {"rope_theta": _value(parameters, "rope_theta", fields.get("rope_theta"))}
-    theta = _number(stated, "rope_theta", 10_000.0, 1.0, _MAX_THETA)
-    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
-    if kind not in family.rope_kinds:
-        named = ", ".join(family.rope_kinds)
-        raise ModelError(f"config.json asks for rope type {reprlib.repr(kind)}, which is not computed; choose a model with one of {named}")
-    if kind == "default":
-        return RopeConfig(theta, kind, {})
-    return RopeConfig(theta, kind, _rope_scaling(fields, parameters, kind))
+def _multipliers(fields: Mapping[str, Any], family: ModelFamily, hidden: int, head_dim: int) -> Multipliers:
+    match family.multipliers:
+        case "none":
+            return Multipliers(1.0, 1.0, head_dim**-0.5, 1.0)
+        case "gemma":
+            return Multipliers(hidden**0.5, 1.0, number(fields, "query_pre_attn_scalar", 256.0, most=_MAX_SCALE) ** -0.5, 1.0)
+        case "stated":
+            names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+            embedding, residual, scores, logits = (number(fields, name, 1.0, 1 / _MAX_SCALE, _MAX_SCALE) for name in names)
+            return Multipliers(embedding, residual, scores, 1.0 / logits)
 
 
-def _rope_scaling(fields: Mapping[str, Any], parameters: Mapping[str, Any], kind: str) -> dict[str, float]:
-    names = {"rope_type", "type", "rope_theta"}
-    scaling = {name: float(value) for name, value in parameters.items() if isinstance(value, int | float) and name not in names}
-    if kind in _STRETCHED:
-        original = fields.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        stated = {"original_max_position_embeddings": original or fields["max_position_embeddings"]}
-        scaling |= {name: float(positive(stated, name, _MAX_CONTEXT)) for name in stated}
-    for name in _NEEDED[kind]:
-        if name not in scaling:
-            raise _misstated(name, parameters.get(name))
-    for name, value in scaling.items():
-        # A switch such as `truncate` may be off; what divides or is under a logarithm is above 0.
-        if not 0.0 <= value <= max(_MAX_FACTOR, _MAX_CONTEXT) or (name in {*_NEEDED[kind], "beta_fast", "beta_slow"} and value == 0.0):
-            raise _misstated(name, value)
-    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
-        raise _misstated("high_freq_factor", scaling["high_freq_factor"])
-    return scaling
+def _layer_kinds(fields: Mapping[str, Any], family: ModelFamily) -> tuple[str, ...]:
+    """The attention of each layer, as `layer_types` names it."""
+    layers, listed = positive(fields, "num_hidden_layers", _MAX_LAYERS), fields.get("layer_types")
+    if family.windows in {"none", "everywhere"}:
+        return (_FULL,) * layers
+    if family.has_layers_without_rope:
+        kinds = listed or [_FULL if turned else _SLIDING for turned in layers_with_rope(fields, layers)]
+    elif family.windows == "optional":
+        kinds = listed or _older_kinds(fields, layers)
+    else:
+        kinds = listed or _alternating_kinds(fields, layers)
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (_SLIDING, _FULL) for kind in kinds):
+        raise misstated("layer_types", kinds)
+    return tuple(kinds)
 
 
-def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Newer folders list `layer_types`; before transformers 4.53, layers from `max_window_layers` on had the window."""
-    first = _value(fields, "max_window_layers", 28)
+def _older_kinds(fields: Mapping[str, Any], layers: int) -> list[str]:
+    """Before transformers 4.53, layers from `max_window_layers` on had the window."""
+    first = value_of(fields, "max_window_layers", 28)
     if not isinstance(first, int):
-        raise _misstated("max_window_layers", first)
-    kinds = fields.get("layer_types") or ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("sliding_attention", "full_attention") for kind in kinds):
-        raise _misstated("layer_types", kinds)
-    used = _flag(fields, "use_sliding_window")
-    window = positive({"sliding_window": 4096, **fields}, "sliding_window", _MAX_CONTEXT) if used else None
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        raise misstated("max_window_layers", first)
+    return [_SLIDING if layer >= first else _FULL for layer in range(layers)]
+
+
+def _alternating_kinds(fields: Mapping[str, Any], layers: int) -> list[str]:
+    """All layers but every nth have the window."""
+    pattern = positive(fields, "sliding_window_pattern", MAX_CONTEXT)
+    return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(layers)]
+
+
+def _windows(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str, ...]) -> tuple[int | None, ...]:
+    if family.windows == "everywhere":
+        stated = fields.get("sliding_window")
+        return (None if stated is None else positive(fields, "sliding_window", MAX_CONTEXT),) * len(kinds)
+    used = flag(fields, "use_sliding_window") if family.windows == "optional" else _SLIDING in kinds
+    window = positive({"sliding_window": 4096, **fields}, "sliding_window", MAX_CONTEXT) if used else None
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
 def _check_token_ids(fields: Mapping[str, Any], name: str, vocabulary: int) -> None:
@@ -221,44 +280,21 @@ def _check_token_ids(fields: Mapping[str, Any], name: str, vocabulary: int) -> N
     value = fields.get(name)
     for token in value if isinstance(value, list) else [] if value is None else [value]:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
-            raise _misstated(name, value)
+            raise misstated(name, value)
 
 
 def _is_stated(stated: Stated, fields: Mapping[str, Any]) -> bool:
     """The value of a property that all models of a family have, or that config.json states."""
-    return _flag(fields, stated) if isinstance(stated, str) else stated
+    return flag(fields, stated) if isinstance(stated, str) else stated
 
 
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    value = _value(fields, name, False)
-    if not isinstance(value, bool):
-        raise _misstated(name, value)
-    return value
-
-
-def _number(fields: Mapping[str, Any], name: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
-    """A number above `least` and at most `most`."""
-    value = _value(fields, name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least < value <= most:
-        raise _misstated(name, value)
-    return float(value)
-
-
-def _value(fields: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = fields.get(name)
-    return default if value is None else value
-
-
-def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Mapping[str, Any], family: ModelFamily) -> None:
+    name, computed = family.activation
     asked = {
-        "hidden_act": fields.get("hidden_act", "silu") != "silu",
-        "partial_rotary_factor": _value(fields, "partial_rotary_factor", 1.0) != 1.0,
+        name: fields.get(name, computed) != computed,
         "quantization_config": bool(fields.get("quantization_config")),
+        **{name: fields.get(name) not in (None, False) for name in family.not_computed},
     }
     faults = [f"{name} = {reprlib.repr(fields.get(name))}" for name, wrong in asked.items() if wrong]
     if faults:
         raise ModelError(f"config.json asks for {', '.join(faults)}, which is not computed; choose another model")
-
-
-def _misstated(name: str, value: object) -> ModelError:
-    return ModelError(f"config.json lacks or misstates {name} ({reprlib.repr(value)}); save the model again with transformers")

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from gradbus.errors import Fault, ModelError
 
@@ -30,6 +30,13 @@ Capability = Literal["embedded_engine", "batch_invariant", "lora"]
 
 Stated = bool | str
 """A property of all models of a family, or the field of config.json that states it (false where the field is missing)."""
+
+QkNorm = Literal["head", "width"]
+NormKind = Literal["llama", "float32", "offset"]
+NormPlace = Literal["before_attention", "after_attention", "before_mlp", "after_mlp"]
+NORM_PLACES: Final[tuple[NormPlace, ...]] = get_args(NormPlace)
+Windows = Literal["none", "optional", "everywhere", "alternating"]
+Multiplied = Literal["none", "stated", "gemma"]
 
 _ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
 _LINEAR_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -48,12 +55,34 @@ class ModelFamily:
     mlp_bias: Stated
     tied: Stated = "tie_word_embeddings"
     """Whether the head is the embedding."""
-    sliding_window: bool = False
-    """Whether the fields of config.json about a sliding window count."""
+    windows: Windows = "none"
+    """Which layers have a sliding window: none, those that `use_sliding_window` switches on, all if a size is stated, all but every nth."""
+    qk_norm: QkNorm | None = None
+    """RMSNorm of queries and keys before they are rotated: of each head, with one weight for all heads; of all heads together; or none."""
+    norm_kind: NormKind = "llama"
+    """How RMSNorm takes its weight: after the cast from float32; before it; before it, as 1 + weight."""
+    norms: tuple[tuple[str, NormPlace], ...] = (("input_layernorm", "before_attention"), ("post_attention_layernorm", "before_mlp"))
+    """The norms of a decoder layer in transformers' order."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """The field of config.json and the only value that is computed: silu, or gelu_pytorch_tanh."""
+    multipliers: Multiplied = "none"
+    """Factors of embeddings, residuals, scores and logits: none, stated in config.json, or those of Gemma."""
+    has_layers_without_rope: bool = False
+    """Whether `no_rope_layers` counts."""
+    has_partial_rope: bool = False
+    """Whether `partial_rotary_factor` may be below 1."""
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
+    """Which elements of a head are turned together: i and i + half of those that are turned, or 2i and 2i + 1."""
+    local_rope_theta: str = ""
+    """In older folders, the field with the base of layers that have a window; empty: they have that of the others."""
     rope_kinds: tuple[str, ...] = _ROPE_KINDS
     linear_layers: tuple[str, ...] = _LINEAR_LAYERS
     """Names of a decoder layer's matrices: the layers that LoRA may target."""
     capabilities: frozenset[Capability] = frozenset({"embedded_engine", "batch_invariant", "lora"})
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """What transformers takes for a field that config.json lacks, where this differs from other families."""
+    not_computed: tuple[str, ...] = ()
+    """Fields of config.json that must be missing, null or false."""
 
     def require(self, capability: Capability) -> None:
         """Raises ModelError unless the family has the capability."""
@@ -96,11 +125,121 @@ def family_of_architecture(architecture: object) -> ModelFamily | None:
     return next((family for family in MODEL_FAMILIES.values() if family.architecture == architecture), None)
 
 
+_WITHOUT_INVARIANT: Final[frozenset[Capability]] = frozenset({"embedded_engine", "lora"})
+_OLMO: Final[Mapping[str, Any]] = {
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "mlp_bias": False,
+    "qk_norm": "width",
+    "norm_kind": "float32",
+    "norms": (("post_attention_layernorm", "after_attention"), ("post_feedforward_layernorm", "after_mlp")),
+    "capabilities": _WITHOUT_INVARIANT,
+}
+
 MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
     family.model_type: family
     for family in (
         ModelFamily("llama", "LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
-        ModelFamily("qwen2", "Qwen2ForCausalLM", qkv_bias=True, out_bias=False, mlp_bias=False, sliding_window=True),
+        ModelFamily("qwen2", "Qwen2ForCausalLM", qkv_bias=True, out_bias=False, mlp_bias=False, windows="optional"),
+        ModelFamily(
+            *("qwen3", "Qwen3ForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias=False,
+            windows="optional",
+            qk_norm="head",
+            defaults={"head_dim": 128},
+        ),
+        ModelFamily(
+            *("mistral", "MistralForCausalLM"),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            windows="everywhere",
+            defaults={"sliding_window": 4096},
+        ),
+        ModelFamily(
+            *("smollm3", "SmolLM3ForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            windows="optional",
+            has_layers_without_rope=True,
+            defaults={"tie_word_embeddings": True},
+        ),
+        ModelFamily(
+            *("seed_oss", "SeedOssForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_out_bias",
+            mlp_bias="mlp_bias",
+            defaults={"attention_bias": True, "head_dim": 128},
+        ),
+        ModelFamily("olmo2", "Olmo2ForCausalLM", **_OLMO, defaults={"rms_norm_eps": 1e-5}),
+        ModelFamily(
+            *("olmo3", "Olmo3ForCausalLM"),
+            **_OLMO,
+            windows="alternating",
+            local_rope_theta="rope_theta",
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window_pattern": 4},
+        ),
+        ModelFamily(
+            *("gemma3_text", "Gemma3ForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias=False,
+            windows="alternating",
+            qk_norm="head",
+            norm_kind="offset",
+            norms=(
+                ("input_layernorm", "before_attention"),
+                ("post_attention_layernorm", "after_attention"),
+                ("pre_feedforward_layernorm", "before_mlp"),
+                ("post_feedforward_layernorm", "after_mlp"),
+            ),
+            activation=("hidden_activation", "gelu_pytorch_tanh"),
+            multipliers="gemma",
+            local_rope_theta="rope_local_base_freq",
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={"tie_word_embeddings": True, "head_dim": 256, "rope_theta": 1e6, "sliding_window_pattern": 6},
+            not_computed=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+        ),
+        ModelFamily(
+            *("granite", "GraniteForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            multipliers="stated",
+            capabilities=_WITHOUT_INVARIANT,
+        ),
+        ModelFamily(
+            *("phi3", "Phi3ForCausalLM"),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            windows="everywhere",
+            has_partial_rope=True,
+            rope_kinds=("default",),
+            linear_layers=("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={"rms_norm_eps": 1e-5},
+        ),
+        ModelFamily(
+            *("glm4", "Glm4ForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias=False,
+            mlp_bias=False,
+            norms=(
+                ("input_layernorm", "before_attention"),
+                ("post_attention_layernorm", "before_mlp"),
+                ("post_self_attn_layernorm", "after_attention"),
+                ("post_mlp_layernorm", "after_mlp"),
+            ),
+            has_partial_rope=True,
+            rope_pairs="neighbours",
+            linear_layers=("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+        ),
     )
 }
 """By `model_type`."""

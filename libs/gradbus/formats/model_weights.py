@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.hf_model import INDEX, weight_files, weight_map
 from gradbus.formats.model_config import ModelConfig, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
@@ -13,10 +16,20 @@ from gradbus.formats.safetensors import StoredTensor, check_tensors, read_header
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def check_weights(folder: Path, config: ModelConfig) -> None:
-    """Raises ModelError unless the folder's weights are exactly the tensors of a model with `config`, in floating point.
+@dataclass(frozen=True, slots=True)
+class NamePlan:
+    """The tensors of every version of a model: the names of its base folder, except tensors that no forward reads."""
 
-    Tensors that older folders store beside them (`redundant_shapes`) may be there too.
+    trained: Mapping[str, StoredTensor]
+    """Where the folder stores each weight of the decoder, in the order of `tensor_shapes`."""
+    frozen: Mapping[str, StoredTensor]
+    """Where it stores what no run trains (`is_frozen`), in order of name; a version carries it with the same bits."""
+
+
+def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
+    """The plan of names. Raises ModelError unless the weights are exactly the tensors of a model with `config`, in floating point.
+
+    Beside them there may be frozen tensors, and what older folders store and no forward reads (`redundant_shapes`).
     """
     files = weight_files(folder)
     found = read_headers([folder / name for name in files])
@@ -24,8 +37,11 @@ def check_weights(folder: Path, config: ModelConfig) -> None:
         _check_index(folder, found)
     redundant = redundant_shapes(config)
     needed = tensor_shapes(config)
-    check_tensors(found, needed | {name: redundant[name] for name in found.keys() & redundant.keys()})
-    refuse_tensors({name for name, tensor in found.items() if tensor.dtype not in _DTYPES}, "are quantised or no floating-point numbers")
+    frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
+    read = {name: tensor for name, tensor in found.items() if name not in frozen}
+    check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
+    refuse_tensors({name for name, tensor in read.items() if tensor.dtype not in _DTYPES}, "are quantised or no floating-point numbers")
+    return NamePlan({name: found[name] for name in needed}, frozen)
 
 
 def _check_index(folder: Path, found: dict[str, StoredTensor]) -> None:

@@ -62,6 +62,11 @@ def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
     return found
 
 
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element."""
+    return _ITEM_BYTES[dtype]
+
+
 def header_length(start: bytes) -> int:
     """The length of the header of a file that begins with these LENGTH_BYTES."""
     return int.from_bytes(start, "little")
@@ -78,15 +83,15 @@ def mapped(file: Path) -> mmap.mmap:
         raise _broken(file, str(error)) from error
 
 
-def header(tensors: Mapping[str, tuple[str, Sequence[int]]], item_bytes: int, metadata: Mapping[str, str] | None = PYTORCH) -> bytes:
-    """Header of a file with these tensors, name to (dtype, shape), in this order; `item_bytes` is the size of an element.
+def header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = PYTORCH) -> bytes:
+    """Header of a file with these tensors, name to (dtype, shape), in this order.
 
     The tensors' bytes follow it. Equal to what the safetensors library writes for tensors of one dtype in order of name.
     """
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + item_bytes * math.prod(shape)
+        begin, end = end, end + item_bytes(dtype) * math.prod(shape)
         described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)  # tensors are aligned

@@ -163,7 +163,7 @@ class DeepSpeedSpec(Section):
     optimizer: Literal["adamw", "cpu_adam"] = Field("adamw", description="`cpu_adam` is DeepSpeed's AdamW for an offloaded optimiser.")
 
 
-LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"]
 
 
 class LoraSpec(Section):

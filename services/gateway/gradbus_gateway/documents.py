@@ -1,4 +1,4 @@
-"""`python -m gradbus_gateway.documents docs`: writes the committed OpenAPI document and the run spec's JSON Schema."""
+"""`python -m gradbus_gateway.documents docs`: writes the OpenAPI document, the run spec's JSON Schema and the page of model families."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from gradbus.formats.families_page import families_page
 from gradbus.spec import RunSpec
 from gradbus_gateway.app import create_app
 
@@ -13,7 +14,8 @@ from gradbus_gateway.app import create_app
 def documents() -> dict[str, str]:
     """The documents, by file name."""
     contents = {"openapi.json": create_app().openapi(), "run-spec.schema.json": RunSpec.model_json_schema()}
-    return {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in contents.items()}
+    found = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in contents.items()}
+    return {**found, "families.md": families_page()}
 
 
 if __name__ == "__main__":

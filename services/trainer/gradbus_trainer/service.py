@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from gradbus.aio.threads import in_run_thread
 from gradbus.algorithms import Algorithm, algorithm_of
@@ -14,7 +15,9 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
+from gradbus.spec import RunSpec
 from gradbus.telemetry import export_metrics, get_logger, run_metrics
+from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory
 from gradbus_trainer.broadcast.publisher import BroadcastPublisher
 from gradbus_trainer.checkpoints.state import TrainerState, restore
@@ -28,8 +31,9 @@ from gradbus_trainer.step.live_log import LiveLog, missing_reporter
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
+from gradbus_trainer.tensors.base_folder import check_identity, write_frozen
 from gradbus_trainer.tensors.export import BroadcastExport
-from gradbus_trainer.tensors.scratch import Scratch
+from gradbus_trainer.tensors.scratch import Scratch, TensorFile
 from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
@@ -73,14 +77,14 @@ class TrainerService:
         store = StoreClient(self._clients.weight_store, run_id)
         await store.open_term(control.term)
         folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
-        learner = await in_run_thread(lambda: self._learners.open(folder, spec), "open learner")
+        learner, frozen = await in_run_thread(lambda: self._open(folder, spec), "open learner")
         state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
         events = EventLog(self._clients.bus, run_id)
         _report_learner(run_id, learner, state, events)
         algorithm = algorithm_of(spec.algorithm)
         source = self._live_log(record, algorithm, state)
         weights = transport_for(spec.weights, objects, self._settings.folder_deltas)
-        writer = VersionWriter(objects, run_id, control.term, weights)
+        writer = VersionWriter(objects, run_id, control.term, weights, frozen)
         async with source.reading(), self._broadcasts(record, events, control.term) as broadcast, _exported(run_id) as recorder:
             parts = TrainLoopParts(
                 source=source,
@@ -95,6 +99,17 @@ class TrainerService:
             await TrainLoop(record, parts, state).run()
         await events.flush()
         _log.info("run_trained", run_id=run_id, step=state.step)
+
+    def _open(self, folder: Path, spec: RunSpec) -> tuple[Learner, TensorFile | None]:
+        """A learner that has loaded the folder, and what its versions carry along. Raises ModelError if it would publish another model.
+
+        Adapters need neither: their base never leaves the folder.
+        """
+        learner = self._learners.open(folder, spec)
+        if spec.trainer.lora is not None:
+            return learner, None
+        check_identity(folder, learner.weights(), DTYPES[spec.version_dtype])
+        return learner, write_frozen(folder, self._scratch)
 
     def _live_log(self, record: RunRecord, algorithm: Algorithm, state: TrainerState) -> LiveLog:
         report_missing = missing_reporter(self._clients.bus, record.run_id, state.frontier)

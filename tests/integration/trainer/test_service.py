@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from gradbus.bus import Buckets, EventLog
 from gradbus.control.failures import RunFailures
@@ -16,6 +19,7 @@ from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.service import TrainerService
 from gradbus_trainer.settings import Settings, TorchrunRank
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 from .conftest import until
 
@@ -80,6 +84,57 @@ async def test_a_folder_without_a_model_is_fatal_trouble_with_its_reason(new_run
 
     await until(is_in_trouble)
     assert "config.json has num_attention_heads" in (await presence(bus, run)).trouble
+    process.stopping.set()
+    await asyncio.wait_for(task, 60)
+
+
+async def test_what_no_run_trains_is_stored_once_and_named_by_every_version(
+    new_run, make_spec, model_folder, objects, serve, bus, tmp_path
+):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    base = load_file(folder / "model.safetensors")
+    frozen = {"mtp.norm.weight": torch.randn(4).bfloat16(), "visual.patch": torch.randn(3, 2)}
+    save_file(base | frozen, folder / "model.safetensors", metadata={"format": "pt"})
+    files = {path.name: await objects.put_blob(path.read_bytes()) for path in folder.iterdir()}
+    run = await new_run(make_spec(model={"path": "m", "files": files}))
+    await run.write(range(12))
+
+    async def is_trained():
+        shown = await presence(bus, run)
+        return shown is not None and shown.version == 6
+
+    for _ in range(2):  # the second trainer resumes from the first one's checkpoint
+        process, task = await serve(run)
+
+        await until(is_trained)
+        process.stopping.set()
+        await asyncio.wait_for(task, 60)
+    manifests = (await run.stub.ListVersions(pb.ListVersionsRequest(run_id=run.run_id))).manifests
+    assert len({manifest.shards[1].digest for manifest in manifests}) == 1
+    for manifest in manifests:
+        (tmp_path / "weights").write_bytes(await objects.get_blob(manifest.shards[0].digest))
+        (tmp_path / "carried").write_bytes(await objects.get_blob(manifest.shards[1].digest))
+        carried = load_file(tmp_path / "carried")
+        assert load_file(tmp_path / "weights").keys() | carried.keys() == base.keys() | frozen.keys()
+        assert all(torch.equal(carried[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in frozen.items())
+
+
+async def test_a_learner_that_would_publish_another_model_ends_the_run(new_run, make_spec, model_files, serve, bus, monkeypatch):
+    def transposed(learner):
+        made = weights(learner)
+        return LazyTensors(made.shapes, lambda name: made[name].flip(0) if name.endswith("gate_proj.weight") else made[name])
+
+    weights = TorchLearner.weights
+    monkeypatch.setattr(TorchLearner, "weights", transposed)
+    run = await new_run(make_spec(model={"path": "m", "files": model_files}))
+    process, task = await serve(run)
+
+    async def is_in_trouble():
+        shown = await presence(bus, run)
+        return shown is not None and shown.fatal and shown.trouble
+
+    await until(is_in_trouble)
+    assert "1 tensors differ (model.layers.0.mlp.gate_proj.weight)" in (await presence(bus, run)).trouble
     process.stopping.set()
     await asyncio.wait_for(task, 60)
 

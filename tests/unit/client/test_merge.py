@@ -61,6 +61,16 @@ def test_the_sum_is_the_kernels_in_float32_file_by_file(write, adapters, tmp_pat
             assert torch.equal(tensor, base[name].float()) == ("q_proj.weight" not in name and "down_proj" not in name)
 
 
+def test_tensors_that_no_run_trains_keep_their_dtype_and_bits(write, adapters, tmp_path):
+    _, files = write(torch.bfloat16)
+    frozen = {"mtp.w": torch.randn(3, 2).to(torch.bfloat16), "visual.index": torch.arange(4)}
+    save_file(load_file(files[1]) | frozen, files[1])
+    write_merged(files, adapters, LORA.scale, tmp_path / "out")
+    written = load_file(tmp_path / "out" / files[1].name)
+    assert {name: tensor.dtype for name, tensor in written.items() if name not in frozen} == dict.fromkeys(list(BASE)[2:], torch.float32)
+    assert all(written[name].dtype == tensor.dtype and torch.equal(written[name], tensor) for name, tensor in frozen.items())
+
+
 def test_adapters_of_another_model_are_refused(write, adapters, tmp_path):
     _, files = write(torch.float32)
     with pytest.raises(ModelError, match="of the adapters belong to no weight"):

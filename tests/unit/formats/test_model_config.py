@@ -1,6 +1,7 @@
 """The features that config.json may ask for."""
 
 import json
+import math
 import tracemalloc
 
 import hypothesis.strategies as st
@@ -9,9 +10,10 @@ from hypothesis import given
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus.formats.model_config import RopeConfig, read_model_config, redundant_shapes, tensor_shapes
+from gradbus.formats.model_config import read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.model_families import MODEL_FAMILIES
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies
+from gradbus.formats.rope_config import RopeConfig
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
 
 BASE = {
     "model_type": "qwen2",
@@ -39,7 +41,7 @@ def shape_of(tmp_path):
 
 @pytest.mark.parametrize("family", MODEL_FAMILIES.values(), ids=MODEL_FAMILIES)
 def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_path):
-    shape = shape_of(model_type=family.model_type, architectures=[family.architecture])
+    shape = shape_of(model_type=family.model_type, architectures=[family.architecture], head_dim=8)
     for name in ("tokenizer.json", "model.safetensors"):
         (tmp_path / name).touch()
     assert shape.family == check_model_folder(tmp_path).family == family
@@ -48,14 +50,14 @@ def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_pa
 def test_what_is_not_said_has_the_usual_value(shape_of):
     shape = shape_of(num_key_value_heads=None, head_dim=None)
     assert (shape.kv_heads, shape.head_dim, shape.norm_eps, shape.tied) == (4, 8, 1e-6, False)
-    assert shape.rope == RopeConfig(10_000.0, "default", {})
+    assert shape.ropes == (RopeConfig(10_000.0, "default", {}),) * 4
     assert shape.windows == (None,) * 4
 
 
 def test_biases_are_each_familys_own(shape_of):
     asked = {"attention_bias": True, "mlp_bias": True}
     found = [shape_of(model_type=family, **extra) for family in ("llama", "qwen2") for extra in ({}, asked)]
-    assert [(shape.qkv_bias, shape.out_bias, shape.mlp_bias) for shape in found] == [
+    assert [shape.biases for shape in found] == [
         (False, False, False),
         (True, True, True),
         (True, False, False),
@@ -71,7 +73,7 @@ def test_biases_are_each_familys_own(shape_of):
     ],
 )
 def test_old_and_new_names_of_the_rotary_settings_say_the_same(shape_of, fields):
-    assert shape_of(**fields).rope == RopeConfig(50.0, "linear", {"factor": 2.0})
+    assert shape_of(**fields).ropes == (RopeConfig(50.0, "linear", {"factor": 2.0}),) * 4
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_old_and_new_names_of_the_rotary_settings_say_the_same(shape_of, fields)
 )
 def test_the_context_before_stretching_is_found_where_it_stands(shape_of, fields, original):
     scaling = {"type": "yarn", "factor": 4.0} | fields.pop("rope_scaling", {})
-    assert shape_of(**fields, rope_scaling=scaling).rope.scaling["original_max_position_embeddings"] == original
+    assert shape_of(**fields, rope_scaling=scaling).ropes[0].scaling["original_max_position_embeddings"] == original
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mistral"}, "use one of llama, qwen2"),
-        ({"model_type": None}, "use one of llama, qwen2"),
+        ({"model_type": "mixtral"}, "use one of .*llama.* qwen2, qwen3"),
+        ({"model_type": None}, "use one of .*llama.* qwen2, qwen3"),
         ({"hidden_size": "wide"}, "must be a whole number above 0"),
         ({"num_hidden_layers": 0}, "must be a whole number above 0"),
         ({"num_key_value_heads": 3}, "do not divide"),
@@ -238,7 +240,12 @@ NUMBERS = st.integers(-2, 40) | st.integers() | st.floats(allow_nan=False, allow
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "yarn", "llama3", "linear", "full_attention", "silu"]),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "type", "factor", "rope_theta", "full_attention", "sliding_attention", "partial_rotary_factor"]),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=6,
 )
@@ -253,6 +260,9 @@ FIELDS = [
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"),
     *("sliding_window", "max_window_layers", "layer_types", "eos_token_id", "bos_token_id", "rope_theta", "rope_parameters"),
     *("hidden_act", "partial_rotary_factor", "quantization_config", "original_max_position_embeddings"),
+    *("no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq", "attention_out_bias"),
+    *("query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+    *("hidden_activation", "final_logit_softcapping"),
 ]
 
 
@@ -269,8 +279,58 @@ def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp
     except ModelError:
         return
     shapes = tensor_shapes(config)
-    assert len(shapes) >= 9 * config.layers
+    assert len(shapes) >= (len(config.family.linear_layers) + len(config.family.norms)) * config.layers
     assert all(size > 0 for shape in (*shapes.values(), *redundant_shapes(config).values()) for size in shape)
-    frequencies = inverse_frequencies(config.rope, config.head_dim)
-    assert frequencies.isfinite().all()
-    assert attention_factor(config.rope) >= 0.0
+    for rope in {id(rope): rope for rope in config.ropes if rope}.values():
+        assert inverse_frequencies(rope, config.head_dim).isfinite().all()
+        assert attention_factor(rope) >= 0.0
+        assert sorted(pair_order(rope, config.head_dim, config.family.rope_pairs == "neighbours")) == list(range(config.head_dim))
+    assert all(math.isfinite(factor) for factor in config.multipliers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "misstates no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval = 0"),
+        (
+            {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
+            "final_logit_softcapping = 30.0, which is not computed",
+        ),
+        ({"model_type": "gemma3_text", "head_dim": 8, "hidden_activation": "silu"}, "hidden_activation = 'silu', which is not computed"),
+        ({"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        (
+            {"model_type": "gemma3_text", "head_dim": 8, "rope_parameters": {"full_attention": {}}},
+            r"misstates rope_parameters\.sliding_attention",
+        ),
+        ({"model_type": "granite", "logits_scaling": 0.0}, "misstates logits_scaling"),
+        ({"model_type": "granite", "residual_multiplier": "small"}, "misstates residual_multiplier"),
+        ({"model_type": "glm4", "head_dim": 8, "partial_rotary_factor": 0.4}, "asks to turn 3 elements of a head, which make no pairs"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
+            "rope type 'longrope', which is not computed; choose a model with one of default",
+        ),
+        (
+            {"model_type": "qwen3", "head_dim": 8, "partial_rotary_factor": 0.5},
+            "is not computed for Qwen3ForCausalLM; choose another model",
+        ),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused_by_its_name(shape_of, fields, message):
+    with pytest.raises(ModelError, match=message):
+        shape_of(**fields)
+
+
+def test_layers_differ_as_the_family_says(shape_of):
+    local, everywhere = RopeConfig(5000.0, "default", {}), RopeConfig(1e6, "linear", {"factor": 8.0})
+    gemma = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 3, "sliding_window": 7}
+    shape = shape_of(**gemma, rope_theta=1e6, rope_local_base_freq=5000, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert shape.windows == (7, 7, None, 7)
+    assert shape.ropes == (local, local, everywhere, local)
+    assert (shape.multipliers.embedding, shape.multipliers.scores, shape.tied) == (32**0.5, 256**-0.5, True)
+    turned = [rope is not None for rope in shape_of(model_type="smollm3", no_rope_layer_interval=2).ropes]
+    assert turned == [True, False, True, False]
+    assert shape_of(model_type="mistral").windows == (4096,) * 4
+    assert shape_of(model_type="mistral", sliding_window=None).windows == (None,) * 4
+    factors = {"embedding_multiplier": 12, "residual_multiplier": 0.2, "attention_multiplier": 0.5, "logits_scaling": 8}
+    assert shape_of(model_type="granite", **factors).multipliers == (12.0, 0.2, 0.5, 0.125)

@@ -35,7 +35,7 @@ def check(folder):
 
 def write(path, tensors, dtype="F32"):
     """A whole file of zeros with these tensors, name to shape."""
-    data = header({name: (dtype, shape) for name, shape in tensors.items()}, SIZES[dtype])
+    data = header({name: (dtype, shape) for name, shape in tensors.items()})
     path.write_bytes(data + bytes(SIZES[dtype] * sum(map(math.prod, tensors.values()))))
 
 
@@ -82,6 +82,23 @@ def test_shards_are_taken_with_their_index_and_other_files_are_left_out(folder, 
 def test_what_older_folders_store_beside_the_weights_may_be_there(folder, shapes):
     write(folder / "model.safetensors", shapes | redundant_shapes(read_model_config(folder)))
     check(folder)
+
+
+def test_the_plan_has_every_name_in_the_models_order_and_what_is_frozen_beside(folder, shapes):
+    plan = check_weights(folder, read_model_config(folder))
+    assert (list(plan.trained), dict(plan.frozen)) == (list(shapes), {})
+    write(folder / "model.safetensors", shapes, "BF16")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    write(folder / "model-00002-of-00002.safetensors", {"visual.patch": (3,), "mtp.layers.0.weight": (2, 2)}, "F8_E4M3")
+    files = dict.fromkeys(shapes, "model-00001-of-00002.safetensors")
+    files |= dict.fromkeys(("visual.patch", "mtp.layers.0.weight"), "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    plan = check_weights(folder, read_model_config(folder))
+    assert {name: tensor.shape for name, tensor in plan.trained.items()} == shapes
+    assert {tensor.dtype for tensor in plan.trained.values()} == {"BF16"}
+    assert {name: (tensor.dtype, tensor.file.name) for name, tensor in plan.frozen.items()} == dict.fromkeys(
+        ("mtp.layers.0.weight", "visual.patch"), ("F8_E4M3", "model-00002-of-00002.safetensors")
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from transformers import AutoConfig
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder, read_family
@@ -15,6 +16,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_a
 LLAMA |= {"attention_dropout": 0.0, "initializer_range": 0.02, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "torch_dtype": "bfloat16"}
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0, "use_mrope": False}
 QWEN |= {"rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "use_sliding_window": False, "torch_dtype": "bfloat16", "vocab_size": 151936}
+QWEN3 = QWEN | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "sliding_window": None}
 STRETCHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}
 
 
@@ -72,6 +74,18 @@ PUBLISHED = {
         | {"rope_theta": 10000, "sliding_window": 4096, "max_window_layers": 21, "bos_token_id": 151643, "eos_token_id": 151643},
         1_777_088_000,
     ),
+    "Qwen3-0.6B": (
+        QWEN3 | sizes(1024, 3072, 28, 16, 8, 40960) | {"head_dim": 128, "max_window_layers": 28, "tie_word_embeddings": True},
+        596_049_920,
+    ),
+    "Qwen3-4B": (
+        QWEN3 | sizes(2560, 9728, 36, 32, 8, 40960) | {"head_dim": 128, "max_window_layers": 36, "tie_word_embeddings": True},
+        4_022_468_096,
+    ),
+    "Qwen3-8B, without its head_dim": (
+        QWEN3 | sizes(4096, 12288, 36, 32, 8, 40960) | {"max_window_layers": 36, "tie_word_embeddings": False},
+        8_190_735_360,
+    ),
     "Qwen2.5-0.5B, saved by transformers 5": (
         {name: value for name, value in QWEN.items() if name not in {"rope_theta", "torch_dtype"}}
         | sizes(896, 4864, 24, 14, 2, 32768)
@@ -80,6 +94,91 @@ PUBLISHED = {
         494_032_768,
     ),
 }
+
+
+DENSE = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-5, "rope_scaling": None, "tie_word_embeddings": False}
+YARN = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 8192, "rope_type": "yarn"}
+PUBLISHED |= {
+    "Mistral-7B-v0.1": (
+        DENSE
+        | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 4096}
+        | sizes(4096, 14336, 32, 32, 8, 32768)
+        | {"vocab_size": 32000},
+        7_241_732_096,
+    ),
+    "Mistral-Nemo-2407": (
+        DENSE
+        | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1e6, "sliding_window": None, "head_dim": 128}
+        | sizes(5120, 14336, 40, 32, 8, 1024000)
+        | {"vocab_size": 131072},
+        12_247_782_400,
+    ),
+    "SmolLM3-3B": (
+        {**DENSE, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False, "tie_word_embeddings": True}
+        | sizes(2048, 11008, 36, 16, 4, 65536)
+        | {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "rope_theta": 5e6, "vocab_size": 128256}
+        | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 28},
+        3_075_098_624,
+    ),
+    "Seed-OSS-36B": (
+        DENSE
+        | {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": False}
+        | sizes(5120, 27648, 64, 80, 8, 524288)
+        | {"head_dim": 128, "mlp_bias": False, "rope_scaling": {"rope_type": "default"}, "rope_theta": 1e7, "vocab_size": 155136},
+        36_151_104_512,
+    ),
+    "OLMo-2-1124-7B": (
+        DENSE
+        | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rope_theta": 500000, "vocab_size": 100352}
+        | sizes(4096, 11008, 32, 32, 32, 4096),
+        7_298_617_344,
+    ),
+    "Olmo-3-7B": (
+        DENSE
+        | {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "rope_theta": 500000, "rope_scaling": YARN}
+        | sizes(4096, 11008, 32, 32, 32, 65536)
+        | {"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 8, "sliding_window": 4096}
+        | {"vocab_size": 100278},
+        7_298_011_136,
+    ),
+    "gemma-3-1b-it": (
+        {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
+        | sizes(1152, 6912, 26, 4, 1, 32768)
+        | {"head_dim": 256, "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000}
+        | {"sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144, "eos_token_id": [1, 106]}
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": False, "rms_norm_eps": 1e-6},
+        999_885_952,
+    ),
+    "granite-3.3-2b": (
+        {**DENSE, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "mlp_bias": False, "tie_word_embeddings": True}
+        | sizes(2048, 8192, 40, 32, 8, 131072)
+        | {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22}
+        | {"rope_theta": 1e7, "vocab_size": 49159},
+        2_533_539_840,
+    ),
+    "Phi-3-mini-4k": (
+        DENSE
+        | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 2047}
+        | sizes(3072, 8192, 32, 32, 32, 4096)
+        | {"original_max_position_embeddings": 4096, "vocab_size": 32064},
+        3_821_079_552,
+    ),
+    "phi-4": (
+        DENSE
+        | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 250000, "sliding_window": None}
+        | sizes(5120, 17920, 40, 40, 10, 16384)
+        | {"original_max_position_embeddings": 16384, "vocab_size": 100352, "pad_token_id": 100349},
+        14_659_507_200,
+    ),
+    "GLM-4-9B-0414": (
+        DENSE
+        | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5}
+        | sizes(4096, 13696, 40, 32, 2, 32768)
+        | {"head_dim": 128, "rope_theta": 10000.0, "vocab_size": 151552},
+        9_400_279_040,
+    ),
+}
+"""config.json of models as they are published, and the number of their weights."""
 
 
 def write_config(folder, config):
@@ -94,10 +193,21 @@ def test_a_published_model_is_read_with_all_of_its_weights(name, tmp_path):
     assert sum(map(math.prod, tensor_shapes(read_model_config(tmp_path)).values())) == weights
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_transformers_reads_the_same_model_in_it(name, tmp_path):
+    """transformers 5 writes every default and its own names of the rotary settings."""
+    config, _ = PUBLISHED[name]
+    write_config(tmp_path, config)
+    ours = read_model_config(tmp_path)
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    again = read_model_config(tmp_path / "again")
+    assert again == ours
+
+
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "Qwen3ForCausalLM"),
+        *("MixtralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
         *("Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "GPT2LMHeadModel"),
     ],
 )
@@ -114,7 +224,7 @@ def test_shards_with_the_tensors_that_old_folders_have_beside_them_are_taken(tmp
     frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": (2,) for layer in range(2)}
     shards = {"model-00001-of-00002.safetensors": (shapes, "BF16", 2), "model-00002-of-00002.safetensors": (frequencies, "F32", 4)}
     for name, (tensors, dtype, item) in shards.items():
-        content = header({tensor: (dtype, shape) for tensor, shape in tensors.items()}, item)
+        content = header({tensor: (dtype, shape) for tensor, shape in tensors.items()})
         (tmp_path / name).write_bytes(content + bytes(item * sum(map(math.prod, tensors.values()))))
     index = {"metadata": {"total_size": 1}, "weight_map": {tensor: name for name, (tensors, _, _) in shards.items() for tensor in tensors}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

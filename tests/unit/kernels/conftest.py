@@ -1,11 +1,11 @@
-"""Tiny models of every family, in all its variants."""
+"""Tiny models of three families in all their variants; tests/contract/family_lab.py has every family."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 29
 SIZES = {
@@ -38,6 +38,10 @@ def qwen2(**changes):
     return Qwen2ForCausalLM(Qwen2Config(**SIZES | changes))
 
 
+def qwen3(**changes):
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES | {"head_dim": 12} | changes))
+
+
 VARIANTS = {
     "llama": lambda: llama(tie_word_embeddings=False),
     "llama-one-key-head": lambda: llama(num_key_value_heads=1),
@@ -52,6 +56,10 @@ VARIANTS = {
     "qwen2-wide-heads": lambda: qwen2(head_dim=12),
     "qwen2-yarn": lambda: qwen2(rope_parameters=YARN),
     "qwen2-yarn-given": lambda: qwen2(rope_parameters=YARN | {"attention_factor": 1.3, "beta_fast": 4.0, "beta_slow": 4.0}),
+    "qwen3": lambda: qwen3(tie_word_embeddings=True),
+    "qwen3-untied-biases": lambda: qwen3(tie_word_embeddings=False, attention_bias=True),
+    "qwen3-yarn": lambda: qwen3(rope_parameters=YARN, num_key_value_heads=1),
+    "qwen3-window": lambda: qwen3(use_sliding_window=True, sliding_window=4, max_window_layers=1),
     "qwen2-window": lambda: qwen2(use_sliding_window=True, sliding_window=4, max_window_layers=1),
 }
 
@@ -83,12 +91,6 @@ def any_model_folder(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def qwen2_folder(tmp_path_factory):
     return _saved("qwen2", tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def model_types():
-    """The `model_type` of every variant."""
-    return {VARIANTS[name]().config.model_type for name in VARIANTS}
 
 
 def _saved(variant, tmp_path_factory):

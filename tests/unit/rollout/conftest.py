@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from family_lab import FAMILIES as ODD
 from s3_servers import rclone_server  # noqa: F401 - a fixture
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 from gradbus_rollout.engines.torch.version_format import WholeVersions
@@ -44,6 +57,7 @@ FAMILIES = {
     "qwen2-untied-gqa": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=False)),
     "llama-untied-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=False)),
     "llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE)),
+    "qwen3-tied-wide-heads": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=12, tie_word_embeddings=True)),
     "qwen2-yarn-rope": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, rope_parameters=YARN_ROPE)),
     "llama-linear-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
@@ -54,6 +68,21 @@ FAMILIES = {
         )
     ),
 }
+OTHERS = sorted(
+    model_type
+    for model_type, family in MODEL_FAMILIES.items()
+    if "embedded_engine" in family.capabilities and model_type not in {"llama", "qwen2", "qwen3"}
+)
+
+
+def of_family(model_type: str) -> torch.nn.Module:
+    computed = {"attention_out_bias": False, "mlp_bias": False, "initializer_range": 0.2}
+    computed["partial_rotary_factor"] = 0.5 if model_type == "glm4" else 1.0
+    sizes = SIZES | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 12, "bos_token_id": 0, "pad_token_id": None}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | ODD[model_type] | computed), dtype=torch.float32)
+
+
+FAMILIES |= {model_type: partial(of_family, model_type) for model_type in OTHERS}
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -70,6 +99,8 @@ def make_folder(folder: Path, family: str, seed: int = 0) -> torch.nn.Module:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)  # zeros would hide a bias that is never added
+        if name.endswith(("q_norm.weight", "k_norm.weight")) or (family in OTHERS and name.endswith("norm.weight")):
+            torch.nn.init.normal_(parameter, float(parameter.mean()), 0.3)  # ones would hide a weight in the wrong place or order
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model

@@ -117,18 +117,24 @@ def weighted(scores: Sequence[Tensor], spans: Sequence[tuple[Tensor, Tensor]]) -
     return result
 
 
-def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]], copies: int = 1) -> list[Tensor]:
+def biases_of(positions: Tensor, spans: Sequence[tuple[int, int]], copies: int = 1, window: int | None = None) -> list[Tensor]:
     """For each page (start, end), float32 `[Q, end - start]`: 0 where the query at `positions` `[Q]` sees the key, else MASKED.
 
-    No position lies past the last page. Rows have `copies` copies of this side by side, for queries at one position.
+    No position lies past the last page. Rows have `copies` copies of this side by side, for queries at one position. With a `window` a
+    query sees the newest so many keys, its own included.
     """
-    device = positions.device
+    if window is not None:
+        seen, passed = biases_of(positions, spans, copies), (_clamped(positions - window, span, copies) for span in spans)
+        return [bias.masked_fill(gone == 0.0, MASKED) for bias, gone in zip(seen, passed, strict=True)]
     if len(spans) == 1:
-        return [_first_visible(spans[0][1], copies, device)[1].index_select(0, positions)]
-    return [
-        _first_visible(end - start, copies, device)[0].index_select(0, (positions + (1 - start)).clamp_(0, end - start))
-        for start, end in spans
-    ]
+        return [_first_visible(spans[0][1], copies, positions.device)[1].index_select(0, positions)]
+    return [_clamped(positions, span, copies) for span in spans]
+
+
+def _clamped(positions: Tensor, span: tuple[int, int], copies: int) -> Tensor:
+    """The bias of one page, of queries that may lie before or after it."""
+    start, end = span
+    return _first_visible(end - start, copies, positions.device)[0].index_select(0, (positions + (1 - start)).clamp_(0, end - start))
 
 
 def padded_queries(count: int, size: int, lengths: tuple[int, ...], dtype: torch.dtype) -> int:

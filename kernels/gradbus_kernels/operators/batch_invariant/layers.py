@@ -6,7 +6,7 @@ other instructions than the rest; the loops here end with a row, so only an elem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -101,12 +101,12 @@ def turned(pairs: Tensor, turn: Tensor) -> Tensor:
     return out
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """`invariant_swiglu` of the two halves, without checks and without a gradient."""
+def gated(gate: Tensor, up: Tensor, activation: Callable[[Tensor], Tensor] = functional.silu) -> Tensor:
+    """`invariant_swiglu` of the two halves, or with another `activation`, without checks and without a gradient."""
     spans = row_spans(*gate.shape)
     if len(spans) == 1:
-        return functional.silu(gate).mul_(up)
-    return torch.cat([functional.silu(gate[start:end]) for start, end in spans]).mul_(up)
+        return activation(gate).mul_(up)
+    return torch.cat([activation(gate[start:end]) for start, end in spans]).mul_(up)
 
 
 def complex_pairs(pairs: Tensor) -> Tensor:
@@ -171,7 +171,8 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        return gated(*gate_up.chunk(2, dim=-1))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return gated(gate, up)
 
     @staticmethod
     @once_differentiable

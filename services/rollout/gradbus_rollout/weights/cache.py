@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,12 @@ class ShardCache:
     def discard(self, digest: str) -> None:
         """Removes a shard whose file may be damaged."""
         self._path(digest).unlink(missing_ok=True)
+
+    def touch(self, path: Path) -> None:
+        """Makes a shard of the cache the newest: what every version has in common is loaded again and again. Ignores other files."""
+        if path.parent == self._folder:
+            with contextlib.suppress(OSError):  # evicted by another worker, or of another user
+                os.utime(path)
 
     def evict(self, kept: int) -> None:
         """Removes all but the newest `kept` shards."""

@@ -45,6 +45,8 @@ class VersionFiles:
 
     def loaded(self, files: Sequence[Path]) -> None:
         """The engine has loaded these files: evicts the oldest shards beyond the bound."""
+        for file in files:
+            self._cache.touch(file)
         self._cache.evict(max(KEPT, len(files)))
 
     def evict_all(self) -> None:

@@ -27,7 +27,7 @@ def write_safetensors(
     Everything written is added to `digest`. Raises OSError.
     """
     described = {name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}
-    file.write(header(described, dtype.itemsize, metadata))
+    file.write(header(described, metadata))
     for name in sorted(tensors):
         if digest is not None:
             digest.begin(name, dtype, tensors.shapes[name])

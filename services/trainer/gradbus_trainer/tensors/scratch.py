@@ -6,9 +6,10 @@ import mmap
 import secrets
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -56,16 +57,20 @@ class Scratch:
         digest: WeightsDigest | None = None,
     ) -> TensorFile:
         """See `write_safetensors`. Raises StorageError, and leaves no file, when the disk is full."""
+        size = f"{size_of(tensors.shapes, dtype) / 1e6:,.0f} MB of weights or moments"
+        return self.write_file(tuple(sorted(tensors)), lambda file: write_safetensors(file, tensors, dtype, metadata, digest), size)
+
+    def write_file(self, names: tuple[str, ...], write: Callable[[BinaryIO], None], what: str = "weights") -> TensorFile:
+        """A new file with these tensors, which `write` fills. Raises StorageError, and leaves no file, when the disk is full."""
         path = self.new()
         try:
             with path.open("xb") as file:
-                write_safetensors(file, tensors, dtype, metadata, digest)
-            written = TensorFile(path, tuple(sorted(tensors)), path.stat().st_size)
+                write(file)
+            written = TensorFile(path, names, path.stat().st_size)
         except OSError as error:
             path.unlink(missing_ok=True)
-            size = size_of(tensors.shapes, dtype) / 1e6
             raise StorageError(
-                f"cannot write {size:,.0f} MB of weights or moments into the cache folder: {error.strerror}; free space there, or set "
+                f"cannot write {what} into the cache folder: {error.strerror}; free space there, or set "
                 "GRADBUS_CACHE_DIR to a folder on a larger disk"
             ) from error
         except BaseException:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from gradbus.errors import ObjectMissingError, StorageError
+from gradbus.formats.frozen import is_frozen
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import Shard
@@ -27,12 +28,16 @@ async def store_files(objects: ObjectStore, files: Sequence[TensorFile]) -> list
 
 
 async def load_tensors(objects: ObjectStore, shards: Sequence[Shard], scratch: Scratch) -> dict[str, torch.Tensor]:
-    """The tensors of shards, checked against their digests and mapped: each is read when it is used. They are read-only."""
+    """The tensors of shards that are not frozen, checked against their digests and mapped: each is read when it is used.
+
+    They are read-only.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for shard in shards:
         spare = scratch.new()
         try:
-            tensors |= load_file(await objects.blob_file(shard.digest, spare))
+            loaded = load_file(await objects.blob_file(shard.digest, spare))
+            tensors |= {name: tensor for name, tensor in loaded.items() if not is_frozen(name)}
         finally:
             spare.unlink(missing_ok=True)  # the mapping survives its file
     return tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gradbus.aio.threads import in_run_thread
 from gradbus.ids import digest_of_file
@@ -32,11 +33,16 @@ class _Base:
 class VersionWriter:
     """One run's versions, in order. With `transport = "delta"` it keeps the newest one's file."""
 
-    def __init__(self, objects: ObjectStore, run_id: str, term: int, spec: WeightsSpec | None = None) -> None:
+    def __init__(
+        self, objects: ObjectStore, run_id: str, term: int, spec: WeightsSpec | None = None, frozen: TensorFile | None = None
+    ) -> None:
+        """`frozen` has the tensors that every version carries along; it is stored once and named by each manifest."""
         self._objects = objects
         self._run_id = run_id
         self._term = term
         self._spec = spec or WeightsSpec()
+        self._frozen = frozen
+        self._frozen_shards: list[Shard] = []
         self._base: _Base | None = None
         self._told = False
 
@@ -45,10 +51,8 @@ class VersionWriter:
 
         Waits while object storage is unavailable.
         """
-        shard = await self._shard(export, whole)
-        return WeightManifest(
-            run_id=self._run_id, term=self._term, step=export.step, digest=export.digest, shards=[shard], noop=export.noop
-        )
+        shards = [await self._shard(export, whole), *await self._carried()]
+        return WeightManifest(run_id=self._run_id, term=self._term, step=export.step, digest=export.digest, shards=shards, noop=export.noop)
 
     def advance(self, export: Export, manifest: WeightManifest) -> None:
         """Makes this version, which is now published, the base of the next delta."""
@@ -56,8 +60,15 @@ class VersionWriter:
             self._base = _Base(export, manifest.shards[0])
 
     def end_chain(self) -> None:
-        """Stores the next version whole: a part of the chain is missing."""
+        """Stores the next version whole, and what it carries along too: a part of the chain is missing."""
         self._base = None
+        self._frozen_shards = []
+
+    async def _carried(self) -> list[Shard]:
+        if self._frozen is not None and not self._frozen_shards:
+            digest = await until_stored(partial(self._objects.put_file, self._frozen.path), f"frozen tensors of {self._run_id}")
+            self._frozen_shards = [Shard(digest=digest, size_bytes=self._frozen.size_bytes, tensors=self._frozen.names)]
+        return self._frozen_shards
 
     async def _shard(self, export: Export, whole: bool) -> Shard:
         what = f"version {export.step} of {self._run_id}"

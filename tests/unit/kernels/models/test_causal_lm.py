@@ -129,7 +129,7 @@ def break_index(folder, text):
     [
         (lambda folder: (folder / "config.json").unlink(), "give a folder in Hugging Face layout"),
         (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
-        (lambda folder: break_config(folder, model_type="bert"), "not supported; use one of llama, qwen2"),
+        (lambda folder: break_config(folder, model_type="bert"), "not supported; use one of .*llama.* qwen2"),
         (lambda folder: break_config(folder, hidden_size="wide"), "hidden_size = 'wide'"),
         (lambda folder: break_config(folder, tie_word_embeddings=False), r"missing from the weight files \(lm_head\.weight\)"),
         (lambda folder: break_config(folder, intermediate_size=49), r"have another shape .*mlp\.\w+\.weight"),

@@ -14,7 +14,7 @@ from gradbus.objects.paths import blob_path
 from gradbus.spec import WeightsSpec
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_rollout.weights import downloader
-from gradbus_rollout.weights.cache import ShardCache
+from gradbus_rollout.weights.cache import KEPT, ShardCache
 from gradbus_rollout.weights.version_files import VersionFiles
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -198,6 +198,19 @@ async def test_other_bytes_never_enter_the_cache_and_the_version_comes_from_obje
     with pytest.raises(CorruptRecordError, match="it is fetched by another route"):
         await ShardCache(tmp_path / "one").keep(manifests[3].shards[0].digest, b"other bytes")
     assert await content(new_worker(), manifests[3]) == exports[3].file.path.read_bytes()
+
+
+def test_a_file_that_every_version_shares_stays_in_the_cache(tmp_path, objects):
+    files = VersionFiles(objects, tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    for number in range(3 * KEPT):
+        for path in (shared := tmp_path / "cache" / "shared", own := tmp_path / "cache" / str(number)):
+            if not path.exists():
+                path.touch()
+                os.utime(path, (number, number))
+        files.loaded([own, shared, tmp_path / "elsewhere"])
+    assert shared.exists()
+    assert len(list((tmp_path / "cache").iterdir())) == KEPT
 
 
 def test_only_the_newest_files_are_kept(tmp_path):

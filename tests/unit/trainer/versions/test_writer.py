@@ -80,6 +80,28 @@ async def test_the_first_version_after_a_start_is_whole(writer, objects, export)
     assert (first.delta_only, len(first.chain)) == (False, 0)
 
 
+async def test_every_version_names_what_it_carries_along_which_is_stored_once(objects, export, tmp_path, monkeypatch):
+    frozen = Scratch(tmp_path / "frozen").write(LazyTensors.of({"mtp.w": torch.ones(9)}))
+    stored = []
+    put_file = objects.put_file
+    monkeypatch.setattr(objects, "put_file", lambda path: stored.append(path) or put_file(path))
+    writer = VersionWriter(objects, "run", 1, DELTAS, frozen)
+    carried = []
+    for step in range(4):
+        exported = export(step)
+        manifest = await writer.store(exported, False)
+        writer.advance(exported, manifest)
+        trained, other = manifest.shards
+        assert (trained.digest, trained.delta_only) == (digest_of_file(exported.file.path), step > 0)
+        carried.append(other)
+    assert all(other == carried[0] for other in carried)
+    assert (carried[0].digest, list(carried[0].tensors), carried[0].delta_only) == (digest_of_file(frozen.path), ["mtp.w"], False)
+    assert stored.count(frozen.path) == 1
+    writer.end_chain()  # something that versions share is missing
+    await writer.store(export(4), False)
+    assert stored.count(frozen.path) == 2
+
+
 async def test_a_replay_stores_the_same(writer, objects, export):
     once = [await shard(writer, export(step)) for step in range(6)]
     again = VersionWriter(objects, "run", 2, DELTAS)

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.hf_model import sanitized_config
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
 from gradbus.objects.cache_dir import written_below_cache
 from gradbus_rollout.engines.base import ExpectedLogprobs
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
+_FREQUENCIES: Final = ".rotary_emb.inv_freq"
 _PREFIX: Final = "version-"
 _DIGEST_SHOWN: Final = 12
 
@@ -40,20 +43,30 @@ class LoadedVersion:
 
 
 def model_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The base model's tensors by name, which each of its versions has. A head tied to the embedding is not a tensor of its own."""
-    tensors = read_headers(sorted(folder.glob("*.safetensors")))
-    if json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings"):
+    """The base model's tensors by name, which each of its versions has, frozen ones too.
+
+    A head tied to the embedding is not a tensor of its own, and the frequencies that older folders store are none.
+    """
+    found = read_headers(sorted(folder.glob("*.safetensors")))
+    tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_FREQUENCIES)}
+    config = json.loads((folder / "config.json").read_bytes())
+    family = MODEL_FAMILIES.get(config.get("model_type"))
+    if {**(family.defaults if family else {}), **config}.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     return tensors
 
 
 def digest(tensors: Mapping[str, StoredTensor]) -> str:
-    """`sha256:<hex>` over names, dtypes, shapes and bytes in order of name: the digest in manifests and attestations."""
+    """`sha256:<hex>` over names, dtypes, shapes and bytes in order of name: the digest in manifests and attestations.
+
+    Frozen tensors do not count: every version has the same.
+    """
     total = hashlib.sha256()
-    contents = {file: mapped(file) for file in {tensor.file for tensor in tensors.values()}}
+    trained = {name: tensor for name, tensor in tensors.items() if not is_frozen(name)}
+    contents = {file: mapped(file) for file in {tensor.file for tensor in trained.values()}}
     try:
-        for name in sorted(tensors):
-            tensor = tensors[name]
+        for name in sorted(trained):
+            tensor = trained[name]
             total.update(name.encode())
             total.update(tensor.dtype.encode())
             for number in (len(tensor.shape), *tensor.shape):

@@ -49,5 +49,5 @@ def make_adapter_folder(root: Path, model: Mapping[str, StoredTensor], lora: Lor
 
 def _write_zeros(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     with file.open("wb") as stream:
-        stream.write(header({name: ("F32", shape) for name, shape in shapes.items()}, _FLOAT32_BYTES))
+        stream.write(header({name: ("F32", shape) for name, shape in shapes.items()}))
         stream.truncate(stream.tell() + _FLOAT32_BYTES * sum(map(math.prod, shapes.values())))

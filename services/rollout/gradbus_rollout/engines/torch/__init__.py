@@ -1,4 +1,4 @@
-"""The embedded engine: Llama and Qwen2 families on plain torch, bit-reproducible on a CPU.
+"""The embedded engine: the families of `gradbus.formats.model_families` on plain torch, bit-reproducible on a CPU.
 
 engine     `Engine`: the thread of the engine and its asyncio side
 scheduler  slots, queue and decode step     calls      calls under way and their samples

@@ -35,8 +35,8 @@ class Arithmetic(Protocol):
         """Number of queries, at least `count`, that the biases for `attend` are made for; `size` is head_dim, `spans` are the pages'."""
         ...
 
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
-        """Attention of `[B, Q, D]` over pages."""
+    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
+        """Attention of `[B, Q, D]` over pages; `scale` multiplies the products of queries and keys."""
         ...
 
 
@@ -61,9 +61,9 @@ class Fast:
         """See `Arithmetic`."""
         return count
 
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
+    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
         """See `Arithmetic`."""
-        return attend(queries, pages, biases)
+        return attend(queries, pages, biases, scale)
 
 
 class BatchInvariant:
@@ -81,9 +81,9 @@ class BatchInvariant:
         """See `Arithmetic`."""
         return padded_queries(count, size, tuple(end - start for start, end in spans), dtype)
 
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
+    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
         """See `Arithmetic`."""
-        return invariant_attend(queries, pages, biases, queries.shape[-1] ** -0.5)
+        return invariant_attend(queries, pages, biases, scale)
 
 
 def arithmetic_for(numerics: Literal["fast", "batch_invariant"]) -> Arithmetic:
@@ -99,29 +99,29 @@ def _by_onednn(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor | N
     return product.add_(addend) if out is None else torch.add(addend, product, out=out)
 
 
-def visibility_biases(seen: Tensor, spans: Spans, width: int) -> list[Tensor]:
+def visibility_biases(seen: Tensor, spans: Spans, width: int, window: int | None = None) -> list[Tensor]:
     """0 where a query at `seen` `[B, Q]` sees a key of a page (start, end), MASKED elsewhere; for every page.
 
-    Each is float32 `[B, width, end - start]`; rows past Q belong to no query.
+    Each is float32 `[B, width, end - start]`; rows past Q belong to no query. With a `window` a query sees the newest so many keys,
+    its own included.
     """
     if width > seen.shape[1]:
         seen = functional.pad(seen, (0, width - seen.shape[1]))
-    return [bias.view(*seen.shape, -1) for bias in biases_of(seen.reshape(-1), spans)]
+    return [bias.view(*seen.shape, -1) for bias in biases_of(seen.reshape(-1), spans, window=window)]
 
 
-def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor]) -> Tensor:
+def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequence[Tensor], scale: float) -> Tensor:
     """Softmax attention of `queries` `[B, Q, D]` over all pages; the result has that shape too.
 
     B counts rows times key heads. A page is keys, transposed, `[B, D, L]`, and values, `[B, L, D]`; biases are `[B, Q, L]`. Every
     product has the fixed shape of its page, and the softmax, whose kernel sums in vector lanes, runs over whole pages. So a
     page that is masked for a row has weight 0 and adds exactly nothing to it, and bits do not depend on the number of pages.
     """
-    return weighted([_scores(queries, keys, bias) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
+    return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
 
 
-def _scores(queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Scaled and masked products, float32 `[B, Q, L]`."""
-    scale = queries.shape[-1] ** -0.5
     if queries.dtype == bias.dtype:
         return torch.baddbmm(bias, queries, keys, alpha=scale)
     return torch.add(bias, torch.bmm(queries, keys).float(), alpha=scale)

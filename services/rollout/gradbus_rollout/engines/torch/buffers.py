@@ -27,19 +27,26 @@ class Buffers:
         self._views = self._entries.view(-1, size), self._by_head.view(rows * config.kv_heads, -1, size)
         self._pairs = self.qkv[:, :-key]
         self._wide = self._pairs.float()  # the same tensor, except in bfloat16, for which torch has no complex numbers
-        self.rotation = like.new_empty(self._wide.shape, dtype=torch.float32)
-        """Rows of the rotary table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
+        self.rotations = [like.new_empty(self._wide.shape, dtype=torch.float32) for _ in dict.fromkeys(map(id, config.ropes))]
+        """For each distinct rotary embedding, rows of its table, `[R * C, (heads + kv_heads) * head_dim]`, float32."""
         spans = row_spans(*self._wide.shape)
-        self._turns = [(complex_pairs(self._wide[start:end]), complex_pairs(self.rotation[start:end])) for start, end in spans]
+        self._turns = [
+            [(complex_pairs(self._wide[start:end]), complex_pairs(rotation[start:end])) for start, end in spans]
+            for rotation in self.rotations
+        ]
+        queries, keys = torch.split(self._pairs, [self._pairs.shape[1] - key, key], dim=1)
+        size = config.head_dim if config.family.qk_norm == "head" else queries.shape[1]
+        self.normed = [part.view(rows * count, -1, min(size, part.shape[1])) for part in (queries, keys)]
+        """The queries and the keys of `qkv` in rows that are normalised: those of a head, or all of a token."""
         self.gate_up = like.new_empty(rows * count, 2 * config.intermediate_size)
         """`[R * C, 2 * intermediate_size]`"""
         self._halves = self.gate_up.chunk(2, dim=-1)
 
-    def rotate(self) -> None:
-        """Turn queries and keys in place by `rotation`."""
+    def rotate(self, kind: int) -> None:
+        """Turn queries and keys in place by one of the `rotations`."""
         if self._wide is not self._pairs:
             self._wide.copy_(self._pairs)
-        for turned, turn in self._turns:
+        for turned, turn in self._turns[kind]:
             turned.mul_(turn)
         if self._wide is not self._pairs:
             self._pairs.copy_(self._wide)

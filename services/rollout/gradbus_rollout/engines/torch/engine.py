@@ -70,7 +70,7 @@ class TorchEngine:
         With `lora` a version is adapters, and the base is the folder's model.
         """
         with loading():
-            model_config = read_supported_config(folder)
+            model_config = read_supported_config(folder, config.numerics)
             check_weights(folder, model_config)
             like = empty_like(config.device, config.compute_dtype(model_config))
             model = DecoderModel(model_config, like, arithmetic_for(config.numerics), config.torch_dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +14,10 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators.batch_invariant.attention import biases_of, pages
-from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
 from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
 from gradbus_rollout.engines.torch.cache import KvCache
+from gradbus_rollout.engines.torch.family_parts import FamilyParts
 from gradbus_rollout.engines.torch.weights import LayerWeights, ModelWeights
 
 
@@ -31,8 +32,11 @@ class DecoderModel:
         self.weights = ModelWeights(config, like, rounded_to)
         self._like = like
         self._arithmetic = arithmetic or Fast()
-        self._rope = like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim, dtype=torch.float32)
+        self._parts = FamilyParts(config)
+        self._tables = [like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim) for _ in self._parts.ropes]
         self._buffers: dict[torch.Size, Buffers] = {}
+        self._norm_heads = self._normed_heads if config.family.qk_norm else _nothing
+        self._add = self._add_normed if self._parts.changes_outputs else self._add_product
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,46 +54,61 @@ class DecoderModel:
         """
         longest = int(positions.max()) + 1
         cache.reserve(longest)
-        self._reserve_rope(cache.capacity)
-        spans = pages(longest)
+        self._reserve_tables(cache.capacity)
+        spans, parts = pages(longest), self._parts
         biases = self._biases(positions, spans)
         indexes = cache.indexes(positions)
         buffers = self._buffers_for(positions.shape)
-        torch.index_select(self._rope, 0, positions.view(-1), out=buffers.rotation)
-        x = self.weights.embedding.index_select(0, tokens.view(-1))
+        for table, rotation in zip(self._tables, buffers.rotations, strict=True):
+            torch.index_select(table, 0, positions.view(-1), out=rotation)
+        x = parts.scaled_embeddings(self.weights.embedding.index_select(0, tokens.view(-1)))
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
-            self._project(layer, x, buffers)
+            self._project(layer, x, buffers, parts.rope_of_layer[number])
             cache.write(number, indexes, buffers.entries())
-            attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases)
-            self._arithmetic.multiply(buffers.by_token(attended), layer.out, x, x)
+            attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases[parts.window_of_layer[number]], parts.scale)
+            self._add(buffers.by_token(attended), layer.out, x, layer.norms.get("after_attention"))
             self._feed_forward(layer, x, buffers)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, vocab]` from hidden states `[N, hidden]`."""
-        return self._arithmetic.multiply(self._norm(hidden, self.weights.norm), self.weights.head_columns)
+        last = self._parts.scaled_outputs(self._parts.norm(hidden, self.weights.norm))
+        return self._arithmetic.multiply(last, self.weights.head_columns)
 
-    def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Biases of the queries, in the layout of `Buffers.queries`."""
+    def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Tensor]]:
+        """For each distinct window, biases of the queries, in the layout of `Buffers.queries`."""
         (rows, count), key, shared = positions.shape, self.config.kv_heads, self.config.heads // self.config.kv_heads
         width = self._arithmetic.width(count * shared, self.config.head_dim, spans, self.dtype)
         if count == 1 and width == shared:
-            return [bias.view(rows * key, shared, -1) for bias in biases_of(positions.view(-1), spans, key * shared)]
+            of_rows = [biases_of(positions.view(-1), spans, key * shared, window) for window in self._parts.windows]
+            return [[bias.view(rows * key, shared, -1) for bias in biases] for biases in of_rows]
         seen = positions.view(rows, 1, count, 1).expand(-1, key, -1, shared).reshape(rows * key, -1)
-        return visibility_biases(seen, spans, width)
+        return [visibility_biases(seen, spans, width, window) for window in self._parts.windows]
 
-    def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
+    def _project(self, layer: LayerWeights, x: Tensor, buffers: Buffers, rope: int) -> None:
         """Queries, keys and values of `x` `[N, hidden]`, the first two rotated, into `buffers.qkv`."""
-        self._arithmetic.multiply(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias, buffers.qkv)
-        buffers.rotate()
+        self._arithmetic.multiply(self._parts.before(x, layer.norms.get("before_attention")), layer.qkv, layer.qkv_bias, buffers.qkv)
+        self._norm_heads(layer, buffers)
+        buffers.rotate(rope)
+
+    def _normed_heads(self, layer: LayerWeights, buffers: Buffers) -> None:
+        """Normalise the queries and keys in `buffers.qkv`."""
+        for rows, weight in zip(buffers.normed, layer.qk_norms, strict=True):
+            rows.copy_(self._parts.norm(rows, weight))
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
-        """Add SwiGLU (Shazeer 2020) to `x` in place."""
-        gate_up = self._arithmetic.multiply_anywhere(self._norm(x, layer.post_norm), layer.gate_up, buffers.gate_up)
-        self._arithmetic.multiply(gated(*buffers.halves(gate_up)), layer.down, x, x)
+        """Add the gated feed-forward part to `x` in place."""
+        normed = self._parts.before(x, layer.norms.get("before_mlp"))
+        gate_up = self._arithmetic.multiply_anywhere(normed, layer.gate_up, buffers.gate_up)
+        self._add(self._parts.gated(*buffers.halves(gate_up)), layer.down, x, layer.norms.get("after_mlp"))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return normed_rows(x, weight, self.config.norm_eps)
+    def _add_product(self, inputs: Tensor, weight: Tensor, x: Tensor, norm: Tensor | None) -> None:  # noqa: ARG002 - as `_add_normed`
+        """Add the product to `x` in place."""
+        self._arithmetic.multiply(inputs, weight, x, x)
+
+    def _add_normed(self, inputs: Tensor, weight: Tensor, x: Tensor, norm: Tensor | None) -> None:
+        """Add the product to `x` in place, normalised or multiplied before."""
+        x.add_(self._parts.after(self._arithmetic.multiply(inputs, weight), norm), alpha=self.config.multipliers.residual)
 
     def _buffers_for(self, batch: torch.Size) -> Buffers:
         found = self._buffers.get(batch)
@@ -97,18 +116,26 @@ class DecoderModel:
             found = self._buffers[batch] = Buffers(self.config, batch, self._like)
         return found
 
-    def _reserve_rope(self, length: int) -> None:
-        if length > self._rope.shape[0]:
-            table = rotation_table(self.config.rope, self.config.head_dim, length).to(self._like.device)
+    def _reserve_tables(self, length: int) -> None:
+        if length > self._tables[0].shape[0]:
+            tables = [rotation_table(rope, self.config.head_dim, length).to(self._like.device) for rope in self._parts.ropes]
             # Whole rows multiply several times faster on a CPU than head by head.
-            self._rope = table.repeat(1, self.config.heads + self.config.kv_heads)
+            self._tables = [table.repeat(1, self.config.heads + self.config.kv_heads) for table in tables]
 
 
-def read_supported_config(folder: Path) -> ModelConfig:
+def _nothing(layer: LayerWeights, buffers: Buffers) -> None:
+    """Queries and keys are not normalised."""
+
+
+def read_supported_config(folder: Path, numerics: Literal["fast", "batch_invariant"] = "fast") -> ModelConfig:
     """Configuration of the model in `folder`. Raises ModelError for a model with a feature that the embedded engine does not compute."""
     check_model_folder(folder)
     config = read_model_config(folder)
     config.family.require("embedded_engine")
-    if features := config.unfused_features:
-        raise ModelError(f"config.json asks for {', '.join(features)}, which the embedded engine does not compute; choose another model")
+    if numerics == "batch_invariant":
+        config.family.require("batch_invariant")
+    if features := config.engine_lacks if numerics == "fast" else config.invariant_lacks:
+        how = "" if numerics == "fast" else f" with {numerics} numerics"
+        asked = f"config.json asks for {', '.join(features)}"
+        raise ModelError(f"{asked}, which the embedded engine does not compute{how}; choose another model")
     return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,50 +12,59 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.weights.digest import weights_digest
+
+Views = tuple[Tensor, ...]
+"""Views that stacked, with the first three dimensions of one with more than two flattened, are a tensor of a state dict."""
 
 
 class LayerWeights:
     """One decoder layer, computed in four products: q, k and v are one matrix, gate and up another.
 
-    Matrices are `[in, out]`.
+    Matrices are `[in, out]`. `norms` has the weights of the layer's norms by their places. `qk_norms` has those of the norms of queries
+    and of keys, and is empty without them.
     """
 
     def __init__(self, config: ModelConfig, like: Tensor) -> None:
+        self._config = config
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.input_norm = like.new_empty(config.hidden_size)
+        self.norms = {place: like.new_empty(config.hidden_size) for _, place in config.family.norms}
         self.qkv = _matrix(like, config.hidden_size, query + 2 * key)
-        self.qkv_bias = like.new_empty(query + 2 * key) if config.qkv_bias else None
+        self.qkv_bias = like.new_empty(query + 2 * key) if config.biases.qkv else None
+        self.qk_norms = [like.new_empty(size) for size in config.qk_norm_sizes if size]
         self.out = _matrix(like, query, config.hidden_size)
-        self.post_norm = like.new_empty(config.hidden_size)
         self.gate_up = _matrix(like, config.hidden_size, 2 * config.intermediate_size)
         self.down = _matrix(like, config.intermediate_size, config.hidden_size)
         self._qkv_sizes = [query, key, key]
-        self._half_head = config.head_dim // 2
 
-    def named(self, prefix: str) -> dict[str, Tensor]:
-        """Views of this layer's tensors by state-dict name; views of queries and keys are `[heads, 2, head_dim / 2, ...]`."""
-        names = {
-            f"{prefix}.input_layernorm.weight": self.input_norm,
-            f"{prefix}.post_attention_layernorm.weight": self.post_norm,
-            f"{prefix}.self_attn.o_proj.weight": self.out.t(),
-            f"{prefix}.mlp.down_proj.weight": self.down.t(),
-        }
-        fused = {"weight": self.qkv.t()} | ({} if self.qkv_bias is None else {"bias": self.qkv_bias})
-        for kind, tensor in fused.items():
-            query, key, value = torch.split(tensor, self._qkv_sizes)
-            names[f"{prefix}.self_attn.q_proj.{kind}"] = self._halves(query)
-            names[f"{prefix}.self_attn.k_proj.{kind}"] = self._halves(key)
-            names[f"{prefix}.self_attn.v_proj.{kind}"] = value
-        for name, view in zip(("gate_proj", "up_proj"), self.gate_up.t().chunk(2), strict=True):
-            names[f"{prefix}.mlp.{name}.weight"] = view
-        return names
+    def named(self, prefix: str) -> dict[str, Views]:
+        """Views of this layer's tensors by state-dict name; those of queries and keys may be `[heads, 2, head_dim / 2, ...]`."""
+        names: dict[str, Views] = {f"{name}.weight": (self.norms[place],) for name, place in self._config.family.norms}
+        names |= self._named_qkv("weight", self.qkv.t())
+        if self.qkv_bias is not None:
+            names |= self._named_qkv("bias", self.qkv_bias)
+        for name, norm in zip(("q_norm", "k_norm"), self.qk_norms, strict=False):
+            names[f"self_attn.{name}.weight"] = (self._stored_order(norm),)
+        gate, up = self.gate_up.t().chunk(2)
+        names |= {"self_attn.o_proj.weight": (self.out.t(),), "mlp.down_proj.weight": (self.down.t(),)}
+        names |= {"mlp.gate_proj.weight": (gate,), "mlp.up_proj.weight": (up,), "mlp.gate_up_proj.weight": (gate, up)}
+        stored = {*self._config.family.linear_layers, "q_norm", "k_norm", *(name for name, _ in self._config.family.norms)}
+        return {f"{prefix}.{name}": views for name, views in names.items() if name.split(".")[-2] in stored}
 
-    def _halves(self, rows: Tensor) -> Tensor:
-        """A view of rows stored as interleaved pairs, for `rotate`, in a state dict's order: first halves, then second halves."""
-        return rows.view(-1, self._half_head, 2, *rows.shape[1:]).transpose(1, 2)
+    def _named_qkv(self, kind: str, fused: Tensor) -> dict[str, Views]:
+        query, key, value = torch.split(fused, self._qkv_sizes)
+        parts = self._stored_order(query), self._stored_order(key), value
+        names = {f"self_attn.{name}_proj.{kind}": (part,) for name, part in zip("qkv", parts, strict=True)}
+        return {**names, f"self_attn.qkv_proj.{kind}": parts}
+
+    def _stored_order(self, rows: Tensor) -> Tensor:
+        """A view of rows, which are kept as neighbouring pairs for `rotate`, in a state dict's order: often first halves, then second."""
+        if self._config.family.rope_pairs == "neighbours":
+            return rows
+        return rows.view(-1, self._config.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
 
 
 class ModelWeights:
@@ -69,30 +79,31 @@ class ModelWeights:
         self.head = self.embedding if config.tied else like.new_empty(config.vocab_size, config.hidden_size)
         self.head_columns = self.head.t()
         """`[hidden, vocab]`"""
-        self.named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        self.named: dict[str, Views] = {"model.embed_tokens.weight": (self.embedding,), "model.norm.weight": (self.norm,)}
         for number, layer in enumerate(self.layers):
             self.named |= layer.named(f"model.layers.{number}")
         if not config.tied:
-            self.named["lm_head.weight"] = self.head
-        self.shapes = {name: _as_stored(view).shape for name, view in self.named.items()}
+            self.named["lm_head.weight"] = (self.head,)
+        self.shapes = {name: _stored_shape(views) for name, views in self.named.items()}
         """Shapes in a state dict, by name."""
-        self._dtypes = {name: view.dtype for name, view in self.named.items()}
+        self._dtypes = dict.fromkeys(self.named, like.dtype)
 
     def replace(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Overwrite every tensor; ignores names that the model does not have. Raises ModelError when a tensor is missing."""
         missing = set(self.named)
         for name, tensor in tensors:
             if name in self.named:
-                view = self.named[name]
-                rounded = tensor if self._rounded_to == view.dtype else tensor.to(self._rounded_to)
-                view.copy_(rounded.view(view.shape))
+                views = self.named[name]
+                rounded = tensor if self._rounded_to == views[0].dtype else tensor.to(self._rounded_to)
+                for view, part in zip(views, torch.split(rounded, [_rows(view) for view in views]), strict=True):
+                    view.copy_(part.view(view.shape))
                 self._dtypes[name] = tensor.dtype
                 missing.discard(name)
         refuse_tensors(missing, "are missing from the weights")
 
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
-        return weights_digest({name: _narrowed(_as_stored(view), self._dtypes[name]) for name, view in self.named.items()})
+        return weights_digest({name: _narrowed(_as_stored(views), self._dtypes[name]) for name, views in self.named.items()})
 
 
 def _matrix(like: Tensor, rows: int, columns: int) -> Tensor:
@@ -100,9 +111,19 @@ def _matrix(like: Tensor, rows: int, columns: int) -> Tensor:
     return like.new_empty(columns, rows).t() if like.dtype == torch.bfloat16 else like.new_empty(rows, columns)
 
 
-def _as_stored(view: Tensor) -> Tensor:
-    """The view with its shape in a state dict."""
-    return view.flatten(0, 2) if view.dim() > 2 else view
+def _as_stored(views: Views) -> Tensor:
+    """The tensor of a state dict."""
+    parts = [view.flatten(0, 2) if view.dim() > 2 else view for view in views]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _stored_shape(views: Views) -> torch.Size:
+    return torch.Size((sum(map(_rows, views)), *views[0].shape[3 if views[0].dim() > 2 else 1 :]))
+
+
+def _rows(view: Tensor) -> int:
+    """Rows of the view in a state dict."""
+    return math.prod(view.shape[:3]) if view.dim() > 2 else len(view)
 
 
 def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,10 +135,10 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The tensors of `files`, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
+    """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
     found: dict[str, Tensor] = {}
     for file in files:
-        tensors = _load(file)
+        tensors = {name: tensor for name, tensor in _load(file).items() if not is_frozen(name)}
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
     check_tensors(found, shapes)

@@ -150,10 +150,12 @@ def test_bad_arguments_are_named():
         invariant_attention(query, key, value, float("nan"))
 
 
+@pytest.mark.parametrize("window", [None, 1, 7, 64])
 @pytest.mark.parametrize("length", [20, 32, 33, 300])
-def test_a_bias_shows_the_keys_up_to_a_position_in_each_page_and_copy(length):
+def test_a_bias_shows_the_keys_up_to_a_position_in_each_page_and_copy(length, window):
     spans, positions = pages(length), torch.arange(length)
     for copies in (1, 3):
-        found = [bias.view(length, copies, -1) for bias in biases_of(positions, spans, copies)]
-        expected = torch.where(torch.arange(spans[-1][1]) <= positions[:, None], 0.0, MASKED)
+        found = [bias.view(length, copies, -1) for bias in biases_of(positions, spans, copies, window)]
+        back = positions[:, None] - torch.arange(spans[-1][1])
+        expected = torch.where((back >= 0) & (back < (window or length)), 0.0, MASKED)
         assert torch.equal(torch.cat(found, dim=-1), expected[:, None].expand(-1, copies, -1))

@@ -92,6 +92,21 @@ def test_a_tied_head_is_no_tensor_of_the_model(model):
     assert set(model_tensors(model)) == {"b", "lm_head.weight"}
 
 
+def test_a_family_whose_heads_are_tied_need_not_say_so(model):
+    (model / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))
+    assert set(model_tensors(model)) == {"b"}
+    (model / "config.json").write_text(json.dumps({"model_type": "gemma3_text", "tie_word_embeddings": False}))
+    assert set(model_tensors(model)) == {"b", "lm_head.weight"}
+
+
+def test_frozen_tensors_are_the_models_and_do_not_count_in_the_digest(model, shards, tmp_path):
+    save_file({"visual.w": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(1)}, model / "other.safetensors")
+    assert set(model_tensors(model)) == {"b", "visual.w"}
+    before = digest(read_headers(shards))
+    save_file({"visual.w": torch.ones(2)}, tmp_path / "carried")
+    assert digest(read_headers([*shards, tmp_path / "carried"])) == before
+
+
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_version_folder_is_whole_and_outlives_the_deletion_of_its_shards(model, shards, tmp_path, copy):
     folder = make_version_folder(tmp_path / "versions", model, shards, copy)

@@ -1,6 +1,8 @@
 """What the engine's thread shows while it works, and how it ends."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from gradbus.errors import ModelError
 from gradbus_rollout.engines.base import PromptGroup
@@ -37,3 +39,13 @@ async def test_a_librarys_panic_ends_every_call_with_its_cause(start_engine, mon
     monkeypatch.setattr(Scheduler, "step", panic)
     with pytest.raises(ModelError, match="the engine broke: Panic: index out of bounds; see the worker's log"):
         await engine.generate(GROUPS)
+
+
+async def test_tensors_that_a_version_carries_along_are_not_the_engines(start_engine, model_folder, tmp_path):
+    engine = await start_engine()
+    digest = await engine.load([model_folder / "model.safetensors"], 1)
+    save_file({"visual.w": torch.ones(2), "mtp.w": torch.ones(3, dtype=torch.int8)}, tmp_path / "carried")
+    assert await engine.load([model_folder / "model.safetensors", tmp_path / "carried"], 2) == digest
+    save_file({"other.w": torch.ones(2)}, tmp_path / "carried")
+    with pytest.raises(ModelError, match="are not tensors of this model"):
+        await engine.load([model_folder / "model.safetensors", tmp_path / "carried"], 3)

@@ -71,7 +71,6 @@ def test_names_that_lead_elsewhere_are_refused(name):
     "fields",
     [
         {"hidden_act": "gelu"},
-        {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True},
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True},
         {"rope_parameters": {"rope_type": "longrope"}},
@@ -82,3 +81,10 @@ def test_what_the_engine_does_not_compute_is_refused(model_folder, fields):
     change_config(model_folder, **fields)
     with pytest.raises(ModelError, match=r"choose (a|another) model|must be a whole number"):
         read_supported_config(model_folder)
+
+
+def test_windows_are_computed_except_with_the_trainers_bits(model_folder):
+    change_config(model_folder, use_sliding_window=True, sliding_window=8, layer_types=["full_attention", "sliding_attention"])
+    assert read_supported_config(model_folder).windows == (None, 8)
+    with pytest.raises(ModelError, match="a sliding window, which the embedded engine does not compute with batch_invariant numerics"):
+        read_supported_config(model_folder, "batch_invariant")

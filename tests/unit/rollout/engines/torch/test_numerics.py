@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gradbus.errors import SettingsError
+from gradbus.errors import ModelError, SettingsError
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.torch.model import read_supported_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,11 @@ async def recorded(folder, **config):
 
 
 async def test_the_trainers_decoder_finds_the_same_bits(hf_model, tmp_path):
+    config = read_supported_config(tmp_path / "model")
+    if "batch_invariant" not in config.family.capabilities or config.invariant_lacks:
+        with pytest.raises(ModelError, match="batch_invariant"):
+            await recorded(tmp_path / "model")
+        return
     tokens, logprobs = await recorded(tmp_path / "model", slots=5, max_new_tokens=24, temperature=0.7)
     assert len(logprobs) > 100
     assert torch.equal(found(tmp_path / "model", tokens), logprobs)

@@ -1,0 +1,84 @@
+"""What families choose from: norms, activations and rotary embeddings of a decoder layer, on packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradbus.formats.model_config import ModelConfig
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary
+from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
+
+Turn = Callable[[Tensor, Rotation, int], Turned]
+"""Of queries, keys and values `[N, H + 2K, D]`, the turns of their positions, and K."""
+
+
+class Rotations:
+    """The turns of a batch, one for each layer; layers with the same rotary embedding share theirs."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        distinct = list({id(rope): rope for rope in config.ropes if rope is not None}.values())
+        # On the CPU and no buffers, because a cast of the module to bfloat16 would make positions inexact.
+        self._kinds = [(inverse_frequencies(rope, config.head_dim), attention_factor(rope)) for rope in distinct]
+        self._of_layer = [next((at for at, kind in enumerate(distinct) if kind is rope), 0) for rope in config.ropes]
+        self._heads = config.heads + config.kv_heads
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
+        """Of positions `[N]`; computed in float32, then cast. A layer without rotary embedding ignores what it gets."""
+        wide = positions[:, None].float()
+        turns = [
+            Rotation.of_angles(wide * frequencies.to(positions.device), factor, self._heads, dtype) for frequencies, factor in self._kinds
+        ]
+        return [turns[at] for at in self._of_layer]
+
+
+def turn_of(config: ModelConfig, layer: int) -> Turn:
+    """How a layer turns its queries and keys."""
+    rope = config.ropes[layer]
+    if rope is None:
+        return _unturned
+    if config.family.rope_pairs == "halves" and rope.partial == 1.0:
+        return rotary
+    order = torch.tensor(pair_order(rope, config.head_dim, config.family.rope_pairs == "neighbours"), device="cpu")
+    return partial(_turned_in_order, order)
+
+
+def _unturned(qkv: Tensor, rotation: Rotation, key_heads: int) -> Turned:  # noqa: ARG001 - a `Turn`
+    return Turned(qkv[:, : -2 * key_heads], qkv[:, -2 * key_heads : -key_heads], qkv[:, -key_heads:])
+
+
+def _turned_in_order(order: Tensor, qkv: Tensor, rotation: Rotation, key_heads: int) -> Turned:
+    """Turns heads whose pairs lie in another order. They keep the new order, which changes no product of a query and a key."""
+    ordered = qkv[:, :-key_heads].index_select(-1, order.to(qkv.device))
+    return rotary(torch.cat((ordered, qkv[:, -key_heads:]), dim=1), rotation, key_heads)
+
+
+def _norm_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(x.float(), weight.float(), eps).to(x.dtype)
+
+
+def _norm_with_offset(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
+
+
+def _geglu(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) · up` with the tanh approximation."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+NORMS: Final[Mapping[str, Callable[[Tensor, Tensor, float], Tensor]]] = {
+    "llama": rms_norm,
+    "float32": _norm_in_float32,
+    "offset": _norm_with_offset,
+}
+"""By `NormKind`: of `[..., H]`, a weight `[H]` of the same dtype, and epsilon."""
+GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": swiglu, "gelu_pytorch_tanh": _geglu}
+"""By the activation's name in config.json: of gates and ups `[N, 2 I]`, gates first; `[N, I]`."""

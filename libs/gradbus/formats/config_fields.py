@@ -1,0 +1,39 @@
+"""Values in config.json, each with its bounds."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gradbus.errors import ModelError
+
+MAX_CONTEXT: Final = 1 << 24
+
+
+def flag(fields: Mapping[str, Any], name: str) -> bool:
+    """True or false; false where the field is missing. Raises ModelError for anything else."""
+    value = value_of(fields, name, False)
+    if not isinstance(value, bool):
+        raise misstated(name, value)
+    return value
+
+
+def number(fields: Mapping[str, Any], name: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
+    """A number above `least` and at most `most`. Raises ModelError."""
+    value = value_of(fields, name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least < value <= most:
+        raise misstated(name, value)
+    return float(value)
+
+
+def value_of(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The field's value, or the default where it is missing or null."""
+    value = fields.get(name)
+    return default if value is None else value
+
+
+def misstated(name: str, value: object) -> ModelError:
+    """The error for a value that no model has."""
+    return ModelError(f"config.json lacks or misstates {name} ({reprlib.repr(value)}); save the model again with transformers")

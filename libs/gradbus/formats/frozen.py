@@ -1,0 +1,17 @@
+"""Tensors of a model folder that no run trains: they belong to parts that a text decoder has no place for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FROZEN_PREFIXES: Final = (
+    *("mtp.", "model.mtp.", "model.mtp_layers."),
+    *("visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "vision_model.", "model.vision_model."),
+    *("multi_modal_projector.", "model.multi_modal_projector."),
+)
+"""Beginnings of their names: heads that predict several tokens, vision towers, and what projects images into the decoder."""
+
+
+def is_frozen(name: str) -> bool:
+    """Whether a tensor of a folder is carried along from version to version, with the bits that the folder stores."""
+    return name.startswith(FROZEN_PREFIXES)

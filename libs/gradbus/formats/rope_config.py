@@ -1,0 +1,112 @@
+"""What config.json says about rotary position embedding (Su et al. 2021), for each layer."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gradbus.errors import ModelError
+from gradbus.formats.config_fields import MAX_CONTEXT, misstated, number, value_of
+from gradbus.formats.hf_model import positive
+from gradbus.formats.model_families import ModelFamily
+
+_STRETCHED: Final = frozenset({"llama3", "yarn"})
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+_MAX_FACTOR: Final = 1e6
+_MAX_THETA: Final = 1e12
+_NO_SCALING: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: base, how it is stretched for longer contexts, and how much of a head it turns."""
+
+    theta: float
+    kind: str
+    """One of the family's `rope_kinds`."""
+    scaling: Mapping[str, float]
+    partial: float = 1.0
+    """The share of a head's elements, from the first on, that is turned."""
+
+
+def read_ropes(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str, ...]) -> tuple[RopeConfig | None, ...]:
+    """The embedding of each layer, whose kinds are as in `layer_types`; None for a layer that turns nothing. Raises ModelError."""
+    stated = _parameters(fields)
+    if "full_attention" in stated or "sliding_attention" in stated:
+        ropes = {kind: _rope(fields, _nested(stated, kind), family) for kind in set(kinds)}
+    else:
+        ropes = dict.fromkeys(kinds, _rope(fields, stated, family))
+        if family.local_rope_theta and "sliding_attention" in ropes:
+            ropes["sliding_attention"] = RopeConfig(_theta(fields, family.local_rope_theta), "default", {})
+    turned = layers_with_rope(fields, len(kinds)) if family.has_layers_without_rope else (True,) * len(kinds)
+    return tuple(ropes[kind] if turns else None for kind, turns in zip(kinds, turned, strict=True))
+
+
+def _parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and an optional `rope_scaling`."""
+    parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(parameters, dict):
+        raise misstated("rope_scaling", parameters)
+    return parameters
+
+
+def _nested(stated: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    parameters = stated.get(kind)
+    if not isinstance(parameters, dict):
+        raise misstated(f"rope_parameters.{kind}", parameters)
+    return parameters
+
+
+def _rope(fields: Mapping[str, Any], parameters: Mapping[str, Any], family: ModelFamily) -> RopeConfig:
+    theta = _theta({"rope_theta": value_of(parameters, "rope_theta", fields.get("rope_theta"))}, "rope_theta")
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    if kind not in family.rope_kinds:
+        named = ", ".join(family.rope_kinds)
+        raise ModelError(f"config.json asks for rope type {reprlib.repr(kind)}, which is not computed; choose a model with one of {named}")
+    share = value_of({**fields, **parameters}, "partial_rotary_factor", 1.0)
+    if share != 1.0 and not family.has_partial_rope:
+        raise ModelError(
+            f"config.json asks for partial_rotary_factor = {reprlib.repr(share)}, which is not computed for {family.architecture}; "
+            "choose another model"
+        )
+    partial = number({"partial_rotary_factor": share}, "partial_rotary_factor", 1.0, most=1.0)
+    return RopeConfig(theta, kind, {} if kind == "default" else _scaling(fields, parameters, kind), partial)
+
+
+def _theta(fields: Mapping[str, Any], name: str) -> float:
+    return number(fields, name, 10_000.0, 1.0, _MAX_THETA)
+
+
+def _scaling(fields: Mapping[str, Any], parameters: Mapping[str, Any], kind: str) -> dict[str, float]:
+    scaling = {name: float(value) for name, value in parameters.items() if isinstance(value, int | float) and name not in _NO_SCALING}
+    if kind in _STRETCHED:
+        original = fields.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+        stated = {"original_max_position_embeddings": original or fields["max_position_embeddings"]}
+        scaling |= {name: float(positive(stated, name, MAX_CONTEXT)) for name in stated}
+    for name in _NEEDED[kind]:
+        if name not in scaling:
+            raise misstated(name, parameters.get(name))
+    for name, value in scaling.items():
+        # A switch such as `truncate` may be off; what divides or is under a logarithm is above 0.
+        if not 0.0 <= value <= max(_MAX_FACTOR, MAX_CONTEXT) or (name in {*_NEEDED[kind], "beta_fast", "beta_slow"} and value == 0.0):
+            raise misstated(name, value)
+    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        raise misstated("high_freq_factor", scaling["high_freq_factor"])
+    return scaling
+
+
+def layers_with_rope(fields: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Whether each layer has the embedding: listed, or all but every nth. Raises ModelError."""
+    listed = fields.get("no_rope_layers")
+    if listed is None:
+        interval = positive(fields, "no_rope_layer_interval", MAX_CONTEXT, default=4)
+        return tuple((layer + 1) % interval != 0 for layer in range(layers))
+    if not isinstance(listed, list) or len(listed) != layers or not all(entry in (0, 1) for entry in listed):
+        raise misstated("no_rope_layers", listed)
+    return tuple(bool(entry) for entry in listed)

@@ -1,0 +1,73 @@
+"""What families choose from: norms, activation, multipliers, windows and rotary embeddings, chosen once for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradbus.formats.model_config import ModelConfig
+from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
+
+Norm = Callable[[Tensor, Tensor], Tensor]
+
+
+class FamilyParts:
+    """Functions and constants of a model's forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        places = {place for _, place in config.family.norms}
+        self.norm: Norm = partial(_NORMS[config.family.norm_kind], eps=config.norm_eps)
+        """RMSNorm of rows, with its weight."""
+        self.before = self.norm if "before_attention" in places else _unnormed
+        """What attention and feed-forward part do with the hidden states first."""
+        self.after = self.norm if "after_attention" in places else _unnormed
+        """What happens to their outputs."""
+        self.changes_outputs = "after_attention" in places or config.multipliers.residual != 1.0
+        """Whether an output is more than its product."""
+        self.gated: Norm = _GATED[config.family.activation[1]]
+        """Of gates and ups."""
+        self.scale = config.multipliers.scores
+        self.scaled_embeddings, self.scaled_outputs = (
+            _scaled_by(factor) for factor in (config.multipliers.embedding, config.multipliers.hidden)
+        )
+        self.ropes = list({id(rope): rope for rope in config.ropes}.values())
+        """The distinct rotary embeddings; None: none."""
+        self.rope_of_layer = [next(at for at, kind in enumerate(self.ropes) if kind is rope) for rope in config.ropes]
+        self.windows = list(dict.fromkeys(config.windows))
+        """The distinct windows."""
+        self.window_of_layer = [self.windows.index(window) for window in config.windows]
+
+
+def _unnormed(x: Tensor, weight: Tensor | None) -> Tensor:  # noqa: ARG001 - in the place of a norm
+    return x
+
+
+def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
+    """Multiplies by the factor, rounded to the tensor's dtype."""
+    if factor == 1.0:
+        return lambda x: x
+    return lambda x: x * torch.tensor(factor, dtype=x.dtype).item()
+
+
+def _norm_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return normed_rows(x.float(), weight.float(), eps).to(x.dtype)
+
+
+def _norm_with_offset(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return normed_rows(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
+
+
+_NORMS: Final[Mapping[str, Callable[..., Tensor]]] = {
+    "llama": normed_rows,
+    "float32": _norm_in_float32,
+    "offset": _norm_with_offset,
+}
+_GATED: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "silu": gated,
+    "gelu_pytorch_tanh": partial(gated, activation=partial(functional.gelu, approximate="tanh")),
+}

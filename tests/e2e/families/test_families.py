@@ -1,0 +1,81 @@
+"""Families beyond Llama's decoder go through the whole stack, and so do tensors that nobody trains."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+FROZEN = {"mtp.layers.0.weight": torch.arange(6.0).view(2, 3).bfloat16(), "visual.patch.weight": torch.full((5,), -0.0)}
+SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "initializer_range": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tokenizer):
+    """Folders of two families, with tensors that a text decoder has no place for."""
+    root = tmp_path_factory.mktemp("families")
+    torch.manual_seed(0)
+    for model_type in ("qwen3", "gemma3_text"):
+        folder = root / model_type
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, vocab_size=len(tokenizer), **SIZE), dtype=torch.float32)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        save_file(load_file(folder / "model.safetensors") | FROZEN, folder / "model.safetensors", metadata={"format": "pt"})
+    return root
+
+
+def exported(gradbus, run, target):
+    """Tensors of an exported folder, which transformers loads with its frozen tensors left out."""
+    done = gradbus("export", run["id"], target)
+    assert done.returncode == 0, done.stderr
+    tensors = {name: tensor for file in target.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).state_dict()
+    assert all(torch.equal(loaded[name], tensor.float()) for name, tensor in tensors.items() if name not in FROZEN)
+    return tensors
+
+
+def assert_frozen_are_carried(tensors):
+    for name, tensor in FROZEN.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name].view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_a_family_learns_under_a_penalty_and_its_export_has_every_name_of_the_folder(lab, spec, folders, gradbus, tmp_path, family):
+    changes = {"weights": {"transport": "delta", "anchor_every": 3}, "trainer": {"dtype": "bf16"}} if family == "qwen3" else {}
+    run = lab.train(spec(model={"path": str(folders / family)}, algorithm={"kl": 0.05}, **changes))
+    assert lab.learned(run)
+    tensors = exported(gradbus, run, tmp_path / "out")
+    base = load_file(folders / family / "model.safetensors")
+    assert tensors.keys() == base.keys()
+    assert_frozen_are_carried(tensors)
+    assert any(not torch.equal(tensor.float(), base[name].float()) for name, tensor in tensors.items())
+
+
+def test_with_adapters_the_merged_export_carries_them_too(lab, spec, folders, gradbus, tmp_path):
+    run = lab.train(spec(model={"path": str(folders / "qwen3")}, trainer={"lora": {"rank": 2}, "learning_rate": 1e-2}))
+    assert lab.learned(run)
+    assert_frozen_are_carried(exported(gradbus, run, tmp_path / "out"))
+
+
+def test_qwen3s_recorded_log_probabilities_are_the_trainers_bit_for_bit(lab, spec, folders):
+    run = lab.train(
+        spec(
+            numerics="batch_invariant",
+            model={"path": str(folders / "qwen3")},
+            schedule={"max_staleness": 0, "steps": 2},
+            rollout={"max_new_tokens": 30, "temperature": 0.8},
+        )
+    )
+    assert [step["logprob_diff"] for step in lab.events(run["id"], "metrics")] == [0.0, 0.0]
