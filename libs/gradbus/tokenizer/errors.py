@@ -25,4 +25,9 @@ class TokenizerProcessError(RestartNeededError):
 
 def described(error: BaseException) -> str:
     """The error's kind and the first line of its text, shortened."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:SHOWN]
+    return encodable(f"{type(error).__name__}: {error}".partition("\n")[0][:SHOWN])
+
+
+def encodable(text: str) -> str:
+    """`text` with half a surrogate pair written as an escape: a template may raise any text, and no service could pass it on."""
+    return text.encode("utf-8", "backslashreplace").decode()
