@@ -247,6 +247,12 @@ async def test_a_response_in_some_chunks_after_an_interim_response_is_read():
         assert {answer.status for answer in await scored({"service": url})} == {OK}
 
 
+async def test_the_cause_is_named_behind_a_long_url():
+    answers = await scored({"service": "http://127.0.0.1:9/" + "a" * 2000})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert answers[0].reason.endswith("check that it runs")
+
+
 async def test_cookies_of_a_scorer_are_not_sent_back():
     heads = []
 

@@ -21,7 +21,7 @@ from gradbus.graders.result import STATUS, ScoreResult
 from gradbus.telemetry import Attributes, span
 from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.bounds import MAX_REASON
-from gradbus_reward.scorers.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
+from gradbus_reward.scorers.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress, shown
 from gradbus_reward.scorers.bounded_network import BoundedNetwork, BoundedStream
 from gradbus_reward.scorers.first_connection import FirstConnection
 from gradbus_reward.scorers.results import check_number, complete_results, failed_results, max_pieces, max_response_bytes, max_values
@@ -40,6 +40,7 @@ class HttpScorer:
 
     def __init__(self, url: str, policy: AddressPolicy) -> None:
         self._url = url
+        self._name = f"the scorer at {shown(url)}"
         self._policy = policy
         self._first_connection = FirstConnection()
         # Not a client with cookies, redirects and settings from the environment, all of which would be the server's to use.
@@ -58,10 +59,10 @@ class HttpScorer:
                 body = await self._post(content, len(request.samples), deadline_seconds)
                 results = await loop.run_in_executor(self._thread, _results, body, len(request.samples))
         except TimeoutError:
-            reason = f"the scorer at {self._url} did not respond within {deadline_seconds:.1f} s; make it faster"
+            reason = f"{self._name} did not respond within {deadline_seconds:.1f} s; make it faster"
             return failed_results(request.samples, reason, "timeout")
         except _FAILURES as error:
-            reason = f"the scorer at {self._url} failed: {error or type(error).__name__}; check that it runs"
+            reason = f"{self._name} failed: {error or type(error).__name__}; check that it runs"
             return failed_results(request.samples, reason, "unreachable")
         except ScorerError as error:
             return failed_results(request.samples, str(error), "refused")
@@ -96,13 +97,11 @@ class HttpScorer:
         encoded = [(field.encode(), value.encode()) for field, value in headers.items()]
         async with self._connections.stream("POST", pinned, headers=encoded, content=content, extensions=extensions) as response:
             if response.status != _OK:
-                raise ScorerError(
-                    f"the scorer at {self._url} responded with {response.status}; it must respond with 200, redirects are not followed"
-                )
-            return await _limited_body(response, self._url, samples)
+                raise ScorerError(f"{self._name} responded with {response.status}; it must respond with 200, redirects are not followed")
+            return await _limited_body(response, self._name, samples)
 
 
-async def _limited_body(response: httpcore2.Response, url: str, samples: int) -> bytes:
+async def _limited_body(response: httpcore2.Response, name: str, samples: int) -> bytes:
     most = max_response_bytes(samples)
     stream: BoundedStream = response.extensions["network_stream"]
     stream.allow_body(most)
@@ -112,9 +111,9 @@ async def _limited_body(response: httpcore2.Response, url: str, samples: int) ->
         body += piece
         pieces += 1
         if len(body) > most:
-            raise ScorerError(f"the scorer at {url} sent more than {most >> 20} MiB; send one short result per sample")
+            raise ScorerError(f"{name} sent more than {most >> 20} MiB; send one short result per sample")
         if pieces > max_pieces(samples):
-            raise ScorerError(f"the scorer at {url} sent its response in more than {max_pieces(samples)} chunks; send it whole")
+            raise ScorerError(f"{name} sent its response in more than {max_pieces(samples)} chunks; send it whole")
     return bytes(body)
 
 
