@@ -83,6 +83,7 @@ TOKENIZERS: Final = (
     model("tokenizer: an added token that the model lacks", tokenizer("added_tokens", _added(1, 100_000, "sun")), lines=good_rows()),
     model("tokenizer: an added token without text", tokenizer("added_tokens", _added(1, 5, "")), ANY),
     model("tokenizer: a normalizer without a pattern", tokenizer("normalizer", {**_GROWS, "pattern": {"Regex": ""}}), ANY),
+    model("tokenizer: tokens that are drawn", tokenizer("model.dropout", 0.5), HARMLESS),
     model("tokenizer: two tokens with one id", tokenizer("model.vocab", dict.fromkeys("sun and", 5))),
     model("tokenizer: padding to 2^31", tokenizer("padding", _PADDING), ANY),
     model(

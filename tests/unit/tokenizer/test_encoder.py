@@ -192,3 +192,14 @@ def test_what_a_template_refuses_on_purpose_is_the_datas_fault(chat_folder):
     (chat_folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DatasetError, match=r"refuses the messages of line 12 \(roles must alternate\)"):
         opened(chat_folder).encode(CHAT, 12)
+
+
+def test_a_tokenizer_that_draws_its_tokens_draws_nothing(model_folder):
+    path = model_folder / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    vocabulary = whole["model"]["vocab"] | {"ab": 40, "cd": 41, "abcd": 42}
+    merges = [["a", "b"], ["c", "d"], ["ab", "cd"]]
+    model = {"type": "BPE", "dropout": 0.9, "vocab": vocabulary, "merges": merges, "unk_token": "<unk>"}
+    path.write_text(json.dumps(whole | {"model": model, "pre_tokenizer": None}))
+    encoder = opened(model_folder)
+    assert {encoder.encode("abcd" * 8, 1) for _ in range(8)} == {(42,) * 8}
