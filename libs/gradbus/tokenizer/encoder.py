@@ -162,8 +162,7 @@ def _loaded(folder: Path) -> Any:
 
 def _leave_nothing_to_chance(tokenizer: Any) -> None:
     """Turns off the dropout of a BPE model, with which a text has other tokens each time: a line has the same prompt in every process."""
-    model = tokenizer.backend_tokenizer.model if tokenizer.is_fast else None
-    if getattr(model, "dropout", None) is not None:
+    if tokenizer.is_fast and hasattr(model := tokenizer.backend_tokenizer.model, "dropout"):
         model.dropout = None
 
 
