@@ -7,9 +7,10 @@ from typing import Final
 from gradbus_hostile.table.conduct import CONDUCTS
 from gradbus_hostile.table.graders import GRADERS
 from gradbus_hostile.table.rows import DATA
+from gradbus_hostile.table.scorers import SCORERS
 from gradbus_hostile.table.specs import SPECS
 from gradbus_hostile.table.submission import Submission
 from gradbus_hostile.table.tokenizers import TEMPLATES, TOKENIZERS
 from gradbus_hostile.table.weights import CONFIGS, WEIGHTS
 
-SUBMISSIONS: Final[tuple[Submission, ...]] = (*TEMPLATES, *TOKENIZERS, *CONFIGS, *WEIGHTS, *DATA, *GRADERS, *SPECS, *CONDUCTS)
+SUBMISSIONS: Final[tuple[Submission, ...]] = (*TEMPLATES, *TOKENIZERS, *CONFIGS, *WEIGHTS, *DATA, *GRADERS, *SPECS, *SCORERS, *CONDUCTS)

@@ -9,7 +9,9 @@ from scorer_lab import (
     ERROR,
     IDS,
     OK,
+    REQUEST,
     SERVICES,
+    SETTINGS,
     echo,
     http_service,
     raw_http_service,
@@ -18,7 +20,10 @@ from scorer_lab import (
     write_json,
 )
 
+from gradbus.v1 import reward_pb2
+from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
+from gradbus_reward.scorers.factory import create_scorer
 from gradbus_reward.scorers.results import max_response_bytes
 
 
@@ -177,6 +182,26 @@ async def no_http(writer):
     writer.write(b"SSH-2.0-OpenSSH\r\n")
 
 
+async def chunks_of_a_byte(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"1\r\n \r\n" * 1000)
+        await writer.drain()
+
+
+async def interim_responses(writer):
+    while True:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000)
+        await writer.drain()
+
+
+async def headers(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"a: b\r\n" * 1000)
+        await writer.drain()
+
+
 async def deep(writer):
     body = b"[" * 100_000
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
@@ -193,6 +218,80 @@ async def test_a_body_that_is_endless_huge_short_or_nonsense_is_an_error(answer,
         assert {answer.status for answer in await scored({"service": url}, seconds)} == {ERROR}
 
 
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [(chunks_of_a_byte, "chunks; send it whole"), (interim_responses, "with a short head"), (headers, "with a short head")],
+)
+async def test_a_response_that_costs_more_to_parse_than_to_send_is_cut_off(answer, cause):
+    """The scorers of all runs share an event loop: such a scorer would keep it busy until the deadline, and an hour is allowed."""
+
+    async def respond(_head, _body, writer):
+        await answer(writer)
+
+    async with raw_http_service(respond) as url:
+        answers = await scored({"service": url}, seconds=3600.0)
+    assert {answer.status for answer in answers} == {ERROR}
+    assert cause in answers[0].reason
+
+
+async def test_a_response_in_some_chunks_after_an_interim_response_is_read():
+    async def respond(_head, _body, writer):
+        body = json.dumps({"results": [result(name) for name in IDS]}).encode()
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for at in range(0, len(body), 10):
+            writer.write(b"%x\r\n%s\r\n" % (len(body[at : at + 10]), body[at : at + 10]))
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async with raw_http_service(respond) as url:
+        assert {answer.status for answer in await scored({"service": url})} == {OK}
+
+
+async def test_the_cause_is_named_behind_a_long_url():
+    answers = await scored({"service": "http://127.0.0.1:9/" + "a" * 2000})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert answers[0].reason.endswith("check that it runs")
+
+
+async def test_cookies_of_a_scorer_are_not_sent_back():
+    heads = []
+
+    async def respond(head, _body, writer):
+        heads.append(head.lower())
+        body = json.dumps({"results": [result(name) for name in IDS]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async with raw_http_service(respond) as url:
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, ProcessBudget(4))
+        for _ in range(2):
+            assert {answer.status for answer in await scorer.score(REQUEST, 30.0)} == {OK}
+        await scorer.close()
+    assert [b"cookie" in head for head in heads] == [False, False]
+
+
+async def test_the_rows_of_a_request_are_sent_as_they_are():
+    rows, seen = ['{"a":  1.50, "b": "\\u00e4"}', "", '{"ü": [1, {"c": null}]}'], []
+
+    async def respond(_head, body, writer):
+        seen.append(body)
+        await write_json(writer, {"results": [result(name) for name in IDS]})
+
+    samples = [reward_pb2.ScoreSample(sample_id=name, item_json=row) for name, row in zip(IDS, rows, strict=True)]
+    async with raw_http_service(respond) as url:
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, ProcessBudget(4))
+        assert {answer.status for answer in await scorer.score(reward_pb2.ScoreRequest(samples=samples), 30.0)} == {OK}
+        await scorer.close()
+    assert [sample["item"] for sample in json.loads(seen[0])["samples"]] == [json.loads(row or "{}") for row in rows]
+    assert all(row.encode() in seen[0] for row in rows)
+
+
+async def test_a_row_that_is_no_json_is_an_error_that_names_its_sample():
+    scorer = create_scorer('{"service": "http://127.0.0.1:9/"}', SETTINGS, ProcessBudget(4))
+    answers = await scorer.score(reward_pb2.ScoreRequest(samples=[reward_pb2.ScoreSample(sample_id="7.1", item_json="{")]), 30.0)
+    await scorer.close()
+    assert (answers[0].status, "the row of sample 7.1 is not JSON" in answers[0].reason) == (ERROR, True)
+
+
 async def test_a_small_body_that_would_fill_the_memory_is_not_parsed():
     """Three megabytes of empty objects would be a hundred in Python; three samples need less."""
 
@@ -204,6 +303,20 @@ async def test_a_small_body_that_would_fill_the_memory_is_not_parsed():
         answers = await scored({"service": url})
     assert {answer.status for answer in answers} == {ERROR}
     assert "more than" in answers[0].reason
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"0"])
+async def test_a_response_of_more_values_than_results_have_is_not_parsed(value):
+    """No other thread runs while JSON is parsed: a megabyte of empty lists would stop the scores of every run."""
+
+    async def respond(_head, _body, writer):
+        body = b'{"results": [' + b",".join([value] * 250_000) + b"]}"
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async with raw_http_service(respond) as url:
+        answers = await scored({"service": url})
+    assert {answer.status for answer in answers} == {ERROR}
+    assert "values; send one short result per sample" in answers[0].reason
 
 
 async def test_far_more_results_than_samples_are_not_read():

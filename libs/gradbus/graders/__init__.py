@@ -3,8 +3,8 @@
 from gradbus.graders.check import check_grader
 from gradbus.graders.formula import Formula
 from gradbus.graders.result import ScoreResult
-from gradbus.graders.template import Template
-from gradbus.graders.text_comparison import GradeFunction, InvalidSampleError, compiled_grader, string_check, text_similarity
+from gradbus.graders.template import InvalidSampleError, Template
+from gradbus.graders.text_comparison import GradeFunction, compiled_grader, string_check, text_similarity
 
 __all__ = [
     "Formula",

@@ -16,8 +16,14 @@ SAMPLE_FIELDS = ("output_text", "finish_reason")
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 Path = tuple[str, ...]
+MAX_RENDERED_CHARACTERS = 4 << 20
+"""A row may have a megabyte and a template thousands of names: without a bound the text would take all memory of the reward service."""
 _MAX_SHOWN = 200
 _MAX_DIGITS = 9
+
+
+class InvalidSampleError(GraderError):
+    """This sample cannot be graded, now or later; the grader itself works."""
 
 
 class Template:
@@ -39,8 +45,19 @@ class Template:
         return [piece for piece in self._pieces if isinstance(piece, tuple)]
 
     def render(self, sample: Mapping[str, object], item: Mapping[str, object]) -> str:
-        """The text for one sample: strings unchanged, other values as JSON. Raises GraderError for a name that the row does not have."""
-        return "".join([piece if isinstance(piece, str) else self._value(piece, sample, item) for piece in self._pieces])
+        """The text for one sample: strings unchanged, other values as JSON.
+
+        Raises GraderError for a name that the row does not have, InvalidSampleError beyond MAX_RENDERED_CHARACTERS.
+        """
+        texts: list[str] = []
+        room = MAX_RENDERED_CHARACTERS
+        for piece in self._pieces:
+            texts.append(piece if isinstance(piece, str) else self._value(piece, sample, item))
+            room -= len(texts[-1])
+            if room < 0:
+                most = f"more than {MAX_RENDERED_CHARACTERS} characters with this row and response"
+                raise InvalidSampleError(f"template {_shown(self.text)} makes {most}; use each long column once")
+        return "".join(texts)
 
     def _parsed(self, written: str) -> Path:
         name = written.strip()

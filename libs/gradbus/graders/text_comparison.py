@@ -6,18 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from gradbus.errors import GraderError
-from gradbus.graders.template import Template
+from gradbus.graders.template import InvalidSampleError, Template
 from gradbus.spec import StringCheckGrader, TextSimilarityGrader
 
 MAX_SIMILARITY_CHARACTERS = 65_536
 
 GradeFunction = Callable[[Mapping[str, object], Mapping[str, object]], float]
 """From (sample, item) to a reward in [0, 1]. Raises GraderError."""
-
-
-class InvalidSampleError(GraderError):
-    """This sample cannot be graded, now or later; the grader itself works."""
 
 
 def string_check(operation: Literal["eq", "ne", "like", "ilike"], text: str, reference: str) -> float:

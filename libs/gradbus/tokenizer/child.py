@@ -19,7 +19,7 @@ from typing import Any
 
 from gradbus.errors import DatasetError, ModelError
 from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
-from gradbus.tokenizer.errors import ModelFileError, described
+from gradbus.tokenizer.errors import ModelFileError, described, encodable
 from gradbus.tokenizer.frames import Frame, read_frame
 from gradbus.tokenizer.limits import limit_cpu, limit_process
 
@@ -74,9 +74,11 @@ class _Child:
     def _fault(self, error: DatasetError | ModelError) -> dict[str, str]:
         """The error as a reply, without the folder's path on this machine."""
         if isinstance(error, ModelFileError):
-            return {"error": error.text.replace(self._folder, "the model folder"), "kind": "file", "file": error.file}
-        kind = "dataset" if isinstance(error, DatasetError) else "model"
-        return {"error": str(error).replace(self._folder, "the model folder"), "kind": kind}
+            return {"error": self._shown(error.text), "kind": "file", "file": error.file}
+        return {"error": self._shown(str(error)), "kind": "dataset" if isinstance(error, DatasetError) else "model"}
+
+    def _shown(self, text: str) -> str:
+        return encodable(text.replace(self._folder, "the model folder"))
 
     def _send(self, frame: bytes) -> None:
         self._stream.write(frame)

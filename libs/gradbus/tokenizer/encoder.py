@@ -151,11 +151,19 @@ def _loaded(folder: Path) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415 - the fork server has imported it without torch
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        _leave_nothing_to_chance(tokenizer)
+        return tokenizer
     except BaseException as error:
         raise ModelFileError(
             TOKENIZER, f"the tokenizer cannot be loaded ({_cause(error)}); save it again with `save_pretrained`"
         ) from error
+
+
+def _leave_nothing_to_chance(tokenizer: Any) -> None:
+    """Turns off the dropout of a BPE model, with which a text has other tokens each time: a line has the same prompt in every process."""
+    if tokenizer.is_fast and hasattr(model := tokenizer.backend_tokenizer.model, "dropout"):
+        model.dropout = None
 
 
 def _stop_clock(now: datetime) -> None:

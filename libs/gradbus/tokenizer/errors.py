@@ -24,5 +24,12 @@ class TokenizerProcessError(RestartNeededError):
 
 
 def described(error: BaseException) -> str:
-    """The error's kind and the first line of its text, shortened."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:SHOWN]
+    """The error's kind and the first line of its text, and the next one if that only announces it; shortened."""
+    first, _, rest = f"{type(error).__name__}: {error}".partition("\n")
+    cause = rest.strip().partition("\n")[0]
+    return encodable((f"{first} {cause}".rstrip() if first.endswith(":") else first)[:SHOWN])
+
+
+def encodable(text: str) -> str:
+    """`text` with half a surrogate pair written as an escape: a template may raise any text, and no service could pass it on."""
+    return text.encode("utf-8", "backslashreplace").decode()

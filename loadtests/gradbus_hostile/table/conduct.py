@@ -65,7 +65,8 @@ def _cancel_in_the_first_step(client: Client, run_id: str) -> None:
     _tried(lambda: client.cancel(run_id))
 
 
-def _cancel_while_it_waits_for_rewards(client: Client, run_id: str) -> None:
+def cancel_while_it_waits_for_rewards(client: Client, run_id: str) -> None:
+    """Cancels a run whose scorer fails."""
     _until(client, run_id, lambda run: run["state"] == "waiting_for_reward")
     _tried(lambda: client.cancel(run_id))
 
@@ -144,7 +145,7 @@ CONDUCTS: Final = (
     _good(
         "a scorer that nobody serves",
         CANCELLED | REFUSED,  # where a scorer on loopback is not allowed
-        _cancel_while_it_waits_for_rewards,
+        cancel_while_it_waits_for_rewards,
         reward={"service": _NOBODY, "timeout_seconds": 1.0},
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gradbus_hostile.table.submission import ANY, HARMLESS, REFUSED_OR_FAILED, grader, spec
+from gradbus_hostile.material import Json, Material, row
+from gradbus_hostile.table.submission import ANY, FAILED, HARMLESS, REFUSED_OR_FAILED, Submission, grader, spec
 
 _TEN_STEPS: Final = {"schedule": {"steps": 10, "groups_per_step": 4}}
 _TURNS: Final = (
@@ -20,12 +21,36 @@ def grade(sample, item):
             pass
     return 1.0
 """
+_TIMERS: Final = """import signal
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 1e-6, 1e-6)
+def grade(sample, item):
+    return 1.0
+"""
+_NEVER_GOES: Final = """class Evil:
+    def __del__(self):
+        while True:
+            pass
+def grade(sample, item):
+    Evil()
+    return 1.0
+"""
+_OTHER_NAMES: Final = """import random
+def grade(sample, item):
+    return {"reward": random.random(), **{str(random.random()): 1.0 for _ in range(60)}}
+"""
 _OUTPUT: Final = "{{ sample.output_text }}"
 
 
 def _formula(text: str) -> dict[str, Any]:
     part = {"type": "string_check", "operation": "like", "input": _OUTPUT, "reference": "a"}
     return {"grader": {"type": "multi", "graders": {"a": part}, "calculate_output": text}}
+
+
+def _huge_texts(material: Material) -> Json:
+    """A template that names a column of a megabyte four thousand times."""
+    body = material.rows([row(huge="x" * 1_000_000)] * 8, rollout={"group_size": 2})
+    return body | {"reward": _check("{{ item.huge }}" * 4000)}
 
 
 def _check(template: str) -> dict[str, Any]:
@@ -79,12 +104,17 @@ GRADERS: Final = (
     grader("raises after five good steps", _TURNS.format("raise RuntimeError('evil')"), ANY, **_TEN_STEPS),
     grader("exits after five good steps", _TURNS.format("import os; os._exit(1)"), ANY, **_TEN_STEPS),
     grader("hangs after five good steps", _TURNS.format("while True: pass"), ANY, timeout_seconds=1.0, **_TEN_STEPS),
+    grader("timers without end", _TIMERS, timeout_seconds=1.0),
+    grader("an object that never goes", _NEVER_GOES, timeout_seconds=1.0),
+    grader("other names for every sample", _OTHER_NAMES, HARMLESS),
     grader("no time at all", "def grade(sample, item):\n    return 1.0\n", REFUSED_OR_FAILED, timeout_seconds=1e-9),
     spec("a formula of towers", REFUSED_OR_FAILED, reward=_formula("9 ** 9 ** 9 ** a")),
     spec("a formula that divides by zero", ANY, reward=_formula("1 / (a - a)")),
     spec("a formula of complex numbers", ANY, reward=_formula("(0 - 1 - a) ** 0.5")),
     spec("a formula of 900 signs", ANY, reward=_formula("-" * 900 + "a")),
     spec("a formula that calls", reward=_formula("__import__('os').system('true')")),
+    spec("a formula of 1,400 characters without a value", FAILED, reward=_formula("a - a" + " + 9 ** 9 ** 9" * 100)),
+    Submission("spec: a template that makes four gigabytes", _huge_texts, FAILED),
     spec("a template of 4,000 names", HARMLESS, reward=_check(_OUTPUT * 2600)),
     spec("a template that is never closed", reward=_check("{{ " * 10_000)),
 )

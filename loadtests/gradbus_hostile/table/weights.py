@@ -38,6 +38,9 @@ CONFIGS: Final = (
     _config("max_position_embeddings", 1),
     _config("max_position_embeddings", 2**40),
     _config("bos_token_id", 10**9, ANY),
+    _config("num_labels", 10**9),
+    _config("rope_scaling", [1]),
+    _config("rope_scaling", {"rope_type": "linear", "factor": 1e-300}, REFUSED_OR_FAILED),
     _config("architectures", ["Evil"]),
     model("config: nested 50,000 deep", text("config.json", nested(50_000))),
     model("config: an array", text("config.json", "[]")),
@@ -56,6 +59,10 @@ def _filled(value: float) -> Callable[[dict[str, Any]], None]:
             tensor.fill_(value)
 
     return fill
+
+
+def _beyond_float32(found: dict[str, Any]) -> None:
+    found.update({name: tensor.double() * 1e300 for name, tensor in found.items()})
 
 
 def _unknown(found: dict[str, Any]) -> None:
@@ -87,6 +94,9 @@ WEIGHTS: Final = (
     model("weights: all 3e38", tensors(_filled(3e38)), REFUSED_OR_FAILED),
     model("weights: all zero", tensors(_filled(0.0)), HARMLESS),
     model("weights: one infinity", tensors(lambda found: _first(found, lambda t: t.fill_(float("inf")))), REFUSED_OR_FAILED),
+    model("weights: float64 beyond float32", tensors(_beyond_float32), REFUSED_OR_FAILED),
+    model("weights: an empty tensor", header(lambda entries: entries.update({"": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}))),
+    model("weights: metadata that is no text", header(lambda entries: entries.update(__metadata__={"format": 1}))),
     model("weights: an unknown tensor", tensors(_unknown)),
     model("weights: a tensor is missing", tensors(_missing)),
     model("weights: another shape", tensors(lambda found: _first(found, lambda t: t[:1].clone()))),

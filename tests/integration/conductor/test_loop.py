@@ -176,7 +176,7 @@ async def test_a_run_whose_service_has_not_answered_yet_is_starting(loop, client
     monkeypatch.setattr(loop_module, "_FIRST_CALL_SECONDS", -1.0)
     await TaskQueue(clients.bus, loop._context.run_id).open()
     loop._heads.version = 0
-    with loop._first_answers.call("the scorer at grpc://a:1"):
+    with loop._first_answers.call("the scorer at grpc://a:1", 10.0):
         await loop._pass()
         status = loop._context.status.status
         assert (status.state, status.waiting_for.partition(",")[0]) == ("starting", "the scorer at grpc://a:1")

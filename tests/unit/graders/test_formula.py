@@ -55,3 +55,10 @@ def test_a_long_sum_is_computed_or_refused_but_never_crashes():
 
 def test_names_are_those_of_values_not_of_functions():
     assert Formula("max(first, second) * 2").names == {"first", "second"}
+
+
+@pytest.mark.parametrize("text", ["0" + " + 9 ** 9 ** 9" * 100, "9" * 500 + "." + "9" * 500 + " / (a - a)"])
+def test_an_error_of_a_long_formula_still_has_its_cause(text):
+    with pytest.raises(GraderError, match="guard it") as failed:
+        Formula(text).value(VALUES)
+    assert len(str(failed.value)) < 400

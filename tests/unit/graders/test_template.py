@@ -1,7 +1,8 @@
 import pytest
 
 from gradbus.errors import GraderError
-from gradbus.graders import Template
+from gradbus.graders import InvalidSampleError, Template
+from gradbus.graders.template import MAX_RENDERED_CHARACTERS
 
 SAMPLE = {"output_text": "12", "finish_reason": "stop"}
 ITEM = {"answer": "12", "n": 3, "ok": True, "x": {"y": [1.5, {"z": "deep"}]}, "none": None, "first name": "a"}
@@ -62,6 +63,20 @@ def test_a_template_made_to_take_hours_is_refused_at_once_and_shown_in_part(text
 def test_a_name_the_row_lacks_is_an_error_that_shows_the_template(name):
     with pytest.raises(GraderError, match=f"no '{name}'"):
         Template(f"{{{{ {name} }}}}").render(SAMPLE, ITEM)
+
+
+def test_a_text_up_to_the_bound_is_rendered_and_a_longer_one_refused():
+    quarter = {"answer": "x" * (MAX_RENDERED_CHARACTERS // 4)}
+    assert len(Template("{{ item.answer }}" * 4).render(SAMPLE, quarter)) == MAX_RENDERED_CHARACTERS
+    with pytest.raises(InvalidSampleError, match="use each long column once"):
+        Template("{{ item.answer }}" * 4 + "!").render(SAMPLE, quarter)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", ["x" * 1_000_000, ["x" * 1000] * 1000, {"a": list(range(150_000))}])
+def test_thousands_of_names_of_a_long_column_take_neither_memory_nor_time(value):
+    with pytest.raises(InvalidSampleError):
+        Template("{{ item.answer }}" * 3800).render(SAMPLE, {"answer": value})
 
 
 def test_names_lists_what_the_template_needs():

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from gradbus.errors import DatasetError, ModelError
 from gradbus.tokenizer import encoder as encoder_module
 from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
-from gradbus.tokenizer.errors import ModelFileError
+from gradbus.tokenizer.errors import ModelFileError, described
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -192,3 +192,29 @@ def test_what_a_template_refuses_on_purpose_is_the_datas_fault(chat_folder):
     (chat_folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DatasetError, match=r"refuses the messages of line 12 \(roles must alternate\)"):
         opened(chat_folder).encode(CHAT, 12)
+
+
+def test_a_tokenizer_that_draws_its_tokens_draws_nothing(model_folder):
+    path = model_folder / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    vocabulary = whole["model"]["vocab"] | {"ab": 40, "cd": 41, "abcd": 42}
+    merges = [["a", "b"], ["c", "d"], ["ab", "cd"]]
+    model = {"type": "BPE", "dropout": 0.9, "vocab": vocabulary, "merges": merges, "unk_token": "<unk>"}
+    path.write_text(json.dumps(whole | {"model": model, "pre_tokenizer": None}))
+    encoder = opened(model_folder)
+    assert {encoder.encode("abcd" * 8, 1) for _ in range(8)} == {(42,) * 8}
+
+
+def test_a_field_that_transformers_refuses_is_named_with_what_is_wrong(model_folder):
+    path = model_folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention_dropout": "much"}))
+    with pytest.raises(ModelFileError, match=r"field 'attention_dropout': .*much"):
+        opened(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("no", "no"), ("no\nmore", "no"), ("fault:\n   cause\nmore", "fault: cause"), ("fault:", "fault:"), ("\ud800", "\\ud800")],
+)
+def test_an_error_is_described_in_one_line(text, shown):
+    assert described(ValueError(text)) == f"ValueError: {shown}"

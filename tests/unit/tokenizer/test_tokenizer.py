@@ -165,6 +165,18 @@ async def test_errors_are_those_of_the_encoder_without_paths_of_this_machine(for
     assert str(chat_folder) not in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "error"), [("{{ raise_exception('\\ud800 no') }}", DatasetError), ("{{ 'x'['\\ud800'] | int('\\ud800') + 1 }}", ModelError)]
+)
+async def test_an_error_of_a_template_with_half_a_surrogate_pair_can_be_passed_on(fork_server, chat_folder, processes, text, error):
+    (chat_folder / "chat_template.jinja").write_text(text)
+    tokenizer = await Tokenizer.open(fork_server, chat_folder, LIMITS, PATIENT)
+    with pytest.raises(error) as failed:
+        await tokenizer.check([NumberedPrompt(1, CHAT)])
+    assert "ud800" in str(failed.value).encode().decode()
+    await tokenizer.close()
+
+
 @pytest.mark.parametrize("endless", [NESTED_LOOPS, BRANCHES])
 async def test_a_template_that_does_not_end_is_ended_and_named_with_its_row(fork_server, chat_folder, processes, endless):
     (chat_folder / "chat_template.jinja").write_text("{% if messages[0].content == 'x' %}" + endless + "{% else %}a{% endif %}")

@@ -12,17 +12,20 @@ class FirstAnswers:
 
     def __init__(self) -> None:
         self._called: set[str] = set()
-        self._waiting: dict[str, float] = {}
-        """When the first call to a service began, by the service's description."""
+        self._waiting: dict[str, tuple[float, float]] = {}
+        """When the first call to a service began and how many seconds it may take, by the service's description."""
         self.has_scored = False
         """Whether a call of a scorer has succeeded."""
 
     @contextmanager
-    def call(self, service: str) -> Iterator[bool]:
-        """Surrounds a call. Yields whether it is to wait for the service instead of failing: no call to the service has ended yet."""
+    def call(self, service: str, seconds: float) -> Iterator[bool]:
+        """Surrounds a call that may take `seconds`.
+
+        Yields whether it is to wait for the service instead of failing: no call to the service has ended yet.
+        """
         is_first = service not in self._called
         if is_first:
-            self._waiting.setdefault(service, time.monotonic())
+            self._waiting.setdefault(service, (time.monotonic(), seconds))
         try:
             yield is_first
         finally:
@@ -32,5 +35,8 @@ class FirstAnswers:
     def waiting_for(self, seconds: float) -> str:
         """The service whose first call has taken longer than `seconds`, and what to do; else empty."""
         now = time.monotonic()
-        late = next((service for service, since in self._waiting.items() if now - since > seconds), "")
-        return f"{late}, which has not answered yet: start it, or wait if it is starting" if late else ""
+        for service, (since, allowed) in self._waiting.items():
+            if now - since > seconds:
+                advice = f"start it, wait if it is starting, or see why it takes so long; its first call may take {allowed:g} s"
+                return f"{service}, which has not answered yet: {advice}"
+        return ""

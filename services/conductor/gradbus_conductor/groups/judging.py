@@ -85,7 +85,7 @@ class GroupJudge:
         self._state = state
         self._reward_json = spec.reward.model_dump_json()
         service = spec.reward.service
-        self._scorer_name = f"the scorer at {service}" if service else f"the reward service at {clients.addresses.reward}"
+        self._scorer_name = f"the scorer at {service}" if service else f"the grader, in the reward service at {clients.addresses.reward}"
 
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
         """The complete entries, by index. The failures of the other groups are noted in the state.
@@ -135,8 +135,8 @@ class GroupJudge:
     async def _scored(self, request: ScoreRequest) -> dict[str, SampleReward]:
         """The results of one call, by sample id. Raises AioRpcError."""
         began = time.monotonic()
-        with self._state.first_answers.call(self._scorer_name) as is_first:
-            timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
+        timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
+        with self._state.first_answers.call(self._scorer_name, timeout) as is_first:
             response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
         if any(result.status in _FINAL_ANSWERS for result in response.results):
             self._state.call_seconds.append((len(request.samples), time.monotonic() - began))
@@ -200,7 +200,8 @@ class GroupJudge:
     async def _logprobs(self, sequences: Sequence[ReferenceSequence]) -> dict[str, bytes]:
         """The reference's log-probabilities of one call, by sample id. Raises AioRpcError."""
         request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
-        with self._state.first_answers.call(f"the reference service at {self._clients.addresses.reference}") as is_first:
+        service = f"the reference service at {self._clients.addresses.reference}"
+        with self._state.first_answers.call(service, _REFERENCE_SECONDS) as is_first:
             response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS, wait_for_ready=is_first)
         return {result.sample_id: result.logprobs for result in response.results}
 

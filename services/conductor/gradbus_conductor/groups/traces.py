@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import islice
+from typing import Final, Literal
 
 from opentelemetry.trace import SpanKind
 
@@ -29,6 +30,8 @@ from gradbus.v1.task_pb2 import Task
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 
 Service = Literal["score", "reference"]
+_MAX_PARTS: Final = 64
+"""Names of parts in a group's span: a scorer may name those of every sample differently, which would be millions of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,6 @@ def _verdict(entry: LogEntry) -> str:
 def _rewards(rewards: Iterable[SampleReward]) -> Attributes:
     """Each sample's reward and parts, in order of n."""
     known = list(rewards)
-    names = sorted({name for reward in known for name in reward.components})
+    names = sorted(islice(dict.fromkeys(name for reward in known for name in reward.components), _MAX_PARTS))
     parts = {f"gradbus.reward.part.{name}": [reward.components.get(name, 0.0) for reward in known] for name in names}
     return {"gradbus.rewards": [reward.reward for reward in known], **parts}

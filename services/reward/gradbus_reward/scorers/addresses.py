@@ -17,6 +17,8 @@ from gradbus.errors import ScorerError
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_MAX_SHOWN = 120
+_FORMS = "grpc://host:port or http://host:port/path"
 
 # Cloud metadata services that are not link-local.
 _METADATA = frozenset({ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("192.0.0.192")})
@@ -86,14 +88,21 @@ class AddressPolicy:
             )
 
 
+def shown(url: str) -> str:
+    """The beginning of a scorer's URL, which must leave room for the cause in a result's reason."""
+    return url if len(url) <= _MAX_SHOWN else f"{url[:_MAX_SHOWN]}..."
+
+
 def _host_and_port(url: str) -> tuple[str, int]:
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port or DEFAULT_PORTS.get(parts.scheme)
     except ValueError as error:
-        raise ScorerError(f"reward.service {url!r} is not a URL ({error}); write grpc://host:port or http://host:port/path") from error
+        raise ScorerError(
+            f"reward.service {shown(url)!r} is not a URL ({error}); write grpc://host:port or http://host:port/path"
+        ) from error
     if not parts.hostname or port is None:
-        raise ScorerError(f"reward.service {url!r} lacks a host or port; write grpc://host:port or http://host:port/path")
+        raise ScorerError(f"reward.service {shown(url)!r} lacks a host or port; write {_FORMS}")
     if parts.username is not None or parts.password is not None:
         raise ScorerError("reward.service carries a user or password; leave them out of the URL")
     return parts.hostname, port

@@ -18,6 +18,7 @@ from gradbus.telemetry import Attributes, get_logger, span, trace_headers
 from gradbus.v1 import reward_pb2
 from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
 from gradbus_reward.scorers.first_connection import FirstConnection
+from gradbus_reward.scorers.relay import Relay
 from gradbus_reward.scorers.results import MAX_RESPONSE_BYTES, check_number, complete_results, failed_results, max_response_bytes
 
 _log = get_logger(__name__)
@@ -47,8 +48,8 @@ class GrpcScorer:
         self._policy = policy
         self._first_connection = FirstConnection()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
-        # By target: when the name resolves to another address, calls in flight keep their channel.
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        # When the name resolves to another address, calls in flight keep their channel.
+        self._channels: OrderedDict[Endpoint, _Channel] = OrderedDict()
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample. A call that fails is an `error` for all of them."""
@@ -71,33 +72,63 @@ class GrpcScorer:
 
     async def _call(self, request: reward_pb2.ScoreRequest, endpoint: Endpoint, deadline_seconds: float) -> bytes:
         channel = await self._channel(endpoint)
-        score: grpc.aio.UnaryUnaryMultiCallable[reward_pb2.ScoreRequest, bytes] = channel.unary_unary(
+        channel.relay.allow(max_response_bytes(len(request.samples)))
+        score: grpc.aio.UnaryUnaryMultiCallable[reward_pb2.ScoreRequest, bytes] = channel.grpc.unary_unary(
             f"/{_METHOD}", request_serializer=reward_pb2.ScoreRequest.SerializeToString
         )
         attributes: Attributes = {**rpc_attributes(_METHOD), "server.address": endpoint.host, "server.port": endpoint.port}
         with span(_METHOD, SpanKind.CLIENT, attributes=attributes):
             # The scorer gets the deadline too, but the timeout above decides.
-            body: bytes = await score(request, timeout=deadline_seconds, metadata=tuple((trace_headers() or {}).items()))
+            call = score(request, timeout=deadline_seconds, metadata=tuple((trace_headers() or {}).items()))
+            try:
+                body: bytes | None = await call
+            except KeyError as error:  # of grpc, for a status that its list does not have
+                raise self._refused(f"responded with the unknown gRPC status {error}; send one of gRPC's") from None
+            except grpc.aio.AioRpcError:
+                if channel.relay.is_cut:
+                    raise self._refused("sent far more than its response; send nothing else") from None
+                raise
+            if body is None:
+                raise self._refused("responded without a message; send a gradbus.v1.ScoreResponse")
             return body
+
+    def _refused(self, fault: str) -> ScorerError:
+        return ScorerError(f"the scorer at {self._service} {fault}")
 
     async def close(self) -> None:
         """Closes the channels and the thread."""
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        while self._channels:
+            await self._channels.popitem()[1].close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
+    async def _channel(self, endpoint: Endpoint) -> _Channel:
         """The channel to the checked addresses, which is opened at first use."""
-        target = _target(endpoint)
-        if target not in self._channels:
-            options = [("grpc.default_authority", f"{endpoint.host}:{endpoint.port}"), *_OPTIONS]
-            self._channels[target] = grpc.aio.insecure_channel(target, options=options)
-        self._channels.move_to_end(target)
-        channel = self._channels[target]
+        if endpoint not in self._channels:
+            self._channels[endpoint] = _Channel(endpoint)
+        self._channels.move_to_end(endpoint)
+        channel = self._channels[endpoint]
         if len(self._channels) > _CHANNELS:
             await self._channels.popitem(last=False)[1].close()
+        await channel.open()
         return channel
+
+
+class _Channel:
+    """A channel of gRPC whose connections a relay bounds."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.relay = Relay(endpoint)
+        options = [("grpc.default_authority", f"{endpoint.host}:{endpoint.port}"), *_OPTIONS]
+        self.grpc = grpc.aio.insecure_channel(self.relay.target, options=options)
+
+    async def open(self) -> None:
+        """Lets the relay accept connections, if it does not yet."""
+        await self.relay.open()
+
+    async def close(self) -> None:
+        """Ends the calls in flight and closes the connections."""
+        await self.grpc.close()
+        await self.relay.close()
 
 
 def _results(body: bytes, samples: int) -> Sequence[reward_pb2.SampleReward]:
@@ -109,10 +140,3 @@ def _results(body: bytes, samples: int) -> Sequence[reward_pb2.SampleReward]:
         raise ScorerError(f"the scorer's response is not a gradbus.v1.ScoreResponse ({error}); send one") from error
     check_number(len(results), samples)
     return results
-
-
-def _target(endpoint: Endpoint) -> str:
-    """The addresses of the first address's family, which gRPC tries in turn: `ipv4:10.0.0.7:9000,10.0.0.8:9000`."""
-    version = endpoint.addresses[0].version
-    hosts = [str(address) if version == 4 else f"[{address}]" for address in endpoint.addresses if address.version == version]
-    return f"ipv{version}:" + ",".join(f"{host}:{endpoint.port}" for host in hosts)

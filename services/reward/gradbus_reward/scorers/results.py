@@ -20,6 +20,9 @@ MAX_COMPONENT = 1e30
 MAX_RESPONSE_BYTES = 8 << 20
 _BYTES_PER_SAMPLE = 16 << 10
 _RESULTS_PER_SAMPLE = 16
+_VALUES_PER_SAMPLE = 1024
+"""Of JSON, the commas of texts included. A value takes 30 times the memory of its text, and no thread runs while JSON is parsed."""
+_PIECES_PER_SAMPLE = 64
 _EXTRA_SAMPLES = 64
 """Added to the samples of a request, so that small ones get room too."""
 
@@ -29,6 +32,16 @@ _log = structlog.get_logger(__name__)
 def max_response_bytes(samples: int) -> int:
     """Size limit of the response to a request with so many samples, because JSON becomes many times larger in memory."""
     return min(MAX_RESPONSE_BYTES, (samples + _EXTRA_SAMPLES) * _BYTES_PER_SAMPLE)
+
+
+def max_values(samples: int) -> int:
+    """Limit of the values in the response to a request with so many samples."""
+    return (samples + _EXTRA_SAMPLES) * _VALUES_PER_SAMPLE
+
+
+def max_pieces(samples: int) -> int:
+    """Limit of the pieces in which a response comes: each costs as much as some kilobytes."""
+    return (samples + _EXTRA_SAMPLES) * _PIECES_PER_SAMPLE
 
 
 def check_number(results: int, samples: int) -> None:
