@@ -22,6 +22,8 @@ _KEEPALIVE_SECONDS: Final = 2.0
 """Shorter than the server's 5 s, so no request goes out on a connection that the server is closing."""
 _SPARE_CONNECTIONS: Final = 8
 _QUICK_SECONDS: Final = 10.0
+_HEALTH_SECONDS: Final = 30.0
+"""Longer than the 20 s after which the server itself answers that it is not healthy."""
 _SHOWN: Final = 400
 
 CheckAction = Literal["snapshot", "reset_tensors", "compare"]
@@ -48,10 +50,10 @@ class ServerApi:
         """Closes the connections."""
         await self._client.aclose()
 
-    async def healthy(self, seconds: float = _QUICK_SECONDS) -> bool:
+    async def healthy(self) -> bool:
         """Whether the server generates a token."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_HEALTH_SECONDS):
                 return (await self._client.get("/health")).status_code == httpx2.codes.OK
         except (httpx2.HTTPError, TimeoutError):
             return False

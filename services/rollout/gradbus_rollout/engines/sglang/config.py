@@ -48,4 +48,5 @@ class SGLangSettings(BaseSettings):
     copy_weights: bool = Field(False, description="Copy shards there instead of linking them: for a server that sees only that folder.")
     start_seconds: float = Field(900.0, gt=0, description="How long a start may take.")
     load_seconds: float = Field(600.0, gt=0, description="How long one call of a weight update may take.")
+    health_seconds: float = Field(120.0, gt=0, description="How long a server that lost a connection may answer nothing; then it is dead.")
     sample_seconds: float = Field(3600.0, gt=0, description="How long one sample may take; then the server counts as hung.")

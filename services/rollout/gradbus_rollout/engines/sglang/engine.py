@@ -61,7 +61,7 @@ class SGLangEngine:
         """
         if self._recovery.is_working or await self.server.api.healthy():
             self._healthy_answers += 1
-        return self._healthy_answers + self._sampler.replies
+        return self._healthy_answers + self.server.replies
 
     async def start(self) -> None:
         """Starts the server, unless it has been started. Raises EngineError."""

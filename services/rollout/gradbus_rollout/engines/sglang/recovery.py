@@ -26,6 +26,8 @@ class Recovery:
         self._folders = folders
         self._lock = asyncio.Lock()
         self._repairs = 0
+        self._checks = 0
+        self._alive = True
         self.name = "sglang"
         """`Engine.name`; complete once the server is up."""
         self.current: LoadedVersion | None = None
@@ -57,18 +59,18 @@ class Recovery:
     async def repair(self, error: EngineError, loads: int) -> None:
         """Loads the current version again after `error`, restarting the server if it must be.
 
-        Does nothing if there was a load since `loads` were counted. Raises `error` when repairs do not help.
+        Does nothing if there was a load since `loads` were counted, or if the server lives and only a connection was lost.
+        Raises `error` when repairs do not help.
         """
+        checks = self._checks
         async with self._lock:
-            if self._loader.loads != loads:
+            if self._loader.loads != loads or (error.state == "dead" and await self._lives(checks)):
                 return
             self._repairs += 1
             error = self._server.diagnosed(error)
             if error.state == "refused" or self._repairs > _REPAIRS or self.current is None:
                 raise error
             _log.warning("engine_failed", state=error.state, version=self.current.version, error=str(error))
-            if await self._only_lost_a_connection(error):
-                return
             if error.state == "wrong_version":
                 self._loader.forget_base()
             else:
@@ -90,7 +92,7 @@ class Recovery:
                 if error.state in {"refused", "start_failed"} or attempt == _REPAIRS:
                     raise error from found
                 _log.warning("engine_load_failed", state=error.state, version=version.version, attempt=attempt, error=str(error))
-                if not await self._only_lost_a_connection(error):
+                if error.state != "dead" or not await self._server.is_alive():
                     await self._server.restart()
 
     async def _start_server(self) -> None:
@@ -99,5 +101,13 @@ class Recovery:
             info = await self._server.api.info()
             self.name = " ".join(["sglang", *(str(info[key]) for key in ("version", "device", "dtype") if key in info)])
 
-    async def _only_lost_a_connection(self, error: EngineError) -> bool:
-        return error.state == "dead" and not self._server.failed and await self._server.api.healthy()
+    async def _lives(self, checks: int) -> bool:
+        """Whether the server lives: as the last check found if it ended since `checks` were counted, otherwise by a new one.
+
+        So one check serves all requests that lost their connections together.
+        """
+        if self._checks == checks:
+            self._alive = await self._server.is_alive()
+            self._checks += 1
+            _log.warning("engine_connection_lost", url=self._server.api.url, alive=self._alive)
+        return self._alive

@@ -42,8 +42,6 @@ class GroupSampler:
         self._recovery = recovery
         self._tasks: set[asyncio.Task[Any]] = set()
         self._end_reason = ""
-        self.replies = 0
-        """Replies of the server to samples."""
 
     async def generate(self, groups: Sequence[PromptGroup]) -> list[GroupCompletion]:
         """Samples checked groups. Raises EngineError when the server fails again and again, ModelError when the engine broke."""
@@ -101,7 +99,7 @@ class GroupSampler:
                 self._end(f"the engine broke: {error}")
                 raise ModelError(self._end_reason) from error
             self._recovery.sample_completed()
-            self.replies += 1
+            self._server.replies += 1
             if completion is not None:
                 return replace(completion, times=(began, time.time_ns()))
 

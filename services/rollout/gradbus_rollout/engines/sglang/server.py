@@ -30,6 +30,8 @@ class Server:
         self.api = self._api_at(settings.url) if settings.url else self._api_at("http://unset")
         self.starts = 0
         """How often the server came up."""
+        self.replies = 0
+        """Replies to samples, of all starts."""
 
     @property
     def pid(self) -> int | None:
@@ -61,6 +63,20 @@ class Server:
             raise
         self.starts += 1
         _log.info("engine_server_up", url=self.api.url, pid=self.pid, start=self.starts)
+
+    async def is_alive(self) -> bool:
+        """Waits until the server is healthy or replies to a sample; False when it ends, or does neither for `health_seconds`.
+
+        A busy server may take long to show its health, and a server that is killed takes all samples in flight with it.
+        """
+        replies = self.replies
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.health_seconds):
+                while not self.failed:
+                    if await self.api.healthy() or self.replies > replies:
+                        return True
+                    await asyncio.sleep(_POLL_SECONDS)
+        return False
 
     async def restart(self) -> None:
         """Kills a launched server and starts it anew; waits for an attached server."""
