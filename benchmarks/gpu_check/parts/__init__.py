@@ -8,5 +8,10 @@ from gpu_check.runner import Part
 
 _HERE: Final = __name__
 
-PARTS: Final = (Part("probe", f"{_HERE}.probe", 20.0),)
+_INTERPRETED: Final = {"TRITON_INTERPRET": "1"}
+
+PARTS: Final = (
+    Part("probe", f"{_HERE}.probe", 20.0),
+    Part("operators", f"{_HERE}.operators", 110.0, _INTERPRETED),
+)
 """Their deadlines add up to less than ten minutes."""
