@@ -38,7 +38,8 @@ class Context:
         self.correct(name, 0.0 if condition else 1.0)
 
     def speed(self, name: str, value: float, unit: str, ceiling: tuple[str, float] | None = None, floor: float | None = None) -> None:
-        """A speed that is told beside `ceiling`, its name and size in `unit`, and never fails; `floor` is the share hoped for."""
+        """A speed that is told beside `ceiling`, its name and size in `unit`, and never fails; `floor` is the share hoped for on a GPU."""
+        floor = None if self.dry else floor
         share = value / ceiling[1] if ceiling is not None and ceiling[1] > 0 else None
         ok = floor is None or share is None or share >= floor
         expected = None if floor is None or ceiling is None else finite(floor * ceiling[1])

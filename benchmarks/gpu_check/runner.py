@@ -87,7 +87,7 @@ def _run_part(part: Part, report: Report, dry: bool, seconds: float) -> PartResu
         if status:
             result.checks.append(Check("the part ends without an error", "correct", float(status), "", 0.0, None, None, "", ok=False))
         result.status = "fail" if status or wrong else "pass"
-        result.reason = _last_line(result.log_tail) if status else ", ".join(wrong)
+        result.reason = _last_line(result.log_tail) if status else f"{len(wrong)} wrong, first: {wrong[0]}" if wrong else ""
     if result.status == "pass":
         result.log_tail = ""
     result.seconds = round(time.monotonic() - began, 1)
