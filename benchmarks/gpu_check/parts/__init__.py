@@ -15,5 +15,6 @@ PARTS: Final = (
     Part("operators", f"{_HERE}.operators", 110.0, _INTERPRETED),
     Part("decoder", f"{_HERE}.decoder", 50.0),
     Part("trainer", f"{_HERE}.trainer", 90.0),
+    Part("engine", f"{_HERE}.engine", 70.0),
 )
 """Their deadlines add up to less than ten minutes."""
