@@ -7,26 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from gpu_check.context import Context
 from gpu_check.random_models import HALF_BILLION, LARGER, TINY, parameters, write_model
+from gpu_check.sampled import GROUP, MISMATCH, differences, drawn, mismatch, prompt_groups
 from gpu_check.timing import wall
 from gradbus.formats.model_config import read_model_config
-from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_trainer.step.batch import TrainSample
 
-_GROUP: Final = 8
 _FP32_NATS: Final = 1e-4
-_BF16_RATIO: Final = 0.05
-"""Mean of exp|difference| minus 1, as other stacks bound the mismatch of a family before they train it."""
 
 
 def run(context: Context) -> None:
-    """The tiny model in float32, then speeds in bfloat16."""
+    """The tiny model in both dtypes, then speeds in bfloat16."""
     tiny = write_model(context.folder / "tiny", TINY, context.device)
     _beside_the_trainer(context, tiny)
     if context.dry:
@@ -43,67 +38,38 @@ def _engine(folder: Path, context: Context, slots: int, new: int, dtype: torch.d
     return engine
 
 
-def _groups(vocabulary: int, prompts: int, length: int) -> list[PromptGroup]:
-    draw = np.random.default_rng(length)
-    return [
-        PromptGroup(str(n), tuple(draw.integers(vocabulary, size=length - n % 3).tolist()), tuple(range(n * _GROUP, (n + 1) * _GROUP)))
-        for n in range(prompts)
-    ]
-
-
 def _beside_the_trainer(context: Context, folder: Path) -> None:
     """Log-probabilities of what was sampled, computed again by the trainer's forward pass; a second run gives the same samples."""
     for dtype in (torch.float32, torch.bfloat16):
-        name, groups = str(dtype).removeprefix("torch."), _groups(TINY["vocab_size"], 6, 40)
+        name, groups = str(dtype).removeprefix("torch."), prompt_groups(TINY["vocab_size"], 6, 40)
         engine = _engine(folder, context, 16, 24, dtype)
         first, again = (asyncio.run(engine.generate(groups)) for _ in range(2))
         asyncio.run(engine.close())
-        context.holds(f"{name}: the same samples twice, to the bit", _drawn(first) == _drawn(again))
-        sampled, wanted = _logprobs(first), _of_trainer(folder, groups, first, dtype, context.device)
-        apart = np.abs(sampled - wanted)
+        context.holds(f"{name}: the same samples twice, to the bit", drawn(first) == drawn(again))
+        apart = differences(folder, groups, first, dtype, context.device)
         if dtype == torch.float32:
             context.correct(f"{name}: log-probabilities beside the trainer's", float(apart.max()), _FP32_NATS, "nats")
         else:
-            context.correct(f"{name}: mean ratio to the trainer's, minus 1", float(np.exp(apart).mean() - 1.0), _BF16_RATIO)
-
-
-def _drawn(found: Sequence[GroupCompletion]) -> list[tuple[tuple[int, ...], bytes]]:
-    return [(completion.token_ids, completion.logprobs) for group in found for completion in group.completions]
-
-
-def _logprobs(found: Sequence[GroupCompletion]) -> np.ndarray:
-    return np.concatenate([np.frombuffer(completion.logprobs, "<f4") for group in found for completion in group.completions])
-
-
-@torch.no_grad()
-def _of_trainer(
-    folder: Path, groups: Sequence[PromptGroup], found: Sequence[GroupCompletion], dtype: torch.dtype, device: str
-) -> np.ndarray:
-    rows = [_row(group, one) for group, samples in zip(groups, found, strict=True) for one in samples.completions]
-    logprobs, _ = packed_logprobs(load_causal_lm(folder, dtype, device), rows, 1.0)
-    return logprobs.float().cpu().numpy()
-
-
-def _row(group: PromptGroup, completion: Completion) -> TrainSample:
-    unused = np.zeros(len(completion.token_ids), np.float32)
-    return TrainSample(np.array(group.prompt_ids, np.int32), np.array(completion.token_ids, np.int32), unused, unused > 1, unused)
+            context.correct(f"{name}: mean ratio to the trainer's, minus 1", mismatch(apart), MISMATCH)
 
 
 def _speed(context: Context, name: str, folder: Path, slots: Sequence[int], prompt: int, new: int) -> None:
     """Decoded tokens a second without the prefill: by a long and a short generation from the same prompts."""
     for count in slots:
-        groups = _groups(read_model_config(folder).vocab_size, count // _GROUP, prompt)
+        groups = prompt_groups(read_model_config(folder).vocab_size, count // GROUP, prompt)
         long, short = (_seconds(context, folder, groups, tokens) for tokens in (new, new // 4))
         step = max(1e-9, (long - short) / (new - new // 4))
         rate = count * context.ceilings["copy"] / _bytes_of_step(folder, count, prompt + new)
         context.speed(f"{name}, {count} slots: decoding", count / step, "tokens/s", ("the roofline of weights and keys", rate), 0.25)
         prefill = max(1e-9, short - step * (new // 4))
-        context.speed(f"{name}, {count} slots: prefill", sum(len(group.prompt_ids) for group in groups) / prefill, "tokens/s")
+        tokens = sum(len(group.prompt_ids) for group in groups)
+        peak = context.ceilings["gemm_bf16"] / (2 * parameters(folder)[0])
+        context.speed(f"{name}, {count} slots: prefill", tokens / prefill, "tokens/s", ("gemm_bf16", peak))
 
 
 def _seconds(context: Context, folder: Path, groups: Sequence[PromptGroup], new: int) -> float:
     """Of the second generation; all samples run side by side."""
-    engine = _engine(folder, context, _GROUP * len(groups), new, torch.bfloat16)
+    engine = _engine(folder, context, GROUP * len(groups), new, torch.bfloat16)
     asyncio.run(engine.generate(groups))
     took = wall(lambda: asyncio.run(engine.generate(groups)), context.device)
     asyncio.run(engine.close())

@@ -187,26 +187,36 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _check_draws(context: Context) -> None:
-    """Draws from given random numbers are the reference's, except where a float32 sum of probabilities rounds across one."""
+    """Draws without a cut-off take the token in whose interval of cumulative probability the random number lies, up to rounding.
+
+    With one, the support is small, and all but a few of the tokens are the reference's.
+    """
     rows, draws, vocabulary, width = (2, 8, 300, 16) if context.dry else (64, 64, _VOCABULARY, 896)
-    made, device = partial(_random, context), context.device
-    seeds = torch.arange(rows * draws, device=device).view(rows, draws)
-    logits, hidden, head = made(rows, vocabulary, scale=3.0), made(rows, width), made(vocabulary, width, scale=3.0 / width**0.5)
-    for name, params in (("", ops.SamplingParams(0.8)), (", top-k and top-p", ops.SamplingParams(0.8, top_k=50, top_p=0.9))):
-        for operator, drawn, exact in (
-            ("sample", partial(ops.sample, logits), partial(ops.sample_reference, logits.double())),
-            (
-                "linear_sample",
-                partial(ops.linear_sample, hidden, head),
-                partial(ops.linear_sample_reference, hidden.double(), head.double()),
-            ),
-        ):
-            found, again, wanted = drawn(seeds, seeds, params), drawn(seeds, seeds, params), exact(seeds, seeds, params)
-            same = found.ids == wanted.ids
-            context.correct(f"{operator}{name}: share of other tokens", float((~same).double().mean()), 0.0 if context.dry else 0.002)
-            apart = (found.logprobs.double() - wanted.logprobs.double())[same].abs().max()
-            context.correct(f"{operator}{name}: log-probability", float(apart), 1e-4, "nats")
-            context.holds(f"{operator}{name}: the same bits twice", all(map(torch.equal, found, again)))
+    made, plain, cut = partial(_random, context), ops.SamplingParams(0.8), ops.SamplingParams(0.8, top_k=50, top_p=0.9)
+    seeds = torch.arange(rows * draws, device=context.device).view(rows, draws)
+    hidden, head = made(rows, width), made(vocabulary, width, scale=3.0 / width**0.5)
+    logits = made(rows, vocabulary, scale=3.0)
+    for name, draw, exact in (
+        ("sample", partial(ops.sample, logits), logits.double()),
+        ("linear_sample", partial(ops.linear_sample, hidden, head), hidden.double() @ head.double().T),
+    ):
+        found, again, wanted = draw(seeds, seeds, plain), draw(seeds, seeds, plain), draw(seeds, seeds, cut)
+        context.correct(f"{name}: distance of a random number from its token's interval", _outside(found.ids, exact, seeds), 2e-5)
+        table = (exact / 0.8).log_softmax(-1)
+        apart = (found.logprobs.double() - table.gather(1, found.ids)).abs().max()
+        context.correct(f"{name}: log-probability", float(apart), 2e-4, "nats")
+        context.holds(f"{name}: the same bits twice", all(map(torch.equal, found, again)))
+        of_reference = ops.sample_reference(exact, seeds, seeds, cut).ids
+        others = (wanted.ids != of_reference).double().mean()
+        context.correct(f"{name}, top-k and top-p: share of other tokens", float(others), 0.0 if context.dry else 0.01)
+
+
+def _outside(ids: Tensor, logits: Tensor, seeds: Tensor) -> float:
+    """The largest distance of a row's random numbers from the intervals of the tokens `ids` at temperature 0.8."""
+    probabilities = (logits / 0.8).softmax(-1)
+    upper = probabilities.cumsum(-1).gather(1, ids)
+    lower, uniform = upper - probabilities.gather(1, ids), ops.counter_uniform(seeds, seeds)
+    return float(torch.maximum(lower - uniform, uniform - upper).max().clamp_min(0.0))
 
 
 def _check_invariance(context: Context) -> None:
