@@ -11,9 +11,12 @@ import argparse
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_DRY_SLACK = 4.0
+"""Times a part's deadline in dry mode: the CPU may be busy, and a GPU has no part in it."""
 
 
 def main() -> int:
@@ -33,7 +36,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="of the whole run")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the part that runs as well
-    chosen = [part for part in PARTS if options.only is None or part.name in {"probe", *options.only}]
+    slack = _DRY_SLACK if options.dry else 1.0
+    named = (part for part in PARTS if options.only is None or part.name in {"probe", *options.only})
+    chosen = [replace(part, seconds=slack * part.seconds) for part in named]
     report = run(chosen, Options(options.out, options.dry, options.seconds))
     print(f"{table(report)}\n{options.out}")
     return int(report.verdict == "fail")

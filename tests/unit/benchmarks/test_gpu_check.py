@@ -40,12 +40,12 @@ def part(gpu_check, tmp_path):
 
 @pytest.fixture
 def check(gpu_check, tmp_path):
-    """Runs parts in dry mode; the report as it is on disk."""
+    """Runs parts, in dry mode unless asked otherwise; the report as it is on disk."""
     runner, _ = gpu_check
     out = tmp_path / "out" / "report.json"
 
     def run(*parts, **options):
-        runner.run(parts, runner.Options(out, dry=True, **options))
+        runner.run(parts, runner.Options(out, **{"dry": True} | options))
         return json.loads(out.read_text())
 
     return run
@@ -87,11 +87,37 @@ def test_a_part_that_ignores_the_request_to_end_is_killed_with_its_children(part
 
 def test_a_wrong_result_fails_the_run_and_a_slow_one_does_not(part, check):
     slow = part("slow", "context.speed('tokens', 1.0, 'tokens/s', ('peak', 100.0), floor=0.5)")
-    assert check(slow)["verdict"] == "pass"
-    wrong = check(slow, part("wrong", "context.correct('error', 2.0, bound=1.0)"))
+    assert check(slow, dry=False)["verdict"] == "pass"
+    wrong = check(slow, part("wrong", "context.correct('error', 2.0, bound=1.0)"), dry=False)
     assert (statuses(wrong), wrong["verdict"]) == ({"slow": "pass", "wrong": "fail"}, "fail")
     (told,) = wrong["parts"][0]["checks"]
     assert (told["share"], told["ok"]) == (0.01, False)
+
+
+def test_toy_sizes_on_a_cpu_are_never_slow(part, check):
+    (told,) = check(part("toy", "context.speed('tokens', 1.0, 'tokens/s', ('peak', 100.0), floor=0.5)"))["parts"][0]["checks"]
+    assert (told["share"], told["bound"], told["ok"]) == (0.01, None, True)
+
+
+def test_the_exit_status_is_1_for_a_wrong_result_alone(gpu_check, monkeypatch, tmp_path):
+    """The command itself, over parts made here."""
+    for name, body in {"good": "holds('right', True)", "bad": "holds('right', False)", "late": "speed('s', 1.0, 'B/s')"}.items():
+        (tmp_path / f"part_{name}.py").write_text(
+            f"import time\ndef run(context):\n    context.{body}\n    time.sleep(30 * {name == 'late'})"
+        )
+    program = """
+import sys
+from importlib import import_module
+from gpu_check import parts
+from gpu_check.runner import Part
+parts.PARTS = tuple(Part(name, f"part_{name}", 0.5 if name == "late" else 60.0) for name in sys.argv.pop().split(","))
+sys.exit(import_module("gpu_check.__main__").main())
+"""
+    command = [sys.executable, "-c", program, "--dry", "--out", str(tmp_path / "report")]
+    statuses = [
+        subprocess.run([*command, names], capture_output=True, check=False).returncode for names in ("good", "good,late", "bad,good")
+    ]
+    assert statuses == [0, 0, 1]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
