@@ -78,7 +78,7 @@ class Report:
     def judge(self) -> None:
         """Sets the verdict of a run that is over."""
         states = {part.status for part in self.parts}
-        self.verdict = "fail" if "fail" in states else "incomplete" if "timeout" in states else "pass"
+        self.verdict = "fail" if "fail" in states else "incomplete" if "timeout" in states or "pass" not in states else "pass"
 
 
 def finite(value: float) -> float | None:

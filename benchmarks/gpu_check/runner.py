@@ -38,6 +38,8 @@ class Part:
     """Its deadline."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of its process in dry mode."""
+    needed: bool = False
+    """Whether the parts after it are skipped unless it passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,25 @@ def run(parts: Sequence[Part], options: Options) -> Report:
     """The report of all parts, which is in `options.out` as far as it has come at any time."""
     began, report = time.monotonic(), Report(dry=options.dry, started=datetime.now(UTC).isoformat(timespec="seconds"))
     report.write(options.out)
+    missing = ""
     for part in parts:
         print(f"{part.name} ...", file=sys.stderr, flush=True)
-        left = options.seconds - (time.monotonic() - began)
-        if left <= 0:
-            result = PartResult(part.name, "timeout", "no time was left for it")
-        else:
-            result = _run_part(part, report, options.dry, min(part.seconds, left))
-        report.parts.append(result)
+        report.parts.append(_result(part, report, options, options.seconds - (time.monotonic() - began), missing))
+        missing = missing or (part.name if part.needed and report.parts[-1].status != "pass" else "")
         report.seconds = round(time.monotonic() - began, 1)
         report.write(options.out)
     report.judge()
     report.write(options.out)
     return report
+
+
+def _result(part: Part, report: Report, options: Options, seconds: float, missing: str) -> PartResult:
+    """The part's result within `seconds`; `missing` is the needed part that did not pass, if there is one."""
+    if missing:
+        return PartResult(part.name, "skip", f"the part {missing} did not pass, and the others need it")
+    if seconds <= 0:
+        return PartResult(part.name, "timeout", "no time was left for it")
+    return _run_part(part, report, options.dry, min(part.seconds, seconds))
 
 
 def _run_part(part: Part, report: Report, dry: bool, seconds: float) -> PartResult:
@@ -104,7 +112,8 @@ def _orders(folder: Path, report: Report, dry: bool) -> str:
 
 def _exit_status(part: Part, orders: str, log: IO[bytes], seconds: float) -> int | None:
     """The child's exit status; None if it had to be ended."""
-    environment = os.environ | (part.environment if json.loads(orders)["dry"] else {})
+    # One thread: toy sizes take longer with more.
+    environment = os.environ | ({"OMP_NUM_THREADS": "1"} | part.environment if json.loads(orders)["dry"] else {})
     command = [sys.executable, "-P", "-m", "gpu_check.child", part.module, orders]
     with _child(command, environment, log) as child:
         try:

@@ -14,6 +14,7 @@ from gpu_check.context import Context
 from gpu_check.random_models import batch, variants, write_model
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.operators import using
+from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.step.batch import TrainSample
 
 _FP32: Final = 5e-5
@@ -24,6 +25,7 @@ _GRADIENT: Final = 1e-4
 
 def run(context: Context) -> None:
     """Every tiny variant, packed with shared prompts."""
+    fix_order_of_sums(context.device)  # as the trainer does
     theirs = find_spec("transformers") is not None
     context.fact("versions", {"decoder_reference": "transformers" if theirs else "float64 reference"})
     for number, (name, config) in enumerate(variants()):

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,16 @@ def test_facts_of_a_part_are_in_the_report_and_reach_the_next_parts(part, check)
     report = check(first, part("user", "context.speed('rate', 2.0, 'B/s', ('copy', context.ceilings['copy']))"))
     assert (report["probes"], report["versions"]) == ({"copy": 8.0}, {"torch": "2"})
     assert report["parts"][1]["checks"][0]["share"] == 0.25
+
+
+def test_without_a_needed_part_the_rest_is_skipped_and_nothing_is_proven(part, check):
+    probe = replace(part("probe", "from gpu_check.context import SkipPartError\nraise SkipPartError('no GPU is here')"), needed=True)
+    report = check(probe, part("second", "raise RuntimeError"), part("third", "raise RuntimeError"))
+    assert [found["reason"] for found in report["parts"]] == [
+        "no GPU is here",
+        *["the part probe did not pass, and the others need it"] * 2,
+    ]
+    assert (set(statuses(report).values()), report["verdict"]) == ({"skip"}, "incomplete")
 
 
 def test_a_run_without_time_left_says_so_for_each_part(part, check):
