@@ -10,6 +10,9 @@ LOAD ?=
 # More flags for `make profile`, e.g. PROFILE="--note 'quiet machine'".
 PROFILE ?=
 
+# More flags for `make gpu-check`, e.g. GPU_CHECK="--only trainer --out /tmp/found.json".
+GPU_CHECK ?=
+
 VENV := .venv
 # SGLang's pins conflict with ours, so its server has an environment of its own. DeepSpeed's has our packages and DeepSpeed.
 SGLANG := .venv-sglang
@@ -25,7 +28,7 @@ NONE = $(if $(PYTEST), || test $$? -eq 5)
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile
+.PHONY: help demo demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +89,10 @@ bench: $(VENV)/.installed-dev  ## Gradbus beside TRL, and five seeds of the demo
 
 profile: $(VENV)/.installed-load  ## where a step of the demo's run goes, into docs/performance.md; a line of benchmarks/results/history.jsonl
 	python benchmarks/step_profile.py $(PROFILE)
+
+# By .venv if it is there, else by the machine's own Python; nothing is installed.
+gpu-check:  ## proves this project on a GPU in less than ten minutes: docs/gpu.md; GPU_CHECK_DRY=1: toy sizes on the CPU
+	@env -u OMP_NUM_THREADS python3 benchmarks/gpu_check $(GPU_CHECK)
 
 load: $(VENV)/.installed-load  ## load on the real services beside the machine's own probes; results in loadtests/results
 	PYTHONPATH=loadtests python -m gradbus_load $(LOAD)

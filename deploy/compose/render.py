@@ -82,7 +82,9 @@ CONTAINERS = {
     "rollout-gpu": Container(
         "rollout",
         "${ROLLOUT_MEMORY:-64g}",
-        NCCL | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": "${SGLANG_ARGUMENTS:-[]}"},
+        {"GRADBUS_DEVICE": "cuda"}
+        | NCCL
+        | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": "${SGLANG_ARGUMENTS:-[]}"},
         gpu="${ROLLOUT_GPU:-1}",
         engine="sglang",
         python="/opt/gradbus/bin/python",

@@ -15,8 +15,8 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 
 _GOOD, _BAD = "1", "0"
 _SMALL_SECONDS = 0.001
+_NCCL = {
+    "TORCH_NCCL_BLOCKING_WAIT": "1",  # otherwise a wait returns at once and its deadline is nobody's
+    # A broken broadcast is handled here; by default NCCL's watchdog would end the process.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+"""Variables that a group of NCCL reads when it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +119,16 @@ class BroadcastGroup:
         self._rank_info = rank_info
         self._group = _connected(PrefixStore(rank_info.group, rendezvous.store), rank_info)
         self._buckets: list[torch.Tensor] = []
+        self._pinned = torch.empty(0, dtype=torch.uint8)
 
     def send(self, parts: Sequence[memoryview], bucket_bytes: int, deadline: float) -> None:
         """Rank 0: sends the bytes of all `parts`, in order. `deadline` is a time of `time.monotonic`."""
         source = _Joined(parts)
         under_way: deque[Work] = deque()
         for bucket in self._each_bucket(source.total, bucket_bytes):
+            source.fill(host := self._host(bucket))
             if bucket.is_cuda:
-                host = torch.empty(bucket.shape, dtype=torch.uint8)
-                source.fill(host)
                 bucket.copy_(host)
-            else:
-                source.fill(bucket)
             under_way.append(self._broadcast(bucket))
             if len(under_way) == len(self._buckets):
                 self._wait(under_way.popleft(), deadline)
@@ -137,7 +142,10 @@ class BroadcastGroup:
         def finish() -> None:
             work, bucket = under_way.popleft()
             self._wait(work, deadline)
-            take(_bytes_of(bucket.cpu()))
+            host = self._host(bucket)
+            if bucket.is_cuda:
+                host.copy_(bucket)
+            take(_bytes_of(host))
 
         for bucket in self._each_bucket(total, bucket_bytes):
             under_way.append((self._broadcast(bucket), bucket))
@@ -157,6 +165,14 @@ class BroadcastGroup:
             self._buckets = [torch.empty(sizes[0], dtype=torch.uint8, device=self._rank_info.device) for _ in range(2)]
         for number, size in enumerate(sizes):
             yield self._buckets[number % 2][:size]
+
+    def _host(self, bucket: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for a bucket's bytes: its own, or a pinned copy's, whose copies are many times faster."""
+        if not bucket.is_cuda:
+            return bucket
+        if self._pinned.numel() < bucket.numel():
+            self._pinned = torch.empty(self._buckets[0].numel(), dtype=torch.uint8, pin_memory=True)
+        return self._pinned[: bucket.numel()]
 
     def _broadcast(self, bucket: torch.Tensor) -> Work:
         options = BroadcastOptions()
@@ -207,15 +223,29 @@ def _connected(store: Store, rank_info: RankInfo) -> Backend:
 
 
 def _nccl(store: Store, rank_info: RankInfo, timeout: timedelta) -> Backend:
-    # A broken broadcast is handled here; by default NCCL's watchdog would end the process.
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 - not in torch for CPUs
 
-    torch.cuda.set_device(rank_info.device)
+    if (index := torch.device(rank_info.device).index) is not None:  # "cuda" alone is the current device
+        torch.cuda.set_device(index)
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL(store, rank_info.rank, rank_info.size, options)
+    with _environment(_NCCL):
+        return ProcessGroupNCCL(store, rank_info.rank, rank_info.size, options)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables inside the block alone: other groups of this process have settings of their own."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def run_commands(commands: Iterable[str], out: BinaryIO) -> None:

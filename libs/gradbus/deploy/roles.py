@@ -16,7 +16,7 @@ from gradbus.tls import FILES
 _PORTS: Final = {"": 0, "grpc": 50051, "rest": 8080}
 HEALTH_PORT: Final = 8081
 """Port of the health pages in a container."""
-_DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_")
+_DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_", "CUBLAS_WORKSPACE_CONFIG", "NCCL_", "PYTORCH_", "TRITON_CACHE_DIR")
 # Only the gateway downloads models from the hub.
 _HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "GRADBUS_HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 

@@ -19,7 +19,11 @@ from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.embedded.state import StateFolder
 
 REFERENCE: Final = "reference"
-_INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS", "NUMBA_CACHE_DIR")
+_INHERITED: Final = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
+    *("PYTHONPATH", "LD_LIBRARY_PATH"),  # a service finds the packages and the GPU's libraries that the stack itself finds
+    *("GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS", "NUMBA_CACHE_DIR"),
+)
 _MOST_CORES_TO_PIN: Final = 4
 
 

@@ -229,3 +229,13 @@ async def test_tensors_come_back_with_the_same_bits(objects, scratch):
 def test_the_fingerprint_names_what_decides_bits():
     assert fingerprint(3).keys() == {"torch", "capability", "machine", "threads", "ranks", "omp_num_threads", "kernels"}
     assert fingerprint(3)["threads"] == "3"
+
+
+def test_the_fingerprint_names_the_gpu_in_use(monkeypatch):
+    without = fingerprint(1)
+    for name, value in (("is_initialized", True), ("get_device_name", "H200"), ("get_device_capability", (9, 0))):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
+    found = fingerprint(1)
+    assert found.items() > without.items()
+    assert (found["gpu"], found["compute_capability"], found["tf32"]) == ("H200", "9.0", "False")
+    assert all(isinstance(value, str) for value in found.values())

@@ -95,6 +95,12 @@ def test_a_service_has_the_environment_of_its_role_and_options_that_an_operator_
     assert [variable for variable in environment.keys() - own.keys() - shared if not variable.startswith(allowed)] == []
 
 
+@every(*GPU)
+def test_a_worker_that_broadcasts_by_nccl_has_its_buckets_on_the_gpu(name):
+    environment = SERVICES[name]["environment"]
+    assert (environment["GRADBUS_BROADCAST_BACKEND"], environment["GRADBUS_DEVICE"]) == ("nccl", "cuda")
+
+
 @every(*OURS, *GPU)
 def test_health_pages_are_reached_from_outside_the_container_on_the_port_that_is_probed(name):
     assert SERVICES[name]["environment"]["GRADBUS_HEALTH"] == f"0.0.0.0:{HEALTH_PORT}"

@@ -110,12 +110,20 @@ def test_the_gateway_alone_learns_of_api_keys_model_roots_and_the_hub(programs, 
 
 
 def test_what_computes_learns_of_the_gpus_and_rollouts_alone_of_a_sampling_server(programs, monkeypatch):
-    gpus, server = {"CUDA_VISIBLE_DEVICES": "1"}, {"GRADBUS_SGLANG_PYTHON": "/opt/sglang/bin/python"}
+    gpus = {"CUDA_VISIBLE_DEVICES": "1", "NCCL_DEBUG": "WARN", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    server = {"GRADBUS_SGLANG_PYTHON": "/opt/sglang/bin/python"}
     for name, value in (gpus | server).items():
         monkeypatch.setenv(name, value)
     told = {name: programs.service(name).environment for name in ("rollout-0", "trainer-0", "reference", "reward")}
     assert [name for name, environment in told.items() if environment.items() >= gpus.items()] == ["rollout-0", "trainer-0", "reference"]
     assert [name for name, environment in told.items() if environment.items() >= server.items()] == ["rollout-0"]
+
+
+def test_a_service_finds_the_packages_and_libraries_that_the_stack_finds(programs, monkeypatch):
+    found = {"PYTHONPATH": "/opt/packages", "LD_LIBRARY_PATH": "/opt/driver"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    assert programs.service("trainer-0").environment.items() >= found.items()
 
 
 def test_little_is_inherited(programs, monkeypatch):

@@ -126,7 +126,8 @@ class _Attach(torch.autograd.Function):
         # Kept nowhere else, so that a parameter can take its gradient without a copy.
         hidden, weight = ctx.gradients
         ctx.gradients.clear()
-        if bool(grad_total != 1.0):
+        # To read the factor back from a GPU would stop it; there a product by 1 costs less.
+        if grad_total.device.type != "cpu" or bool(grad_total != 1.0):
             for gradient in (hidden, weight):
                 if gradient is not None:
                     gradient.mul_(grad_total)

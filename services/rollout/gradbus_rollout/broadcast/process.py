@@ -37,6 +37,17 @@ class MemberConfig:
     """A Python that has torch."""
     cache_dir: Path
 
+    def device_for(self, backend: str) -> str:
+        """The device of its buckets. Raises BroadcastError for NCCL without a GPU: by gloo it would wait for members that never come."""
+        if backend != "nccl":
+            return "cpu"
+        if not self.device.startswith("cuda"):
+            raise BroadcastError(
+                f"the trainer broadcasts by NCCL and GRADBUS_DEVICE is {self.device} here; set it to cuda on this worker, or "
+                "GRADBUS_BROADCAST_BACKEND=gloo on the trainer"
+            )
+        return self.device
+
 
 class BroadcastProcess:
     """One process, member of one group at a time. Its methods block, so call them in a thread; `abort` from another thread ends them.
@@ -73,7 +84,7 @@ class BroadcastProcess:
             "rank": 1 + list(members.workers).index(self._member.worker),
             "size": 1 + len(members.workers),
             "host": self._member.host,
-            "device": self._member.device if config.backend == "nccl" else "cpu",
+            "device": self._member.device_for(config.backend),
             "stall_seconds": config.stall_seconds,
         }
         self._send("connect", address=members.address, rank_info=rank_info)

@@ -73,13 +73,14 @@ class BroadcastReceiver:
         self._clients.heartbeat.publish_now()
 
     async def _receive_all(self, process: BroadcastProcess) -> None:
-        """Receives broadcast after broadcast; returns when one was missed."""
+        """Receives broadcast after broadcast; returns when one was missed. Raises BroadcastError if this worker can receive none."""
         while True:
             await self._announcement.wait()
             self._announcement.clear()
             broadcast, self._newest = self._newest, None
             if broadcast is None:
                 continue
+            self._member.device_for(broadcast.config.backend)  # raises before anybody waits for this worker
             try:
                 await self._receive(broadcast, process)
             except _FAULTS as error:

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError
 
 from gradbus.aio.threads import in_own_thread
 from gradbus.bus import EventLog
-from gradbus.errors import first_line
+from gradbus.errors import SettingsError, first_line
 from gradbus.ids import digest_of_file
 from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus.telemetry import PROCESS, WireOperation, get_logger
@@ -58,12 +58,17 @@ class BroadcastPublisher:
     """One run's broadcasts under one term, one at a time."""
 
     def __init__(self, stub: WeightStoreServiceAsyncStub, events: EventLog, run_id: str, term: int, device: str) -> None:
+        """Raises SettingsError for NCCL without a GPU: the workers would wait for it in groups of another kind."""
         self._stub = stub
         self._events = events
         self._run_id = run_id
         self._term = term
         self._device = device
         self._settings = BroadcastSettings()
+        if self._settings.backend == "nccl" and not device.startswith("cuda"):
+            raise SettingsError(
+                f"GRADBUS_BROADCAST_BACKEND is nccl and GRADBUS_DEVICE is {device}; set GRADBUS_DEVICE=cuda, or the backend to gloo"
+            )
         self._sender: BroadcastSender | None = None
 
     async def broadcast(self, export: Export) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import platform
 from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 
@@ -104,8 +106,8 @@ async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, t
 
 
 def fingerprint(threads: int) -> dict[str, str]:
-    """The part of the environment that decides bits, besides the spec."""
-    return {
+    """The part of the environment that decides bits, besides the spec; that of the GPU if this process uses one."""
+    found = {
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
@@ -113,4 +115,16 @@ def fingerprint(threads: int) -> dict[str, str]:
         "ranks": os.environ.get("WORLD_SIZE", "1"),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
         "kernels": os.environ.get(KERNELS, ""),
+    }
+    return found | (_of_gpu() if torch.cuda.is_initialized() else {})  # type: ignore[no-untyped-call]
+
+
+def _of_gpu() -> dict[str, str]:
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability())),
+        "cuda": torch.version.cuda or "",
+        "triton": version("triton") if find_spec("triton") else "",
+        "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }

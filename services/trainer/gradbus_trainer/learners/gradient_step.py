@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -40,17 +41,11 @@ class StepStats:
     NAMES: Final = ("total", "policy", "kl", "entropy", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
 
     def __init__(self) -> None:
-        self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
-        """By NAMES; the sums of several ranks are added up."""
-        self.largest_ratio = torch.zeros(1, dtype=torch.float64)
-        """The largest of several ranks counts."""
+        self._parts: list[torch.Tensor] = []
 
     def add(self, loss: PolicyLoss, tokens: PolicyTokens) -> None:
-        """Adds one micro-batch."""
-        used = tokens.entropy_weights != 0.0
-        if not used.any():
-            return
-        ratios, share = loss.ratios[used], tokens.entropy_weights[used]
+        """Adds one micro-batch. Reads nothing back from a GPU, which would stop it between two micro-batches."""
+        ratios, share = loss.ratios, tokens.entropy_weights  # a token without a share has the ratio 1
         values = {
             "total": loss.total.detach(),
             "policy": loss.policy,
@@ -61,8 +56,18 @@ class StepStats:
             "clipped_high": loss.ratio.clipped_high,
             "logprob_diff": share.dot(ratios.log().abs()),
         }
-        self.sums += torch.stack([values[name] for name in self.NAMES]).cpu()
-        self.largest_ratio.clamp_(min=float(ratios.max()))
+        largest = ratios.where(share != 0.0, 0.0).max()
+        self._parts.append(torch.stack([*(values[name] for name in self.NAMES), largest]))
+
+    @cached_property
+    def sums(self) -> torch.Tensor:
+        """By NAMES, float64, on the CPU, once all micro-batches are added; the sums of several ranks are added up."""
+        return self._read[:, :-1].sum(0)
+
+    @cached_property
+    def largest_ratio(self) -> torch.Tensor:
+        """`[1]`, as `sums`; the largest of several ranks counts."""
+        return self._read[:, -1:].amax(0)
 
     def loss_metrics(self) -> LossMetrics:
         """The means of the loss's terms."""
@@ -79,6 +84,12 @@ class StepStats:
             clipped_high=mean["clipped_high"],
             logprob_diff=mean["logprob_diff"],
         )
+
+    @cached_property
+    def _read(self) -> torch.Tensor:
+        """All parts, `[parts, numbers]`; one of zeros if there are none."""
+        none = torch.zeros(1, len(self.NAMES) + 1, dtype=torch.float64)
+        return torch.stack(self._parts).cpu().double() if self._parts else none
 
     def _means(self) -> dict[str, float]:
         return dict(zip(self.NAMES, self.sums.tolist(), strict=True))

@@ -23,6 +23,7 @@ from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
 from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
@@ -36,12 +37,13 @@ LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tens
 
 
 class TorchLearner:
-    """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU)."""
+    """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU) or kind of GPU."""
 
     def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
         """Loads the model; sets the process's torch threads to `trainer.threads` and its allocator to keep memory. Raises ModelError."""
         torch.set_num_threads(spec.trainer.threads)
         keep_freed_memory()
+        fix_order_of_sums(device)
         self._spec = spec
         loss = algorithm_of(spec.algorithm).loss
         self._settings, self._aggregate = policy_settings(loss), loss.aggregate

@@ -1,8 +1,10 @@
 """Bytes from rank 0 to the others, in buckets; the members are threads of this process."""
 
+import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +56,37 @@ def test_every_member_gets_every_byte_in_order(rendezvous, threads, parts, bucke
         pieces = other.result(SECONDS)
         assert b"".join(pieces) == whole
         assert [len(piece) for piece in pieces] == bucket_sizes(len(whole), bucket_bytes)
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """A stand-in for what torch for CPUs lacks: it notes the environment and the devices at its making."""
+    made = SimpleNamespace(devices=[], environments=[])
+
+    class ProcessGroupNCCL:
+        Options = SimpleNamespace
+
+        def __init__(self, *arguments):
+            made.environments.append(dict(os.environ))
+
+    monkeypatch.setattr("torch._C._distributed_c10d.ProcessGroupNCCL", ProcessGroupNCCL, raising=False)
+    monkeypatch.setattr("torch.cuda.set_device", made.devices.append)
+    return made
+
+
+@pytest.mark.parametrize(("device", "chosen"), [("cuda", []), ("cuda:0", [0]), ("cuda:3", [3])])
+def test_a_group_of_nccl_is_on_the_device_that_is_named(rendezvous, nccl, device, chosen):
+    BroadcastGroup(rendezvous, RankInfo("g", 0, 2, "127.0.0.1", device, stall_seconds=SECONDS))
+    assert nccl.devices == chosen  # torch refuses to set "cuda" without a number
+
+
+def test_the_waits_of_nccl_have_deadlines_and_other_groups_keep_their_settings(rendezvous, nccl, monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    BroadcastGroup(rendezvous, RankInfo("g", 0, 2, "127.0.0.1", "cuda", stall_seconds=SECONDS))
+    (environment,) = nccl.environments
+    assert (environment["TORCH_NCCL_BLOCKING_WAIT"], environment["TORCH_NCCL_ENABLE_MONITORING"]) == ("1", "0")
+    assert (os.environ.get("TORCH_NCCL_BLOCKING_WAIT"), os.environ["TORCH_NCCL_ENABLE_MONITORING"]) == (None, "1")
 
 
 def test_a_group_carries_one_stream_after_the_other_also_longer_ones(rendezvous, threads):

@@ -15,6 +15,7 @@ from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig, BroadcastMember
 from gradbus.v1.weights_pb2 import Shard
 from gradbus_kernels.weights.broadcast import BroadcastGroup, RankInfo, Rendezvous
 from gradbus_rollout.broadcast.process import BroadcastProcess, MemberConfig
+from gradbus_rollout.broadcast.receiver import BroadcastReceiver
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
@@ -53,6 +54,19 @@ def new_member(tmp_path):
 @pytest.fixture
 def rendezvous():
     return Rendezvous.serve("127.0.0.1", 0, 30.0)
+
+
+@pytest.mark.parametrize(("backend", "device", "expected"), [("gloo", "cuda", "cpu"), ("gloo", "cpu", "cpu"), ("nccl", "cuda:1", "cuda:1")])
+def test_the_backend_decides_where_the_buckets_are(tmp_path, backend, device, expected):
+    assert MemberConfig("a", "h", device, "python", tmp_path).device_for(backend) == expected
+
+
+async def test_a_worker_without_a_gpu_joins_no_group_of_nccl(tmp_path):
+    clients = SimpleNamespace()  # whoever asked the weight store for a place in the group would fail here
+    receiver = BroadcastReceiver(clients, "run", MemberConfig("a", "h", "cpu", "python", tmp_path))
+    await receiver._announced(Broadcast(step=1, config=BroadcastConfig(backend="nccl")).SerializeToString())
+    with pytest.raises(BroadcastError, match="GRADBUS_DEVICE is cpu here; set it to cuda on this worker"):
+        await receiver._receive_all(None)
 
 
 def send(rendezvous, content):

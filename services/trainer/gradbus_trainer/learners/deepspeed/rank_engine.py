@@ -31,6 +31,7 @@ from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
 from gradbus_trainer.learners.deepspeed.policy import Policy, logprobs_at
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.deepspeed.shares import Piece, idle_piece, pieces_of
+from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, check_gradient
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.probe import version_probe
@@ -50,6 +51,7 @@ class RankEngine:
     def __init__(self, folder: Path, spec: RunSpec, ranks: Ranks) -> None:
         """Raises ModelError on every rank if the model cannot be loaded on one of them."""
         torch.set_num_threads(spec.trainer.threads)
+        fix_order_of_sums(ranks.device)
         self._spec = spec
         self._settings = policy_settings(algorithm_of(spec.algorithm).loss)
         self._learner_computes_reference = learner_computes_reference(spec)

@@ -21,6 +21,7 @@ from gradbus_kernels.operators import (
     provenance,
     token_weights,
 )
+from gradbus_kernels.operators.policy_loss.linear import _Attach
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 FACTOR = 2.0
@@ -45,6 +46,15 @@ def inputs(count, dtype=torch.float64, seed=0, width=5, vocabulary=17):
     known = [torch.where(used, part, torch.nan) for part in (logprobs + 0.3 * draw(count), draw(count), logprobs + 0.3 * draw(count))]
     behaviour, advantages, reference = known
     return hidden, weight, ids, PolicyTokens(behaviour, advantages, weights, share, reference, torch.arange(count) // 3)
+
+
+def test_a_backward_pass_reads_nothing_back_from_its_device():
+    """On torch's `meta` device nothing can be read back, so a read raises."""
+    hidden, weight = (torch.empty(3, 2, device="meta", requires_grad=True) for _ in range(2))
+    total = torch.empty((), device="meta")
+    attached = _Attach.apply(hidden, weight, total, [torch.empty_like(hidden), torch.empty_like(weight)])
+    attached.backward()
+    assert hidden.grad.shape == weight.grad.shape == (3, 2)
 
 
 def loss_and_gradients(operator, hidden, weight, ids, tokens, settings):

@@ -1,0 +1,1 @@
+"""`make gpu-check`: proves this project on a GPU machine, part by part; docs/gpu.md."""
