@@ -1,16 +1,8 @@
 """The model families that can be trained: how they differ, and what is supported for each. No torch.
 
-A family is an entry of `MODEL_FAMILIES`. The check of a model folder, the reading of config.json (`gradbus.formats.model_config`),
-the batch-invariant forward, the embedded engine and LoRA ask the entry; none of them compares a model type.
-
-To add a family whose forward is that of Llama's decoder (RMSNorm, rotary grouped-query attention, SwiGLU, a linear head):
-
-1. Add its `ModelFamily` to `MODEL_FAMILIES`. For a difference that no field describes, add a field here, a value of `ModelConfig`, its
-   tensors in `tensor_shapes` and the code in `gradbus_kernels.models.decoder`. If `gradbus_kernels.models.invariant_decoder` or the
-   embedded engine (`gradbus_rollout.engines.torch`) does not compute it, leave out the capabilities `batch_invariant` or
-   `embedded_engine`.
-2. Add its variants to the tiny models in the conftest.py of tests/unit/kernels and tests/unit/rollout: the tests there compare all of
-   them with transformers. The contract test of a family is tests/unit/kernels/models/test_model_families.py.
+A family is a row of `MODEL_FAMILIES`. The check of a model folder, the reading of config.json (`gradbus.formats.model_config`), both
+decoders of the trainer, the embedded engine and LoRA ask the row when a model is made; none of them compares a model type.
+docs/extending.md says how to add one, and tests/contract/test_model_families.py is its contract.
 """
 
 from __future__ import annotations
