@@ -21,6 +21,7 @@ def gpu_check(monkeypatch, tmp_path):
     """The package, with the test's own folder for parts."""
     folders = [str(BENCHMARKS), str(tmp_path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a run that is killed leaves its scratch folder
     monkeypatch.syspath_prepend(BENCHMARKS)
     from gpu_check import results, runner
 
