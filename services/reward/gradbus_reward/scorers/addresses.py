@@ -98,9 +98,7 @@ def _host_and_port(url: str) -> tuple[str, int]:
         parts: SplitResult = urlsplit(url)
         port = parts.port or DEFAULT_PORTS.get(parts.scheme)
     except ValueError as error:
-        raise ScorerError(
-            f"reward.service {shown(url)!r} is not a URL ({error}); write grpc://host:port or http://host:port/path"
-        ) from error
+        raise ScorerError(f"reward.service {shown(url)!r} is not a URL ({error}); write {_FORMS}") from error
     if not parts.hostname or port is None:
         raise ScorerError(f"reward.service {shown(url)!r} lacks a host or port; write {_FORMS}")
     if parts.username is not None or parts.password is not None:
