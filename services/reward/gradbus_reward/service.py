@@ -79,7 +79,8 @@ async def serve(settings: RewardSettings, process: Process) -> None:
         if await scorers.close_idle(_IDLE_SECONDS):
             await asyncio.to_thread(return_memory)  # large calls leave over a hundred megabytes with the allocator
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.stopping.wait(), _IDLE_SECONDS / 4)
+            async with asyncio.timeout(_IDLE_SECONDS / 4):
+                await process.stopping.wait()
     await server.stop()
     await scorers.close()
 
@@ -99,7 +100,8 @@ async def _check_operator_scorer(settings: RewardSettings, stopping: asyncio.Eve
         except ScorerError as error:
             _log.error("scorer_refused", error=f"REWARD_SERVICE={settings.reward_service}: {error}; set another address")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _RETRY_SECONDS)
+            async with asyncio.timeout(_RETRY_SECONDS):
+                await stopping.wait()
     return not stopping.is_set()
 
 
