@@ -15,7 +15,7 @@ _PREFIX: Final = re.compile(r"^(?:\[[^\]]*\]:?\s*)+")
 """Time and rank before a line of the log, e.g. `[2026-01-31 12:00:00 TP0]` or `[rank0]:`."""
 _ERROR: Final = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|OutOfMemory)(?::|$)")
 _TRACEBACK: Final = "Traceback (most recent call last)"
-_CONSEQUENCE: Final = re.compile(r"sigquit|SIGQUIT|SIGTERM|kill_process_tree|^Killed$|is dead\. Please check|leaked .* objects|warnings\.warn")
+_CONSEQUENCE: Final = re.compile(r"sigquit|SIGQUIT|SIGTERM|kill_process_tree|^Killed$|is dead\. Please check|leaked .* objects")
 """What processes of a server say about the failure of another one."""
 _LAST_LINES: Final = 5
 _MOST_CHARACTERS: Final = 400

@@ -82,7 +82,7 @@ class Recovery:
         self._repairs = 0
 
     async def _load(self, version: LoadedVersion) -> None:
-        """Loads a version. A server that cannot load its first one is not restarted here: the run's failed attempts are counted elsewhere."""
+        """Loads a version. A server that cannot load its first one is not restarted: the attempt at the run has failed, and is counted."""
         await self._start_server()
         for attempt in range(1, _REPAIRS + 1):
             try:

@@ -25,7 +25,7 @@ NO_MEMORY = """\
 [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 [2026-01-31 12:00:10] Received sigquit from a child process. It usually means the child failed.
 """
-WRONG_FLAG = "usage: launch_server.py [-h]\n                  [--model-path]\nlaunch_server.py: error: unrecognized arguments: --tp-sise 2\n"
+WRONG_FLAG = "usage: launch_server.py [-h]\n    [--model-path]\nlaunch_server.py: error: unrecognized arguments: --tp-sise 2\n"
 
 
 @pytest.mark.parametrize(
