@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
+from gradbus_kernels.operators import Softcapped
 
 VOCABULARY: Final = 256
 SIZES: Final[Mapping[str, object]] = {
@@ -45,6 +47,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "olmo2": {},
     "olmo3": _LOCAL_FIRST,
+    "gemma2": {"sliding_window": 6, "query_pre_attn_scalar": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     "gemma3_text": _LOCAL_FIRST | {"query_pre_attn_scalar": 20},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 4.0},
     "phi3": {"sliding_window": 6, "partial_rotary_factor": 0.75},
@@ -198,6 +201,32 @@ def _whole_heads_turned(model: CausalLM) -> None:
     rotations._kinds = [(frequencies.masked_fill(frequencies == 0.0, 0.3), factor) for frequencies, factor in rotations._kinds]
 
 
+def _scores_unbounded(model: CausalLM) -> None:
+    for attention in _attentions(model):
+        attention.scale = attention.scale.value
+
+
+def _scores_bounded_before_the_scale(model: CausalLM) -> None:
+    for attention in _attentions(model):
+        scale, softcap = attention.scale
+        attention.scale = Softcapped(scale, softcap * scale)
+
+
+def _bounds_swapped(model: CausalLM) -> None:
+    multipliers = model.config.multipliers
+    swapped = multipliers._replace(scores_softcap=multipliers.logits_softcap, logits_softcap=multipliers.scores_softcap)
+    model.config = dataclasses.replace(model.config, multipliers=swapped)
+
+
+def _logits_unbounded(model: CausalLM) -> None:
+    model.config = dataclasses.replace(model.config, multipliers=model.config.multipliers._replace(logits_softcap=0.0))
+
+
+def _temperature_before_the_bound(model: CausalLM) -> None:
+    tempered = model.tempered
+    model.tempered = lambda temperature: Softcapped(temperature, tempered(temperature).softcap * temperature)
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     "queries and keys are normalised after they are turned": Fault("qwen3", _norm_after_rotation),
     "head_dim is ignored": Fault("qwen3", _scale_of_narrow_heads),
@@ -211,6 +240,11 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "embeddings are not scaled": Fault("gemma3_text", _unscaled_embeddings),
     "residuals are not scaled": Fault("granite", _unscaled_residuals),
     "gates and ups are swapped": Fault("phi3", _gates_and_ups_swapped),
+    "scores are not bounded": Fault("gemma2", _scores_unbounded),
+    "scores are bounded before their scale": Fault("gemma2", _scores_bounded_before_the_scale),
+    "logits are not bounded": Fault("gemma2", _logits_unbounded),
+    "logits have the bound of scores": Fault("gemma2", _bounds_swapped),
+    "logits are bounded after the temperature": Fault("gemma2", _temperature_before_the_bound),
     "silu stands in for gelu": Fault("gemma3_text", _silu_for_gelu),
 }
 """What the contract must find, by far more than its bound."""

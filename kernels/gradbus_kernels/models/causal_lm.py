@@ -96,7 +96,7 @@ def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], tempera
 
     Logits are divided by `temperature`. NaN in the weights comes out as NaN.
     """
-    found = linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+    found = linear_logprob(*head_inputs(model, sequences), temperature=model.tempered(temperature), allow_nan=True)
     return found.logprobs, cast("torch.Tensor", found.entropies)
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
-from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
+from gradbus_kernels.operators import PackedGroups, PrefixLayout, Softcapped, prefix_shared_attention
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
@@ -71,6 +71,11 @@ class CausalLM(nn.Module):
         owner = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return cast("nn.Parameter", owner.weight)
 
+    def tempered(self, temperature: float) -> float | Softcapped:
+        """What operators on the head take for this temperature: with the bound of the logits, if the model has one."""
+        softcap = self.config.multipliers.logits_softcap
+        return Softcapped(temperature, softcap) if softcap else temperature
+
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
@@ -101,7 +106,8 @@ class _Attention(nn.Module):
     def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
         self.head_dim, self.key_heads, self.window = config.head_dim, config.kv_heads, config.windows[number]
-        self.scale = config.multipliers.scores
+        scale, softcap = config.multipliers.scores, config.multipliers.scores_softcap
+        self.scale: float | Softcapped = Softcapped(scale, softcap) if softcap else scale
         for layer in config.attention_layers:
             self.add_module(layer.name, _Linear(layer.columns, layer.rows, bias=layer.biased))
         self.o_proj: nn.Module

@@ -46,7 +46,7 @@ _AFTER: Final = f"""
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}.
 
-Not computed: softcaps (Gemma 2), longrope (Phi-4-mini, Phi-3 with 128k), experts, MLA, gated delta nets, Mamba layers and images.
+Not computed: longrope (Phi-4-mini, Phi-3 with 128k), experts, MLA, gated delta nets, Mamba layers and images.
 """
 
 
@@ -91,6 +91,7 @@ def _differences(family: ModelFamily) -> list[str]:
         "rotary pairs are neighbours": family.rope_pairs == "neighbours",
         "a part of each head is turned": family.has_partial_rope,
         "multipliers of embeddings, scores and more": family.multipliers != "none",
+        "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",
         "fused queries, keys and values": "qkv_proj" in fused,
         "fused gates and ups": "gate_up_proj" in fused,

@@ -48,7 +48,7 @@ class LinearShape(NamedTuple):
 
 
 class Multipliers(NamedTuple):
-    """Factors of what the decoder adds up and compares."""
+    """Factors of what the decoder adds up and compares, and bounds of what it compares."""
 
     embedding: float
     """Of the embeddings, rounded to the dtype of the weights."""
@@ -58,6 +58,10 @@ class Multipliers(NamedTuple):
     """Of the products of queries and keys."""
     hidden: float
     """Of the last hidden states, and so of the logits."""
+    scores_softcap: float = 0.0
+    """Scores x become c · tanh(x / c) with this c; 0: no bound."""
+    logits_softcap: float = 0.0
+    """The same for the logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +233,18 @@ def _multipliers(fields: Mapping[str, Any], family: ModelFamily, hidden: int, he
         case "none":
             return Multipliers(1.0, 1.0, head_dim**-0.5, 1.0)
         case "gemma":
-            return Multipliers(hidden**0.5, 1.0, number(fields, "query_pre_attn_scalar", 256.0, most=_MAX_SCALE) ** -0.5, 1.0)
+            scores = number(fields, "query_pre_attn_scalar", 256.0, most=_MAX_SCALE) ** -0.5
+            return Multipliers(hidden**0.5, 1.0, scores, 1.0, *_softcaps(fields, family))
         case "stated":
             names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
             embedding, residual, scores, logits = (number(fields, name, 1.0, 1 / _MAX_SCALE, _MAX_SCALE) for name in names)
             return Multipliers(embedding, residual, scores, 1.0 / logits)
+
+
+def _softcaps(fields: Mapping[str, Any], family: ModelFamily) -> tuple[float, ...]:
+    """Of scores and of logits; 0 where config.json says null."""
+    names = ("attn_logit_softcapping", "final_logit_softcapping") if family.has_softcaps else ()
+    return tuple(0.0 if fields.get(name) is None else number(fields, name, 0.0, 1 / _MAX_SCALE, _MAX_SCALE) for name in names)
 
 
 def _layer_kinds(fields: Mapping[str, Any], family: ModelFamily) -> tuple[str, ...]:

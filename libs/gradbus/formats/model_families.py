@@ -59,6 +59,8 @@ class ModelFamily:
     """The field of config.json and the only value that is computed: silu, or gelu_pytorch_tanh."""
     multipliers: Multiplied = "none"
     """Factors of embeddings, residuals, scores and logits: none, stated in config.json, or those of Gemma."""
+    has_softcaps: bool = False
+    """Whether `attn_logit_softcapping` and `final_logit_softcapping` count: c · tanh(x / c) takes the place of a score or logit x."""
     has_layers_without_rope: bool = False
     """Whether `no_rope_layers` counts."""
     has_partial_rope: bool = False
@@ -118,6 +120,22 @@ def family_of_architecture(architecture: object) -> ModelFamily | None:
 
 
 _WITHOUT_INVARIANT: Final[frozenset[Capability]] = frozenset({"embedded_engine", "lora"})
+_GEMMA: Final[Mapping[str, Any]] = {
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "mlp_bias": False,
+    "windows": "alternating",
+    "norm_kind": "offset",
+    "norms": (
+        ("input_layernorm", "before_attention"),
+        ("post_attention_layernorm", "after_attention"),
+        ("pre_feedforward_layernorm", "before_mlp"),
+        ("post_feedforward_layernorm", "after_mlp"),
+    ),
+    "activation": ("hidden_activation", "gelu_pytorch_tanh"),
+    "multipliers": "gemma",
+    "capabilities": _WITHOUT_INVARIANT,
+}
 _OLMO: Final[Mapping[str, Any]] = {
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
@@ -175,23 +193,23 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window_pattern": 4},
         ),
         ModelFamily(
+            *("gemma2", "Gemma2ForCausalLM"),
+            **_GEMMA,
+            has_softcaps=True,
+            defaults={
+                "tie_word_embeddings": True,
+                "head_dim": 256,
+                "sliding_window_pattern": 2,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            },
+            not_computed=("use_bidirectional_attention",),
+        ),
+        ModelFamily(
             *("gemma3_text", "Gemma3ForCausalLM"),
-            qkv_bias="attention_bias",
-            out_bias="attention_bias",
-            mlp_bias=False,
-            windows="alternating",
+            **_GEMMA,
             qk_norm="head",
-            norm_kind="offset",
-            norms=(
-                ("input_layernorm", "before_attention"),
-                ("post_attention_layernorm", "after_attention"),
-                ("pre_feedforward_layernorm", "before_mlp"),
-                ("post_feedforward_layernorm", "after_mlp"),
-            ),
-            activation=("hidden_activation", "gelu_pytorch_tanh"),
-            multipliers="gemma",
             local_rope_theta="rope_local_base_freq",
-            capabilities=_WITHOUT_INVARIANT,
             defaults={"tie_word_embeddings": True, "head_dim": 256, "rope_theta": 1e6, "sliding_window_pattern": 6},
             not_computed=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
         ),

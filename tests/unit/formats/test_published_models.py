@@ -141,6 +141,13 @@ PUBLISHED |= {
         | {"vocab_size": 100278},
         7_298_011_136,
     ),
+    "gemma-2-2b-it": (
+        {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0}
+        | sizes(2304, 9216, 26, 8, 4, 8192)
+        | {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "vocab_size": 256000, "eos_token_id": [1, 107]}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention_bias": False, "rms_norm_eps": 1e-6},
+        2_614_341_888,
+    ),
     "gemma-3-1b-it": (
         {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
         | sizes(1152, 6912, 26, 4, 1, 32768)
@@ -207,7 +214,13 @@ def test_transformers_reads_the_same_model_in_it(name, tmp_path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("MixtralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
+        *(
+            "MixtralForCausalLM",
+            "ShieldGemma2ForImageClassification",
+            "Gemma3ForConditionalGeneration",
+            "Qwen3MoeForCausalLM",
+            "GptOssForCausalLM",
+        ),
         *("Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "GPT2LMHeadModel"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators.batch_invariant.attention import biases_of, pages
-from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, visibility_biases
+from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, attend_capped, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
 from gradbus_rollout.engines.torch.cache import KvCache
 from gradbus_rollout.engines.torch.family_parts import FamilyParts
@@ -35,6 +36,8 @@ class DecoderModel:
         self._parts = FamilyParts(config)
         self._tables = [like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim) for _ in self._parts.ropes]
         self._buffers: dict[torch.Size, Buffers] = {}
+        softcap = config.multipliers.scores_softcap
+        self._attend = partial(attend_capped, softcap) if softcap else self._arithmetic.attend
         self._norm_heads = self._normed_heads if config.family.qk_norm else _nothing
         self._add = self._add_normed if self._parts.changes_outputs else self._add_product
 
@@ -65,7 +68,7 @@ class DecoderModel:
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
             self._project(layer, x, buffers, parts.rope_of_layer[number])
             cache.write(number, indexes, buffers.entries())
-            attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases[parts.window_of_layer[number]], parts.scale)
+            attended = self._attend(buffers.queries(), layer_pages, biases[parts.window_of_layer[number]], parts.scale)
             self._add(buffers.by_token(attended), layer.out, x, layer.norms.get("after_attention"))
             self._feed_forward(layer, x, buffers)
         return x
@@ -73,7 +76,7 @@ class DecoderModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, vocab]` from hidden states `[N, hidden]`."""
         last = self._parts.scaled_outputs(self._parts.norm(hidden, self.weights.norm))
-        return self._arithmetic.multiply(last, self.weights.head_columns)
+        return self._parts.bounded_logits(self._arithmetic.multiply(last, self.weights.head_columns))
 
     def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Tensor]]:
         """For each distinct window, biases of the queries, in the layout of `Buffers.queries`."""

@@ -57,7 +57,7 @@ class RankEngine:
         self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)
-        self._vocab_size = model.head_weight.shape[0]
+        self._vocab_size, self._tempered = model.head_weight.shape[0], model.tempered
         lora = spec.trainer.lora
         self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
@@ -98,7 +98,7 @@ class RankEngine:
     def probe(self) -> VersionProbe:
         """See `Learner`; in the dtype of the forward pass."""
         module = self._engine.module
-        return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(1.0)))
+        return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(self._tempered(1.0))))
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
@@ -138,7 +138,8 @@ class RankEngine:
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
             if self._learner_computes_reference:
-                base = partial(self._engine.module, piece.samples, self._ranks.device, logprobs_at(self._spec.rollout.temperature))
+                at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
+                base = partial(self._engine.module, piece.samples, self._ranks.device, at_head)
                 tokens = with_base_reference(tokens, self._engine.module, base)
             step.accumulate(tokens, partial(self._loss, piece.samples, tokens), self._backward)
             crash_points.reached(f"mid-step-{self._ranks.rank}")
@@ -152,7 +153,7 @@ class RankEngine:
 
     def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
         """Computed with its gradients in the head's forward pass; `total` has passed DeepSpeed's hooks."""
-        temperature = self._spec.rollout.temperature
+        temperature = self._tempered(self._spec.rollout.temperature)
         found: list[PolicyLoss] = []
 
         def total(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
