@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
+from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
 from gradbus_kernels.operators import PackedGroups, PrefixLayout, Softcapped, prefix_shared_attention
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation
@@ -86,7 +87,9 @@ class _Layer(nn.Module):
     def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
         self.self_attn = _Attention(config, number)
-        self.mlp = _FeedForward(config)
+        experts = config.experts_of(number)
+        self._feed_forward = experts.family.block if experts else "mlp"
+        self.add_module(self._feed_forward, MixtureOfExperts(experts, config) if experts else _FeedForward(config))
         for name, _ in config.family.norms:
             self.add_module(name, _Norm(config, config.hidden_size))
         places = {place: getattr(self, name) for name, place in config.family.norms}
@@ -97,7 +100,7 @@ class _Layer(nn.Module):
         before_attention, after_attention, before_mlp, after_mlp = self._norms
         attended = after_attention(self.self_attn(before_attention(hidden), rotation, layout))
         hidden = torch.add(hidden, attended, alpha=self._residual)
-        return torch.add(hidden, after_mlp(self.mlp(before_mlp(hidden))), alpha=self._residual)
+        return torch.add(hidden, after_mlp(getattr(self, self._feed_forward)(before_mlp(hidden))), alpha=self._residual)
 
 
 class _Attention(nn.Module):

@@ -12,6 +12,7 @@ from pathlib import Path
 import deepspeed
 import numpy as np
 import torch
+from deepspeed.utils import set_z3_leaf_modules
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
@@ -22,6 +23,7 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.files import stored_tensors
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
@@ -64,6 +66,8 @@ class RankEngine:
         """Shapes of the trained weights: all weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights: rank 0 puts the exact ones back.
         exact = self._exact(folder) if spec.trainer.dtype == "bf16" and ranks.rank == 0 else {}
+        # Ranks may choose other experts, so ZeRO-3 gathers a layer's experts together, not one when it is used.
+        set_z3_leaf_modules(model, [MixtureOfExperts], raise_if_not_found=False)
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=deepspeed_optimizer(spec.trainer, list(self._named.values())),
