@@ -131,6 +131,18 @@ async def test_a_server_that_the_kernel_killed_for_memory_says_so(folder, tmp_pa
     assert "was killed by the kernel for memory; give it more memory" in first_line(error)
 
 
+async def test_a_server_has_its_own_number_of_threads_and_of_devices(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "shows").write_text('#!/bin/sh\necho "threads ${OMP_NUM_THREADS:-unset}" "$@"\nexit 1\n')
+    (tmp_path / "shows").chmod(0o755)
+    plain = str(await fails(folder, python=str(tmp_path / "shows")))
+    assert "threads unset -m sglang.launch_server" in plain
+    assert "--tp-size" not in plain
+    chosen = str(await fails(folder, python=str(tmp_path / "shows"), threads=4, tensor_parallel=2))
+    assert "threads 4 -m sglang.launch_server" in chosen
+    assert "--tp-size 2" in chosen
+
+
 async def test_the_log_of_the_start_before_is_kept(folder, tmp_path):
     for words in ("first", "second"):
         (tmp_path / words).write_text(f"#!/bin/sh\necho {words}\nexit 1\n")

@@ -78,9 +78,10 @@ class Holders:
 
     def _encoded(self) -> bytes:
         while True:
-            entries = [[step, digest, sorted(workers)] for (step, digest), workers in sorted(self._workers.items())]
+            versions = sorted(self._workers)
+            entries = [(step, digest, sorted(self._workers[step, digest])) for step, digest in versions]
             encoded = json.dumps(entries, separators=(",", ":")).encode()
-            if len(encoded) <= _MOST_BYTES or len(entries) < 2:
+            if len(encoded) <= _MOST_BYTES or len(versions) < 2:
                 return encoded
-            for step, digest, _ in entries[: len(entries) // 2]:
-                del self._workers[step, digest]
+            for version in versions[: len(versions) // 2]:
+                del self._workers[version]

@@ -31,6 +31,8 @@ _GONE_SECONDS: Final = 10.0
 _GONE_POLL_SECONDS: Final = 0.05
 _NO_SGLANG: Final = "No module named 'sglang'"
 _OURS: Final = "GRADBUS_"
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""The worker's own numbers of threads say nothing about the server, which computes."""
 _PROBES: Final = 1
 """Requests in addition to the samples, so that the proof of adapters does not wait for a sample to end."""
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
@@ -149,6 +151,7 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         "--skip-tokenizer-init",  # ids in, ids out
         "--skip-server-warmup",  # the first health check warms it up
         *("--log-level", "warning"),
+        *(("--tp-size", str(launch.settings.tensor_parallel)) if launch.settings.tensor_parallel > 1 else ()),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
         *launch.settings.arguments,
     ]
@@ -169,9 +172,10 @@ def _guarded(command: list[str]) -> list[str]:
 
 
 def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
-    """The worker's environment without its GRADBUS_ variables."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    return inherited | {"TMPDIR": scratch} | settings.environment
+    """The worker's environment without its GRADBUS_ variables and its numbers of threads."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _THREADS}
+    threads = {} if settings.threads is None else dict.fromkeys(_THREADS, str(settings.threads))
+    return inherited | threads | {"TMPDIR": scratch} | settings.environment
 
 
 def _check(settings: SGLangSettings) -> None:
