@@ -207,8 +207,8 @@ def test_transformers_reads_the_same_model_in_it(name, tmp_path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("MixtralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
-        *("Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "GPT2LMHeadModel"),
+        *("Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM", "DeepseekV32ForCausalLM", "BertLMHeadModel"),
+        *("Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "BartForCausalLM", "CodeOfTheFolder"),
     ],
 )
 def test_another_family_is_refused_by_its_name(architecture, tmp_path):
