@@ -7,19 +7,24 @@ import torch
 from family_lab import logprobs_of, rows, save, theirs
 from learner_lab import SPEC, batch
 from safetensors.torch import load_file
-from transformers_lab import PACKED, RECURRENT, ROWS, make_transformers_model
+from transformers import CONFIG_MAPPING, Qwen3_5ForConditionalGeneration
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers_lab import PACKED, RECURRENT, ROWS, make_transformers_model, qwen3_5_of_images
 
+from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_weights import read_name_plan
-from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
+from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES, TransformersFamily
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
+from gradbus_rollout.engines.server.version_folder import model_tensors
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.tensors.base_folder import check_identity
+from gradbus_trainer.tensors.base_folder import check_identity, write_frozen
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
 
+EVERY = [name for name, family in TRANSFORMERS_FAMILIES.items() if not family.inner]
 BOUND = 1e-5
 """Of log-probabilities in float32, nats."""
 
@@ -130,3 +135,65 @@ def test_packing_a_model_with_a_state_would_be_found(model_type, sequences, tmp_
         model.shares_prompts = True
         packed, _ = packed_logprobs(model, sequences, 0.7)
     assert (packed - rows_alone).abs().max() > 1e-3
+
+
+def test_the_text_of_qwen3_5_is_trained_and_its_vision_tower_and_further_heads_are_carried(sequences, tmp_path):
+    folder = qwen3_5_of_images(tmp_path / "model")
+    model, base = load_causal_lm(folder), load_file(folder / "model.safetensors")
+    network = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        found, _ = packed_logprobs(model, sequences, 0.7)
+        torch.testing.assert_close(found, logprobs_of(network, sequences, 0.7), rtol=0.0, atol=BOUND)
+    check_identity(folder, trained(model), torch.float32)
+    scratch = Scratch(tmp_path / "scratch")
+    files = [export_version(0, trained(model), False, scratch).file, write_frozen(folder, scratch)]
+    version = {name: tensor for file in files for name, tensor in load_file(file.path).items()}
+    assert version.keys() == base.keys() == model_tensors(folder).keys()
+    assert all(torch.equal(tensor, base[name]) and tensor.dtype == base[name].dtype for name, tensor in version.items())
+    assert {name.split(".")[1] for name in load_file(files[1].path)} == {"visual", "fc"}
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "minimax_m2"])
+def test_one_expert_in_anothers_place_is_found_at_the_start(model_type, tmp_path):
+    folder = save(make_transformers_model(model_type), tmp_path)
+    model = load_causal_lm(folder)
+    check_identity(folder, trained(model), torch.float32)
+    experts = next(parameter for name, parameter in model.named_parameters() if name.endswith("experts.gate_up_proj"))
+    experts.data = experts.data.roll(1, 0)
+    with pytest.raises(ModelError, match="the trainer would publish other weights than the model's folder has: 8 tensors differ"):
+        check_identity(folder, trained(model), torch.float32)
+
+
+def test_a_head_that_is_scaled_otherwise_is_found_at_the_start(tmp_path, monkeypatch):
+    folder = save(make_transformers_model("cohere"), tmp_path)
+    monkeypatch.setattr("gradbus_kernels.models.fallback.model.logits_scale", lambda config: 1.0)
+    with pytest.raises(ModelError, match="CohereForCausalLM is computed otherwise by Gradbus than by transformers"):
+        load_causal_lm(folder)
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_a_state_that_leaks_is_found_at_the_start(model_type, tmp_path, monkeypatch):
+    monkeypatch.setattr(TransformersFamily, "is_packed", lambda *_: True)
+    with pytest.raises(ModelError, match="is computed otherwise by Gradbus than by transformers"):
+        load_causal_lm(save(make_transformers_model(model_type), tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", EVERY)
+def test_every_listed_family_is_loaded_computed_and_published_as_transformers_does(model_type, sequences, tmp_path):
+    folder = save(make_transformers_model(model_type), tmp_path)
+    model = load_causal_lm(folder)
+    check_identity(folder, trained(model), torch.float32)
+    with torch.no_grad():
+        network = theirs(folder)
+        network.config.use_cache = False
+        torch.testing.assert_close(packed_logprobs(model, sequences, 0.7)[0], logprobs_of(network, sequences, 0.7), rtol=1e-6, atol=BOUND)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS_FAMILIES)
+def test_transformers_knows_each_family_by_these_names(name):
+    family, config = TRANSFORMERS_FAMILIES[name], CONFIG_MAPPING[name]()
+    assert family.model_type == name
+    assert config.get_text_config().tie_word_embeddings is family.tied
+    if not family.inner:
+        assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] == family.architecture

@@ -35,6 +35,10 @@ class LanguageModel(nn.Module):
         """Whether a backward pass computes each layer again instead of keeping its activations. Raises ModelError."""
         raise NotImplementedError
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """By their names in this module."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
     def pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         """The batch of `sequences` (at least one)."""
         raise NotImplementedError

@@ -10,7 +10,7 @@ FROZEN_PREFIXES: Final = (
     *("multi_modal_projector.", "model.multi_modal_projector."),
 )
 """Beginnings of their names: heads that predict several tokens, vision towers, and what projects images into the decoder."""
-FROZEN_SUFFIXES: Final = ("e_score_correction_bias",)
+FROZEN_SUFFIXES: Final = (".e_score_correction_bias", ".expert_bias")
 """Ends of their names: biases that balance a router's choice of experts, which no gradient reaches."""
 
 

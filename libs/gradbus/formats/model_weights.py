@@ -14,8 +14,10 @@ from gradbus.formats.model_config import ModelConfig, read_model_config, redunda
 from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
 
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_HEADS: Final = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
+HEADS: Final = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
 """What families call the head."""
+_NEVER_READ: Final = (".rotary_emb.inv_freq", ".masked_bias")
+"""Ends of the names of tensors that older folders store and no forward reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ def read_name_plan(folder: Path) -> NamePlan:
     found = _stored(folder)
     tied = family.is_tied(read_object(folder / CONFIG))
     frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
-    trained = {name: found[name] for name in sorted(found) if name not in frozen and not (tied and name in _HEADS)}
+    redundant = {name for name, tensor in found.items() if (tied and name in HEADS) or _is_never_read(name, tensor.shape)}
+    trained = {name: found[name] for name in sorted(found.keys() - frozen.keys() - redundant)}
     _refuse_quantised(trained)
     return NamePlan(trained, frozen)
 
@@ -57,6 +60,11 @@ def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
     check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
     _refuse_quantised(read)
     return NamePlan({name: found[name] for name in needed}, frozen)
+
+
+def _is_never_read(name: str, shape: tuple[int, ...]) -> bool:
+    """Frequencies of rotary embeddings, and causal masks, which GPT-2 and others call biases of their attention."""
+    return name.endswith(_NEVER_READ) or (name.endswith(".bias") and len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3])
 
 
 def _stored(folder: Path) -> dict[str, StoredTensor]:

@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import CONFIG, read_object
-from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.model_weights import HEADS, read_name_plan
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
 from gradbus_kernels.models.fallback.configuration import text_configuration
+from gradbus_kernels.models.fallback.forward_check import check_forward
 from gradbus_kernels.models.fallback.model import TransformersLM
 from gradbus_kernels.models.fallback.stored_names import StoredNames, stored_names
 from gradbus_kernels.models.files import check_stored, stored_tensors
@@ -26,7 +27,8 @@ from gradbus_kernels.models.files import check_stored, stored_tensors
 def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> TransformersLM:
     """The model in `folder`, its weights cast to `dtype`. All names and shapes are checked before anything is allocated.
 
-    Raises ModelError, and what transformers raises for a configuration that it does not take.
+    The model is compared with transformers' own forward pass (`check_forward`). Raises ModelError, and what transformers raises for a
+    configuration that it does not take.
     """
     packed = family.is_packed(read_object(folder / CONFIG))
     plan = read_name_plan(folder)
@@ -36,7 +38,9 @@ def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.
         network.to_empty(device=device)
         network.tie_weights()
         _fill(network, names, folder)
-    return TransformersLM(family, network, names, packed)
+        model = TransformersLM(family, network, names, packed)
+        check_forward(model)
+    return model
 
 
 def _without_memory(config: PreTrainedConfig, packed: bool, dtype: torch.dtype) -> Any:
@@ -51,20 +55,21 @@ def _without_memory(config: PreTrainedConfig, packed: bool, dtype: torch.dtype) 
 
 @torch.no_grad()
 def _fill(network: Any, names: StoredNames, folder: Path) -> None:
-    buffers = names.views(dict(network.named_buffers()), buffers=True)
-    places = names.views(dict(network.named_parameters())) | buffers
-    missing, others = set(places), {}
-    for name, tensor in stored_tensors(folder, buffers):
+    tensors = dict(network.named_buffers()) | dict(network.named_parameters())
+    frozen = names.frozen_views(tensors)
+    places = names.trained_views(tensors) | frozen
+    missing, heads = set(places), []
+    for name, tensor in stored_tensors(folder, frozen):
         if name in places:
             check_stored(name, tensor, places[name])
             places[name].copy_(tensor)
             missing.discard(name)
-        else:
-            others[name] = tensor
+        elif name in HEADS:
+            heads.append(tensor)
     if missing:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
     head = network.get_output_embeddings().weight
-    if any(not torch.equal(tensor.to(head), head) for tensor in others.values()):
+    if any(not torch.equal(tensor.to(head), head) for tensor in heads):
         raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
     _make_other_buffers(network)
 

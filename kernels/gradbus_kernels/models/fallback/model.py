@@ -57,7 +57,8 @@ class TransformersLM(LanguageModel):
 
     def stored(self, parameters: Mapping[str, Weight]) -> Mapping[str, Tensor]:
         """See `LanguageModel`."""
-        return self._names.views({name.removeprefix(_NETWORK): parameter for name, parameter in parameters.items()})
+        own = dict(self.network.named_buffers()) | dict(self.network.named_parameters())
+        return self._names.trained_views(own | {name.removeprefix(_NETWORK): parameter for name, parameter in parameters.items()})
 
     def forward(self, batch: PackedGroups | RowBlocks) -> Tensor:
         """Hidden states `[N, H]`, scaled by what the logits are multiplied by."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from gradbus.formats.frozen import is_frozen
 from gradbus.formats.safetensors import refuse_tensors
 
 _PREFIXES: Final = ("model.", "transformer.", "backbone.", "gpt_neox.")
@@ -31,37 +32,45 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class StoredNames:
-    """By the folder's names, in order of parameters."""
+    """Views of parameters and buffers by the folder's names."""
 
-    parameters: Mapping[str, _View]
-    buffers: Mapping[str, _View]
-    """What the model reads and no optimiser trains, such as biases of routers."""
+    trained: Mapping[str, _View]
+    """What each version has: parameters, and buffers that stay as they are."""
+    frozen: Mapping[str, _View]
+    """What the model reads and versions carry along unchanged, such as biases of routers."""
 
-    def views(self, tensors: Mapping[str, Tensor], buffers: bool = False) -> dict[str, Tensor]:
-        """Views of parameters by the folder's names, given the tensors by transformers' names; or of buffers."""
-        chosen = self.buffers if buffers else self.parameters
-        return {
-            name: tensors[view.owner].detach().as_strided(view.shape, view.strides, tensors[view.owner].storage_offset() + view.offset)
-            for name, view in chosen.items()
-        }
+    def trained_views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Views by the folder's names, given parameters and buffers by transformers' names."""
+        return _views(self.trained, tensors)
+
+    def frozen_views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Views by the folder's names, given parameters and buffers by transformers' names."""
+        return _views(self.frozen, tensors)
 
 
-def stored_names(network: PreTrainedModel, stored: Mapping[str, tuple[int, ...]], kept: Collection[str]) -> StoredNames:
-    """The names for a model without memory, of which the folder stores tensors of these names and shapes to be trained; `kept` are frozen.
+def stored_names(network: PreTrainedModel, stored: Mapping[str, tuple[int, ...]], frozen: Collection[str]) -> StoredNames:
+    """The names for a model without memory, of which the folder stores tensors of these names and shapes to be trained, and frozen ones.
 
     Raises ModelError unless each tensor to be trained has its place and each place its tensor.
     """
-    parameters = _reverted(network, dict(network.named_parameters()))
     persistent = network.state_dict().keys()
-    buffers = _reverted(network, {name: buffer for name, buffer in network.named_buffers() if name in persistent})
-    renamed = _renaming(parameters, stored)
-    named = StoredNames({renamed(name): view for name, view in parameters.items()}, {renamed(name): view for name, view in buffers.items()})
-    refuse_tensors(named.parameters.keys() - stored.keys(), "are missing from the weight files")
-    refuse_tensors(set(stored) - named.parameters.keys(), "have no place in transformers' model and are not known to be frozen")
-    refuse_tensors(named.buffers.keys() - set(kept), "are missing from the weight files")
-    misshapen = {name for name, view in named.parameters.items() if view.shape != stored[name]}
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name in persistent}
+    views = _reverted(network, dict(network.named_parameters()) | buffers)
+    renamed = _renaming(views, stored.keys() | set(frozen))
+    named = {renamed(name): view for name, view in views.items()}
+    trained = {name: view for name, view in named.items() if not is_frozen(name)}
+    refuse_tensors(named.keys() - stored.keys() - set(frozen), "are missing from the weight files")
+    refuse_tensors(stored.keys() - trained.keys(), "have no place in transformers' model and are not known to be frozen")
+    misshapen = {name for name, view in trained.items() if view.shape != stored[name]}
     refuse_tensors(misshapen, "have other shapes than config.json asks for")
-    return named
+    return StoredNames(trained, {name: view for name, view in named.items() if name not in trained})
+
+
+def _views(chosen: Mapping[str, _View], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensors[view.owner].detach().as_strided(view.shape, view.strides, tensors[view.owner].storage_offset() + view.offset)
+        for name, view in chosen.items()
+    }
 
 
 class _Strided(Tensor):

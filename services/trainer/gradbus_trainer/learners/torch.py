@@ -54,7 +54,7 @@ class TorchLearner:
         self._model = load_causal_lm(model_folder, torch.float32 if lora is None else dtype, device)
         self._model.set_checkpointing(spec.trainer.gradient_checkpointing)
         self._logprobs = _logprobs_for(spec, device)
-        trained = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
+        trained = self._model.trained_parameters() if lora is None else add_adapters(self._model, lora, spec.seed)
         self._working = None if dtype == torch.float32 else WorkingWeights(self._model, trained, dtype)
         self._named = trained if self._working is None else self._working.masters
         """The float32 weights: the model's own, or those that its own are rounded from."""
