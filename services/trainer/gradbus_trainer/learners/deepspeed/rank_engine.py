@@ -25,6 +25,7 @@ from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
@@ -122,12 +123,12 @@ class RankEngine:
     def _load(self, folder: Path) -> CausalLM:
         model, fault = None, "another rank cannot load the model; see its log"
         try:
-            model = load_causal_lm(folder)
+            model = _own_decoder(load_causal_lm(folder))
         except ModelError as error:
             fault = str(error)
         if not self._ranks.all_true(model is not None) or model is None:
             raise ModelError(fault)
-        model.model.checkpointing = self._spec.trainer.gradient_checkpointing
+        model.set_checkpointing(self._spec.trainer.gradient_checkpointing)
         return model
 
     def _exact(self, folder: Path) -> dict[str, torch.Tensor]:
@@ -200,3 +201,10 @@ class RankEngine:
         whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
         self._ranks.broadcast(whole)
         return whole.to(self._ranks.device)
+
+
+def _own_decoder(model: LanguageModel) -> CausalLM:
+    """Raises ModelError for a model that transformers computes: it uses weights outside the modules that own them."""
+    if not isinstance(model, CausalLM):
+        raise ModelError(f'DeepSpeed does not train {model.family.architecture}; set trainer.backend = "torch"')
+    return model
