@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +18,8 @@ from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
+_PART_ELEMENTS = 1 << 20
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
@@ -28,40 +30,65 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
     """
     torch.empty(0, device=device)  # a device that is not here is no fault of the model
     with loading():
+        model = empty_causal_lm(folder, dtype).to_empty(device=device)
+        _fill(model, folder)
+        return model
+
+
+def empty_causal_lm(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """The model in `folder` without its weights, on the device `meta`. Raises ModelError for what its configuration and headers show."""
+    with loading():
         config = read_model_config(folder)
         check_weights(folder, config)
         with torch.device("meta"):
             model = CausalLM(config)
-        model = model.to(dtype).to_empty(device=device)
-        _fill(model, folder)
-        return model
+        return model.to(dtype)
+
+
+def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The stored weights of the model, each with its name, one at a time. Raises ModelError for weights that are not the model's."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    dtype, embedding = model.head_weight.dtype, f"model.{_EMBEDDING}"
+    seen: set[str] = set()
+    tied: dict[str, torch.Tensor] = {}
+    for name, tensor in stored_tensors(folder):
+        if name in shapes:
+            _check_stored(name, tensor, shapes[name])
+            yield name, tensor
+            seen.add(name)
+        if name == embedding or (name == _HEAD and name not in shapes):
+            tied[name] = tensor
+    if missing := shapes.keys() - seen:
+        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    if _HEAD in tied and not _equal(tied[_HEAD], tied[embedding], dtype):
+        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
 
 
 @torch.no_grad()
 def _fill(model: CausalLM, folder: Path) -> None:
     parameters = dict(model.named_parameters())
-    missing = set(parameters)
-    tied_head: torch.Tensor | None = None
-    for name, tensor in stored_tensors(folder):
-        if name in parameters:
-            _check_stored(name, tensor, parameters[name])
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-        elif name == _HEAD:
-            tied_head = tensor
-    if missing:
-        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
-    if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
-        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+    for name, tensor in checked_tensors(model, folder):
+        parameters[name].copy_(tensor)
 
 
-def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
-    if tensor.shape != parameter.shape:
-        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
+def _equal(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    return one.shape == other.shape and all(
+        torch.equal(left.to(dtype), right.to(dtype)) for left, right in zip(_parts(one), _parts(other), strict=True)
+    )
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A stored tensor in parts: what is computed of one then takes no memory of its size."""
+    return tensor.flatten().split(_PART_ELEMENTS)
+
+
+def _check_stored(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
         raise ModelError(f"tensor {name} has shape {shapes}; take config.json and weights that belong together")
     if not tensor.is_floating_point():
         raise ModelError(f"tensor {name} holds {tensor.dtype}; take weights that are not quantised")
-    if not tensor.isfinite().all():
+    if not all(part.isfinite().all() for part in _parts(tensor)):
         raise ModelError(f"tensor {name} holds values that are not finite (NaN or infinity); save or train the model again")
 
 
