@@ -79,7 +79,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A stored tensor in parts: what is computed of one then takes no memory of its size."""
-    return tensor.flatten().split(_PART_ELEMENTS)
+    return torch.split(tensor.flatten(), _PART_ELEMENTS)
 
 
 def _check_stored(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:

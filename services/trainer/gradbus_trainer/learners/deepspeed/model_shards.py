@@ -52,7 +52,7 @@ def load_shards(folder: Path, dtype: torch.dtype, config: Mapping[str, Any], ran
             first = weight
             deepspeed.zero.Init(module=nn.ParameterList([weight]), config_dict_or_path=dict(config), dtype=dtype)
         else:
-            first.convert_to_zero_parameters(param_list=[weight])  # type: ignore[operator]
+            first.convert_to_zero_parameters(param_list=[weight])  # type: ignore[attr-defined]
     return model
 
 
