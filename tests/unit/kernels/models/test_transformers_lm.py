@@ -137,6 +137,12 @@ def test_rows_that_share_no_prompt_count_theirs_each():
     assert [len(part) for part in split_by_tokens(sequences, 110, shares_prompts=False)] == [2, 1]
 
 
+def test_gradients_of_a_token_are_added_up_in_float32(folder):
+    table = load_causal_lm(folder, torch.bfloat16).network.get_input_embeddings()
+    table(torch.zeros(1, 4096, dtype=torch.int64)).sum().backward()
+    assert table.weight.grad[0].tolist() == [4096.0] * 16, "in bfloat16 the sum of ones ends at 256"
+
+
 def test_a_family_has_one_row():
     architectures = [family.architecture for family in TRANSFORMERS_FAMILIES.values()]
     assert len(architectures) == len(set(architectures))
