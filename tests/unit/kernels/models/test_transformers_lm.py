@@ -12,6 +12,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.fallback.attention import packed_attention
+from gradbus_kernels.models.fallback.configuration import text_configuration
 from gradbus_kernels.models.fallback.rows import row_blocks
 from gradbus_kernels.models.packing import split_by_tokens
 from gradbus_kernels.operators import PrefixLayout
@@ -64,6 +65,13 @@ def test_a_folder_that_is_not_the_model_is_refused_before_anything_is_allocated(
     change(folder, **changes)
     with pytest.raises(ModelError, match=message):
         load_causal_lm(folder)
+
+
+def test_a_model_newer_than_the_installed_transformers_says_so(tmp_path):
+    config = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_of_tomorrow"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"does not know 'qwen3_5_of_tomorrow'; install gradbus\[families\] with a newer transformers"):
+        text_configuration(tmp_path, TRANSFORMERS_FAMILIES["qwen3_5"])
 
 
 def test_code_and_kernels_that_config_json_names_are_not_used(folder):
