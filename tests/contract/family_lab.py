@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
+from gradbus_kernels.models.rotary import inverse_frequencies
 from gradbus_kernels.operators import Softcapped
 
 VOCABULARY: Final = 256
@@ -50,7 +51,17 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "gemma2": {"sliding_window": 6, "query_pre_attn_scalar": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     "gemma3_text": _LOCAL_FIRST | {"query_pre_attn_scalar": 20},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 4.0},
-    "phi3": {"sliding_window": 6, "partial_rotary_factor": 0.75},
+    "phi3": {
+        "sliding_window": 6,
+        "partial_rotary_factor": 0.75,
+        "head_dim": 16,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.2, 1.7, 2.0, 2.9, 4.0],
+            "long_factor": [1.0, 1.5, 2.5, 6.0, 20.0, 40.0],
+        },
+    },
     "glm4": {},
 }
 """By `model_type`, what the odd model of a family has beside SIZES. To add a family to the contract, add a line."""
@@ -227,6 +238,22 @@ def _temperature_before_the_bound(model: CausalLM) -> None:
     model.tempered = lambda temperature: Softcapped(temperature, tempered(temperature).softcap * temperature)
 
 
+def _frequencies_without_factors(model: CausalLM) -> None:
+    rope = dataclasses.replace(model.config.ropes[0], kind="default", factors=())
+    rotations = model.model._rotations
+    rotations._kinds = [(inverse_frequencies(rope, model.config.head_dim), factor) for _, factor in rotations._kinds]
+
+
+def _rotation_without_its_factor(model: CausalLM) -> None:
+    rotations = model.model._rotations
+    rotations._kinds = [(frequencies, 1.0) for frequencies, _ in rotations._kinds]
+
+
+def _rest_scaled_too(model: CausalLM) -> None:
+    rotations = model.model._rotations
+    rotations._kinds = [(frequencies, float(factors[0])) for frequencies, factors in rotations._kinds]
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     "queries and keys are normalised after they are turned": Fault("qwen3", _norm_after_rotation),
     "head_dim is ignored": Fault("qwen3", _scale_of_narrow_heads),
@@ -235,6 +262,9 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "layers with a window have the others' rotary embedding": Fault("gemma3_text", _one_rope),
     "pairs are halves instead of neighbours": Fault("glm4", _halves_for_neighbours),
     "elements are turned that should not be": Fault("phi3", _whole_heads_turned),
+    "longrope's factors of frequencies are ignored": Fault("phi3", _frequencies_without_factors),
+    "longrope's factor of cosines and sines is ignored": Fault("phi3", _rotation_without_its_factor),
+    "longrope scales elements that are not turned": Fault("phi3", _rest_scaled_too),
     "the offset of norms is dropped": Fault("gemma3_text", _norms("float32")),
     "norms come before instead of after": Fault("olmo2", _norms_before),
     "embeddings are not scaled": Fault("gemma3_text", _unscaled_embeddings),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus.formats.model_config import ModelConfig
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
+from gradbus_kernels.models.rotary import inverse_frequencies, pair_factors, pair_order
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary
 from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
@@ -26,7 +26,7 @@ class Rotations:
     def __init__(self, config: ModelConfig) -> None:
         distinct = list({id(rope): rope for rope in config.ropes if rope is not None}.values())
         # On the CPU and no buffers, because a cast of the module to bfloat16 would make positions inexact.
-        self._kinds = [(inverse_frequencies(rope, config.head_dim), attention_factor(rope)) for rope in distinct]
+        self._kinds = [(inverse_frequencies(rope, config.head_dim), pair_factors(rope, config.head_dim)) for rope in distinct]
         self._of_layer = [next((at for at, kind in enumerate(distinct) if kind is rope), 0) for rope in config.ropes]
         self._heads = config.heads + config.kv_heads
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
+from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
 from gradbus.formats.safetensors import MAX_TENSORS
 from gradbus.strict_json import parse_json
@@ -53,7 +54,7 @@ class ModelInfo:
 
     family: ModelFamily
     context_length: int
-    """Tokens of prompt and response together (`max_position_embeddings`)."""
+    """Tokens of prompt and response together; see `context_length`."""
     vocab_size: int
     files: tuple[str, ...]
     """Names of the files to store, sorted; other files of the folder are ignored."""
@@ -62,9 +63,10 @@ class ModelInfo:
 def check_model_folder(path: Path) -> ModelInfo:
     """Reads the folder's ModelInfo. Raises ModelError if it is not a Hugging Face folder that can be trained."""
     config = read_object(path / CONFIG)
+    family = _family(config)
     return ModelInfo(
-        family=_family(config),
-        context_length=positive(config, "max_position_embeddings"),
+        family=family,
+        context_length=context_length({**family.defaults, **config}),
         vocab_size=positive(config, "vocab_size"),
         files=_files(path),
     )
@@ -130,6 +132,19 @@ def positive(config: Mapping[str, object], field: str, most: int | None = None, 
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
         raise ModelError(f"config.json has {field} = {reprlib.repr(value)}; it must be a whole number above 0 and at most {limit}")
     return value
+
+
+def context_length(fields: Mapping[str, object]) -> int:
+    """Most tokens of prompt and response together, from config.json over the family's defaults. Raises ModelError.
+
+    With longrope it is `original_max_position_embeddings`: beyond, the rotation of a sequence's first tokens depends on its length, which
+    is not known when they are sampled.
+    """
+    longest, rope = positive(fields, "max_position_embeddings"), fields.get("rope_scaling") or fields.get("rope_parameters")
+    if not isinstance(rope, dict) or str(rope.get("rope_type") or rope.get("type")) not in LONGROPE:
+        return longest
+    stated = fields.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    return min(longest, positive({"original_max_position_embeddings": stated}, "original_max_position_embeddings", MAX_CONTEXT, longest))
 
 
 def read_object(path: Path) -> dict[str, object]:

@@ -228,10 +228,10 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             mlp_bias=False,
             windows="everywhere",
             has_partial_rope=True,
-            rope_kinds=("default",),
+            rope_kinds=("default", "longrope"),
             linear_layers=("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),
             capabilities=_WITHOUT_INVARIANT,
-            defaults={"rms_norm_eps": 1e-5},
+            defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         ),
         ModelFamily(
             *("glm4", "Glm4ForCausalLM"),

@@ -97,6 +97,13 @@ PUBLISHED = {
 
 
 DENSE = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-5, "rope_scaling": None, "tie_word_embeddings": False}
+
+
+def longrope(pairs):
+    """Short factors near 1 and long ones that grow, as published."""
+    return {"type": "longrope", "short_factor": [1.0 + 0.02 * at for at in range(pairs)], "long_factor": [1.0 + at for at in range(pairs)]}
+
+
 YARN = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 8192, "rope_type": "yarn"}
 PUBLISHED |= {
     "Mistral-7B-v0.1": (
@@ -169,6 +176,20 @@ PUBLISHED |= {
         | sizes(3072, 8192, 32, 32, 32, 4096)
         | {"original_max_position_embeddings": 4096, "vocab_size": 32064},
         3_821_079_552,
+    ),
+    "Phi-3.5-mini": (
+        DENSE
+        | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 262144}
+        | sizes(3072, 8192, 32, 32, 32, 131072)
+        | {"original_max_position_embeddings": 4096, "rope_scaling": longrope(48), "vocab_size": 32064},
+        3_821_079_552,
+    ),
+    "Phi-4-mini": (
+        {**DENSE, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 262144}
+        | sizes(3072, 8192, 32, 24, 8, 131072)
+        | {"original_max_position_embeddings": 4096, "rope_scaling": longrope(48), "vocab_size": 200064}
+        | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True},
+        3_836_021_760,
     ),
     "phi-4": (
         DENSE
