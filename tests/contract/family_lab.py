@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +17,10 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
-from gradbus_kernels.models.rotary import inverse_frequencies
+from gradbus_kernels.models.rotary import inverse_frequencies, query_scales
 from gradbus_kernels.operators import Softcapped
 
 VOCABULARY: Final = 256
@@ -44,6 +46,19 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {},
     "mistral": {"sliding_window": 6},
+    "ministral3": {
+        "sliding_window": 40,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "max_position_embeddings": 256,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1]},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "olmo2": {},
@@ -254,6 +269,13 @@ def _rest_scaled_too(model: CausalLM) -> None:
     rotations._kinds = [(frequencies, float(factors[0])) for frequencies, factors in rotations._kinds]
 
 
+def _query_scales(scales: Callable[[RopeConfig, Tensor], Tensor]) -> Callable[[CausalLM], None]:
+    def plant(model: CausalLM) -> None:
+        model.model._rotations._query_scales = [partial(scales, model.config.ropes[0])]
+
+    return plant
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     "queries and keys are normalised after they are turned": Fault("qwen3", _norm_after_rotation),
     "head_dim is ignored": Fault("qwen3", _scale_of_narrow_heads),
@@ -265,6 +287,13 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "longrope's factors of frequencies are ignored": Fault("phi3", _frequencies_without_factors),
     "longrope's factor of cosines and sines is ignored": Fault("phi3", _rotation_without_its_factor),
     "longrope scales elements that are not turned": Fault("phi3", _rest_scaled_too),
+    "queries do not grow with their position": Fault("ministral3", _query_scales(lambda _, positions: torch.ones_like(positions))),
+    "queries grow smoothly, not in steps": Fault(
+        "ministral3", _query_scales(lambda rope, positions: 1.0 + rope.query_beta * torch.log1p(positions / 16.0))
+    ),
+    "queries grow one step late": Fault(
+        "ministral3", _query_scales(lambda rope, positions: query_scales(rope, (positions - 1.0).clamp(min=0.0)))
+    ),
     "the offset of norms is dropped": Fault("gemma3_text", _norms("float32")),
     "norms come before instead of after": Fault("olmo2", _norms_before),
     "embeddings are not scaled": Fault("gemma3_text", _unscaled_embeddings),

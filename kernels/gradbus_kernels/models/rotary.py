@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.rope_config import RopeConfig
 
 
@@ -75,6 +76,20 @@ def rotation_table(rope: RopeConfig | None, head_dim: int, length: int) -> Tenso
     angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(rope, head_dim)
     factors = pair_factors(rope, head_dim)
     return torch.stack((angles.cos() * factors, angles.sin() * factors), -1).flatten(1)
+
+
+def query_scales(rope: RopeConfig, positions: Tensor) -> Tensor:
+    """What multiplies the queries at `positions`, float32 of any shape, if `query_beta` is not 0."""
+    return 1.0 + rope.query_beta * torch.log(1.0 + torch.floor(positions / rope.scaling["original_max_position_embeddings"]))
+
+
+def rotation_rows(rope: RopeConfig | None, config: ModelConfig, length: int) -> Tensor:
+    """`rotation_table` for all heads of queries and keys side by side, `[length, (heads + kv_heads) * head_dim]`."""
+    table = rotation_table(rope, config.head_dim, length)
+    if rope is None or not rope.query_beta:
+        return table.repeat(1, config.heads + config.kv_heads)
+    scales = query_scales(rope, torch.arange(length, dtype=torch.float32, device="cpu"))
+    return torch.cat(((table * scales[:, None]).repeat(1, config.heads), table.repeat(1, config.kv_heads)), dim=1)
 
 
 def _temperature(factor: float, mscale: float) -> float:

@@ -36,6 +36,8 @@ class RopeConfig:
     """The share of a head's elements, from the first on, that is turned."""
     factors: tuple[float, ...] = ()
     """With longrope, what divides the frequency of each pair."""
+    query_beta: float = 0.0
+    """Queries at position p are multiplied by 1 + beta · log(1 + floor(p / `original_max_position_embeddings`))."""
 
 
 def read_ropes(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str, ...]) -> tuple[RopeConfig | None, ...]:
@@ -82,7 +84,18 @@ def _rope(fields: Mapping[str, Any], parameters: Mapping[str, Any], family: Mode
     partial = number({"partial_rotary_factor": share}, "partial_rotary_factor", 1.0, most=1.0)
     if kind == "longrope":
         return RopeConfig(theta, kind, _longrope_scaling(fields, parameters), partial, _factors(parameters))
-    return RopeConfig(theta, kind, {} if kind == "default" else _scaling(fields, parameters, kind), partial)
+    scaling = {} if kind == "default" else _scaling(fields, parameters, kind)
+    return RopeConfig(theta, kind, scaling, partial, query_beta=_query_beta(parameters, kind) if family.has_query_scale else 0.0)
+
+
+def _query_beta(parameters: Mapping[str, Any], kind: str) -> float:
+    """0: none. It needs a length to count in, which only some kinds state."""
+    name = "llama_4_scaling_beta"
+    if value_of(parameters, name, 0.0) == 0.0:
+        return 0.0
+    if kind not in _STRETCHED:
+        raise misstated("rope_type", kind)
+    return number(parameters, name, 0.0, 0.0, _MAX_FACTOR)
 
 
 def _theta(fields: Mapping[str, Any], name: str) -> float:

@@ -6,6 +6,7 @@ import tracemalloc
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 from gradbus.errors import ModelError
@@ -13,7 +14,7 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.rope_config import RopeConfig
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order, query_scales
 
 BASE = {
     "model_type": "qwen2",
@@ -252,7 +253,17 @@ VALUES = st.recursive(
 SCALING = st.fixed_dictionaries(
     {"rope_type": st.sampled_from(["yarn", "llama3", "linear"])},
     optional=dict.fromkeys(
-        ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "original_max_position_embeddings"), VALUES
+        (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "original_max_position_embeddings",
+            "llama_4_scaling_beta",
+        ),
+        VALUES,
     ),
 )
 LONGROPE = st.fixed_dictionaries(
@@ -338,6 +349,19 @@ def test_a_softcap_that_is_missing_has_its_default_and_one_that_is_null_is_none(
     assert shape_of(**gemma).multipliers[4:] == (50.0, 30.0)
     assert shape_of(**gemma, attn_logit_softcapping=None, final_logit_softcapping=20).multipliers[4:] == (0.0, 20.0)
     assert shape_of(**gemma).windows == (4096, None, 4096, None)
+
+
+def test_queries_grow_where_the_family_has_that_scale(shape_of):
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
+    found = shape_of(model_type="ministral3", head_dim=8, rope_parameters=rope).ropes[0]
+    expected = torch.tensor([1.0, 1.0, 1.0 + 0.5 * math.log(2.0), 1.0 + 0.5 * math.log(4.0)])
+    torch.testing.assert_close(query_scales(found, torch.tensor([0.0, 15.0, 16.0, 63.0])), expected)
+    assert shape_of(model_type="mistral", rope_parameters=rope).ropes[0].query_beta == 0.0
+    assert shape_of(model_type="ministral3", head_dim=8, rope_parameters={"rope_type": "default"}).ropes[0].query_beta == 0.0
+    with pytest.raises(ModelError, match="misstates rope_type"):
+        shape_of(model_type="ministral3", head_dim=8, rope_parameters=rope | {"rope_type": "linear"})
+    with pytest.raises(ModelError, match="misstates llama_4_scaling_beta"):
+        shape_of(model_type="ministral3", head_dim=8, rope_parameters=rope | {"llama_4_scaling_beta": -1.0})
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su"])

@@ -105,6 +105,16 @@ def longrope(pairs):
 
 
 YARN = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 8192, "rope_type": "yarn"}
+MINISTRAL_ROPE = YARN | {
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 PUBLISHED |= {
     "Mistral-7B-v0.1": (
         DENSE
@@ -119,6 +129,12 @@ PUBLISHED |= {
         | sizes(5120, 14336, 40, 32, 8, 1024000)
         | {"vocab_size": 131072},
         12_247_782_400,
+    ),
+    "Ministral-3-3B-text": (
+        {**DENSE, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "tie_word_embeddings": True}
+        | sizes(3072, 9216, 26, 32, 8, 262144)
+        | {"head_dim": 128, "rope_parameters": MINISTRAL_ROPE, "sliding_window": None, "vocab_size": 131072},
+        3_429_006_336,
     ),
     "SmolLM3-3B": (
         {**DENSE, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False, "tie_word_embeddings": True}

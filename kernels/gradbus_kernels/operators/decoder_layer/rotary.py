@@ -23,8 +23,8 @@ class Rotation(NamedTuple):
     def of_angles(cls, angles: Tensor, factor: float | Tensor, heads: int, dtype: torch.dtype) -> Rotation:
         """The turns by `angles`, `[N, D / 2]` in radians, whose cosines and sines are multiplied by `factor` and then cast.
 
-        `factor` is a number or `[D / 2]`. On a CPU they are repeated for each of `heads`: an operation on whole rows takes a third of the
-        time of one on each head.
+        `factor` is a number, `[D / 2]` or `[N, 1]`. On a CPU they are repeated for each of `heads`: an operation on whole rows takes a
+        third of the time of one on each head.
         """
         factor = factor.to(angles.device) if isinstance(factor, Tensor) else factor
         cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
