@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
@@ -19,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
 from gradbus_kernels.models.rotary import inverse_frequencies, query_scales
 from gradbus_kernels.operators import Softcapped
@@ -40,6 +42,7 @@ SIZES: Final[Mapping[str, object]] = {
 }
 """All heads together are wider than the hidden state, and there are fewer key heads than query heads."""
 _LOCAL_FIRST: Final = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_EXPERTS: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
 
 FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "llama": {"mlp_bias": True, "attention_bias": True},
@@ -59,6 +62,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
             "llama_4_scaling_beta": 0.4,
         },
     },
+    "mixtral": {"sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": _EXPERTS | {"mlp_only_layers": [0], "decoder_sparse_step": 1},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "olmo2": {},
@@ -82,6 +87,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
 """By `model_type`, what the odd model of a family has beside SIZES. To add a family to the contract, add a line."""
 PLAIN: Final[Mapping[str, Mapping[str, object]]] = {
     "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": _EXPERTS | {"norm_topk_prob": False},
     "granite": {"attention_multiplier": 0.2, "logits_scaling": 2.0},
 }
 """The same for the plain model, whose embeddings are tied: what the embedded engine computes, in every family."""
@@ -124,7 +131,9 @@ def rows() -> list[Row]:
 
 def theirs(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model by transformers, eager."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model.config._experts_implementation = "eager"
+    return model
 
 
 def logprobs_of(model: PreTrainedModel, sequences: Sequence[Row], temperature: float) -> Tensor:
@@ -136,6 +145,16 @@ def logprobs_of(model: PreTrainedModel, sequences: Sequence[Row], temperature: f
         table = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
         found.append(table.gather(1, ids[0, len(row.prompt_ids) :, None])[:, 0])
     return torch.cat(found)
+
+
+def stored(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors in the place of the model's parameters, under the names and in the shapes that `save_pretrained` gives these."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter, tensor in zip(twin.parameters(), tensors, strict=True):
+            parameter.copy_(tensor)
+    twin.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -276,6 +295,31 @@ def _query_scales(scales: Callable[[RopeConfig, Tensor], Tensor]) -> Callable[[C
     return plant
 
 
+def _mixtures(model: CausalLM) -> list[MixtureOfExperts]:
+    return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+
+
+def _experts_rotated(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.experts = torch.nn.ModuleList([*mixture.experts[1:], mixture.experts[0]])
+
+
+def _gates_and_ups_of_experts_swapped(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        gate, up, down = mixture._matrices
+        mixture._matrices = up, gate, down
+
+
+def _shares_as_they_are(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture._routing._shared_out = lambda shares: shares
+
+
+def _one_expert_fewer(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture._routing._chosen -= 1
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     "queries and keys are normalised after they are turned": Fault("qwen3", _norm_after_rotation),
     "head_dim is ignored": Fault("qwen3", _scale_of_narrow_heads),
@@ -304,6 +348,10 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "logits are not bounded": Fault("gemma2", _logits_unbounded),
     "logits have the bound of scores": Fault("gemma2", _bounds_swapped),
     "logits are bounded after the temperature": Fault("gemma2", _temperature_before_the_bound),
+    "experts are in another order": Fault("qwen3_moe", _experts_rotated),
+    "gates and ups of experts are swapped": Fault("mixtral", _gates_and_ups_of_experts_swapped),
+    "shares are not renormalised": Fault("qwen3_moe", _shares_as_they_are),
+    "a token has an expert fewer": Fault("qwen3_moe", _one_expert_fewer),
     "silu stands in for gelu": Fault("gemma3_text", _silu_for_gelu),
 }
 """What the contract must find, by far more than its bound."""

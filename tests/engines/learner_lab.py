@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gradbus.spec import DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
@@ -45,6 +45,15 @@ def make_model(path: Path) -> Path:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
     LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(path)
+    return path
+
+
+def make_mixture(path: Path) -> Path:
+    """The same with more experts than a short row has tokens, so ranks choose other ones."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 9, "mlp_only_layers": [0], "num_key_value_heads": 1}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, tie_word_embeddings=True)).save_pretrained(path)
     return path
 
 

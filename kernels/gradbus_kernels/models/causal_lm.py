@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from gradbus.errors import ModelError
+from gradbus.formats.hf_model import transformers_family
 from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
+from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.files import check_stored, stored_tensors
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
-from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"
 
 
-def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
+def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
     """The model in `folder` (config.json, safetensors), its weights cast to `dtype`. No code of the folder is run.
+
+    It is Gradbus's decoder for the families of `MODEL_FAMILIES`, and transformers' model for those of `TRANSFORMERS_FAMILIES`.
 
     Tensors that older folders store and no forward reads are skipped. Raises ModelError when the folder cannot be read, asks for a
     feature that the decoder does not compute, holds the weights of another model or weights that are not finite, or when memory is short.
     """
     torch.empty(0, device=device)  # a device that is not here is no fault of the model
     with loading():
+        family = transformers_family(folder)
+        if family is not None:
+            return _load_by_transformers(folder, family, dtype, device)
         config = read_model_config(folder)
         check_weights(folder, config)
         with torch.device("meta"):
@@ -37,6 +46,14 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
         return model
 
 
+def _load_by_transformers(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> LanguageModel:
+    if find_spec("transformers") is None:
+        raise ModelError(f"{family.architecture} is computed by transformers, which is not installed here; install gradbus[families]")
+    from gradbus_kernels.models.fallback.loading import load_transformers_lm  # noqa: PLC0415 - transformers takes seconds and is for these families alone
+
+    return load_transformers_lm(folder, family, dtype, device)
+
+
 @torch.no_grad()
 def _fill(model: CausalLM, folder: Path) -> None:
     parameters = dict(model.named_parameters())
@@ -44,7 +61,7 @@ def _fill(model: CausalLM, folder: Path) -> None:
     tied_head: torch.Tensor | None = None
     for name, tensor in stored_tensors(folder):
         if name in parameters:
-            _check_stored(name, tensor, parameters[name])
+            check_stored(name, tensor, parameters[name])
             parameters[name].copy_(tensor)
             missing.discard(name)
         elif name == _HEAD:
@@ -55,22 +72,12 @@ def _fill(model: CausalLM, folder: Path) -> None:
         raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
 
 
-def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
-    if tensor.shape != parameter.shape:
-        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
-        raise ModelError(f"tensor {name} has shape {shapes}; take config.json and weights that belong together")
-    if not tensor.is_floating_point():
-        raise ModelError(f"tensor {name} holds {tensor.dtype}; take weights that are not quantised")
-    if not tensor.isfinite().all():
-        raise ModelError(f"tensor {name} holds values that are not finite (NaN or infinity); save or train the model again")
-
-
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Copies: contiguous float32 on the CPU."""
     return {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors}
 
 
-def load_weights(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """Copies `tensors` into the parameters of their names in place. Raises ModelError unless names and shapes are exactly theirs."""
     check_shapes({name: parameter.shape for name, parameter in parameters.items()}, tensors)
     with torch.no_grad():
@@ -91,7 +98,7 @@ def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.T
             raise ModelError(f"tensor {name} has shape {found}; start from the run's own model")
 
 
-def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def packed_logprobs(model: LanguageModel, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of all response tokens, float32 [R] each, in order of sequence and position.
 
     Logits are divided by `temperature`. NaN in the weights comes out as NaN.
@@ -100,11 +107,11 @@ def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], tempera
     return found.logprobs, cast("torch.Tensor", found.entropies)
 
 
-def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def head_inputs(model: LanguageModel, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Inputs of the operators on the LM head: hidden states [R, H] and head [V, H] in the model's dtype, response tokens int64 [R].
 
-    One forward pass over the sequences, packed without padding; hidden states are those that predict a response token.
+    One forward pass over the sequences, packed without padding where the model allows it. Hidden states are those that predict a token.
     """
-    batch = pack(sequences, model.device)
+    batch = model.pack(sequences)
     hidden: torch.Tensor = model(batch)
     return hidden.index_select(0, batch.selected), model.head_weight, batch.targets

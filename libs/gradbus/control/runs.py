@@ -127,6 +127,8 @@ class WorkerPresence(StoredModel):
     """Of a trainer: mean staleness of the samples of its newest step, in versions."""
     receives: bool = False
     """Of a rollout: whether it takes part in broadcasts of weights."""
+    preparing: str = ""
+    """Of a rollout: what it does before it can sample, e.g. `starts its sglang engine`; empty once it can."""
     trouble: str = ""
     """Why the worker cannot serve; empty if it can."""
     fatal: bool = False

@@ -106,7 +106,7 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mixtral"}, "use one of .*llama.* qwen2, qwen3"),
+        ({"model_type": "mixtrals"}, "use one of .*llama.* qwen2, qwen3"),
         ({"model_type": None}, "use one of .*llama.* qwen2, qwen3"),
         ({"hidden_size": "wide"}, "must be a whole number above 0"),
         ({"num_hidden_layers": 0}, "must be a whole number above 0"),
@@ -278,6 +278,8 @@ FIELDS = [
     *("no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq", "attention_out_bias"),
     *("query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
     *("hidden_activation", "final_logit_softcapping", "attn_logit_softcapping"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    *("mlp_only_layers", "decoder_sparse_step"),
 ]
 
 

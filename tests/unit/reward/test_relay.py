@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradbus_reward.scorers.addresses import Endpoint
-from gradbus_reward.scorers.relay import HEAD_BYTES, Relay
+from gradbus_reward.scorers.relay import Relay
+from gradbus_reward.scorers.response_bounds import HEAD_BYTES
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 

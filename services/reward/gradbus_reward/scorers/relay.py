@@ -14,11 +14,8 @@ from typing import Final
 
 from gradbus.aio.tasks import background
 from gradbus_reward.scorers.addresses import Endpoint
+from gradbus_reward.scorers.response_bounds import whole_bytes
 
-HEAD_BYTES: Final = 64 << 10
-"""Of a call beside its response: the settings of a connection, headers and answers to what was sent."""
-_FRAMING: Final = 2
-"""A response in frames may take so many times its size."""
 _PIECE_BYTES: Final = 64 << 10
 
 
@@ -44,7 +41,7 @@ class Relay:
 
     def allow(self, response_bytes: int) -> None:
         """A call begins, whose response may have so many bytes."""
-        self._left = max(0, self._left) + HEAD_BYTES + _FRAMING * response_bytes
+        self._left = max(0, self._left) + whole_bytes(response_bytes)
         self.is_cut = False
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import deepspeed
 import numpy as np
 import torch
+from deepspeed.utils import set_z3_leaf_modules
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
@@ -22,7 +23,9 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
@@ -64,6 +67,8 @@ class RankEngine:
         """Shapes of the trained weights: all weights, or the adapters."""
         # DeepSpeed casts to bf16 before it makes its float32 weights: rank 0 puts the exact ones back.
         exact = self._exact(folder) if spec.trainer.dtype == "bf16" and ranks.rank == 0 else {}
+        # Ranks may choose other experts, so ZeRO-3 gathers a layer's experts together, not one when it is used.
+        set_z3_leaf_modules(model, [MixtureOfExperts], raise_if_not_found=False)
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=deepspeed_optimizer(spec.trainer, list(self._named.values())),
@@ -118,12 +123,12 @@ class RankEngine:
     def _load(self, folder: Path) -> CausalLM:
         model, fault = None, "another rank cannot load the model; see its log"
         try:
-            model = load_causal_lm(folder)
+            model = _own_decoder(load_causal_lm(folder))
         except ModelError as error:
             fault = str(error)
         if not self._ranks.all_true(model is not None) or model is None:
             raise ModelError(fault)
-        model.model.checkpointing = self._spec.trainer.gradient_checkpointing
+        model.set_checkpointing(self._spec.trainer.gradient_checkpointing)
         return model
 
     def _exact(self, folder: Path) -> dict[str, torch.Tensor]:
@@ -196,3 +201,10 @@ class RankEngine:
         whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
         self._ranks.broadcast(whole)
         return whole.to(self._ranks.device)
+
+
+def _own_decoder(model: LanguageModel) -> CausalLM:
+    """Raises ModelError for a model that transformers computes: it uses weights outside the modules that own them."""
+    if not isinstance(model, CausalLM):
+        raise ModelError(f'DeepSpeed does not train {model.family.architecture}; set trainer.backend = "torch"')
+    return model

@@ -25,7 +25,7 @@ def test_a_good_folder_tells_what_to_take(model_folder):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "use one of"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "use one of"),
         ({"architectures": None}, "use one of"),
         ({"model_type": "llama"}, "set model_type to 'qwen2'"),
         ({"vocab_size": True}, "vocab_size"),
