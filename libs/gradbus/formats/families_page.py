@@ -37,7 +37,7 @@ tenfold and more.
 """
 _AFTER: Final = f"""
 - *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
-  there, nor a part of each head that is turned as halves (Phi-4-mini); such a model is refused when the engine opens it.
+  there; such a model is refused when the engine opens it.
 - *trainer*: plain torch, in float32 and with `trainer.dtype = "bf16"`; *LoRA* with `[trainer.lora]`. Families with fused matrices have
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
@@ -55,7 +55,13 @@ Tensors beside the decoder's are carried along unchanged ([weights](weights.md#w
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
 or end with one of {", ".join(f"`{suffix}`" for suffix in FROZEN_SUFFIXES)}.
 
-Not computed by it: longrope (Phi-4-mini, Phi-3 with 128k), MLA, gated delta nets, Mamba layers and images.
+*longrope* (Phi-3 with 128k, Phi-3.5, Phi-4-mini): the context of such a model is `original_max_position_embeddings`, 4,096 tokens, and a
+run that asks for more is refused. transformers turns a longer sequence by other frequencies from its first token on. What a token's
+probability is would then depend on tokens that come after it: the trainer, which sees the whole sample, and an engine, which sampled its
+beginning before it knew the length, could not agree, and SGLang chooses by the longest sequence of its batch. Up to that length all of
+them use the short factors, and agree.
+
+Not computed by it: MLA, gated delta nets, Mamba layers and images.
 """
 _BY_TRANSFORMERS: Final = """
 ## Families that transformers computes
@@ -137,6 +143,7 @@ def _differences(family: ModelFamily) -> list[str]:
         "rotary pairs are neighbours": family.rope_pairs == "neighbours",
         "a part of each head is turned": family.has_partial_rope,
         "multipliers of embeddings, scores and more": family.multipliers != "none",
+        "queries grow with their position": family.has_query_scale,
         "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",
         "experts": family.experts is not None,
