@@ -103,8 +103,8 @@ class LaunchedServer:
         """
         log = self._log_tail()
         error = re.sub(rf"{re.escape(self._scratch.name)}[^\s'\"]*", "$TMPDIR", error_line(log))  # its name is another in each start
-        status = "is still running" if self.running else f"ended with status {self._process.returncode}"
-        said = f"{status} ({error or 'its log is empty'})"
+        ended = f"ended with status {self._process.returncode} ({error or 'its log is empty'})"
+        said = "is still running" if self.running else ended  # the last line of a log that grows is no error, and another each time
         tail = f"its log ({self._launch.log}) ends with:\n{log[-_SHOWN_CHARACTERS:]}"
         killed = self._process.returncode in _KILLED and kernel_kills() > self._kills_before
         if killed or log_lacks_memory(log):
