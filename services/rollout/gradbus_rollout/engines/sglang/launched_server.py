@@ -110,9 +110,9 @@ class LaunchedServer:
         if killed or log_lacks_memory(log):
             found = "was killed by the kernel for memory" if killed else said
             advice = "give it more memory, lower rollout.slots, or set --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS as its log says"
-            return EngineError("out_of_memory", f"the SGLang server {found}; {advice}; {tail}")
+            return EngineError("out_of_memory", f"the SGLang server {found}; {advice}\n{tail}")
         advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in log else "correct what its log names"
-        return EngineError(state, f"the SGLang server {said}; {advice}; {tail}")
+        return EngineError(state, f"the SGLang server {said}; {advice}\n{tail}")
 
     async def kill(self) -> None:
         """Kills all its processes; returns when they are gone."""
