@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from gradbus.formats.frozen import CORRECTION, frozen_names
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
@@ -38,6 +39,7 @@ SIZES: Final[Mapping[str, object]] = {
 """All heads together are wider than the hidden state, and there are fewer key heads than query heads."""
 _LOCAL_FIRST: Final = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _EXPERTS: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
+_GLM_EXPERTS: Final = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.5}
 
 FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "llama": {"mlp_bias": True, "attention_bias": True},
@@ -54,11 +56,13 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 4.0},
     "phi3": {"sliding_window": 6, "partial_rotary_factor": 0.75},
     "glm4": {},
+    "glm4_moe": _GLM_EXPERTS | {"use_qk_norm": True, "attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
 }
 """By `model_type`, what the odd model of a family has beside SIZES. To add a family to the contract, add a line."""
 PLAIN: Final[Mapping[str, Mapping[str, object]]] = {
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4},
+    "glm4_moe": _GLM_EXPERTS | {"norm_topk_prob": False, "first_k_dense_replace": 0},
     "qwen3_moe": _EXPERTS | {"norm_topk_prob": False},
     "granite": {"attention_multiplier": 0.2, "logits_scaling": 2.0},
 }
@@ -81,6 +85,9 @@ def make_model(model_type: str, **changes: object) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, float(parameter.mean()), 0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith(CORRECTION):
+            torch.nn.init.normal_(buffer, 0.0, 0.1)
     return model
 
 
@@ -125,7 +132,13 @@ def stored(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor]) -> d
         for parameter, tensor in zip(twin.parameters(), tensors, strict=True):
             parameter.copy_(tensor)
     twin.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
+    return trained(folder)
+
+
+def trained(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder that runs train."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name not in frozen_names(tensors)}
 
 
 @dataclass(frozen=True)
@@ -234,12 +247,34 @@ def _gates_and_ups_of_experts_swapped(model: CausalLM) -> None:
 
 def _shares_as_they_are(model: CausalLM) -> None:
     for mixture in _mixtures(model):
-        mixture._routing._shared_out = lambda shares: shares
+        mixture.routing._shared_out = lambda shares: shares
 
 
 def _one_expert_fewer(model: CausalLM) -> None:
     for mixture in _mixtures(model):
-        mixture._routing._chosen -= 1
+        mixture.routing._experts = replace(mixture.routing._experts, chosen=mixture.routing._experts.chosen - 1)
+
+
+def _uncorrected(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.routing.correction = None
+
+
+def _corrected_shares(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        scores, correction = mixture.routing._scores, mixture.routing.correction
+        mixture.routing._scores = lambda logits, scores=scores, correction=correction: scores(logits) + correction
+        mixture.routing.correction = None
+
+
+def _no_groups(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.routing._experts = replace(mixture.routing._experts, groups=1, chosen_groups=1)
+
+
+def _not_shared(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.shared_experts = None
 
 
 FAULTS: Final[Mapping[str, Fault]] = {
@@ -259,6 +294,10 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "gates and ups of experts are swapped": Fault("mixtral", _gates_and_ups_of_experts_swapped),
     "shares are not renormalised": Fault("qwen3_moe", _shares_as_they_are),
     "a token has an expert fewer": Fault("qwen3_moe", _one_expert_fewer),
+    "scores are not corrected": Fault("glm4_moe", _uncorrected),
+    "shares are corrected too": Fault("glm4_moe", _corrected_shares),
+    "experts are chosen in all groups": Fault("glm4_moe", _no_groups),
+    "shared experts are left out": Fault("glm4_moe", _not_shared),
     "silu stands in for gelu": Fault("gemma3_text", _silu_for_gelu),
 }
 """What the contract must find, by far more than its bound."""

@@ -12,7 +12,8 @@ from gradbus.errors import ModelError
 from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.experts import MixtureOfExperts
+from gradbus_kernels.models.files import stored_corrections, stored_tensors
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.operators import linear_logprob
@@ -34,6 +35,7 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
             model = CausalLM(config)
         model = model.to(dtype).to_empty(device=device)
         _fill(model, folder)
+        _correct(model, folder)
         return model
 
 
@@ -53,6 +55,14 @@ def _fill(model: CausalLM, folder: Path) -> None:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
     if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
         raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+
+
+def _correct(model: CausalLM, folder: Path) -> None:
+    """Gives routers what they add to their scores, in float32 for any dtype of the model."""
+    routings = {name: module.routing for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
+    for name, tensor in stored_corrections(folder) if any(routing.is_corrected for routing in routings.values()) else ():
+        if routing := routings.get(name.rsplit(".", 2)[0]):
+            routing.correction = tensor.to(model.device, torch.float32)
 
 
 def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ It computes the same operations as transformers' classes, without importing them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from gradbus.formats.expert_config import ExpertsConfig
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.experts import MixtureOfExperts
@@ -84,7 +86,7 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(config, number)
         experts = config.experts_of(number)
         self._feed_forward = experts.family.block if experts else "mlp"
-        self.add_module(self._feed_forward, MixtureOfExperts(experts, config) if experts else _FeedForward(config))
+        self.add_module(self._feed_forward, _mixture(experts, config) if experts else _FeedForward(config))
         for name, _ in config.family.norms:
             self.add_module(name, _Norm(config, config.hidden_size))
         places = {place: getattr(self, name) for name, place in config.family.norms}
@@ -110,9 +112,9 @@ class _Attention(nn.Module):
         self.o_proj: nn.Module
         self._inputs = [layer.name for layer in config.attention_layers if layer.name != "o_proj"]
         self._normed: Callable[[Tensor], Tensor] = _unchanged
-        if config.family.qk_norm:
+        if config.norms.qk:
             self.q_norm, self.k_norm = (_Norm(config, size) for size in config.qk_norm_sizes)
-            self._normed = self._normed_heads if config.family.qk_norm == "head" else self._normed_width
+            self._normed = self._normed_heads if config.norms.qk == "head" else self._normed_width
         self._turn = turn_of(config, number)
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
@@ -154,13 +156,19 @@ class _FeedForward(nn.Module):
         return down
 
 
+def _mixture(experts: ExpertsConfig, config: ModelConfig) -> MixtureOfExperts:
+    """The experts of a layer, and beside them what every token goes to: a feed-forward part of another width."""
+    shared = _FeedForward(replace(config, intermediate_size=experts.shared_width)) if experts.shared_width else None
+    return MixtureOfExperts(experts, config, shared)
+
+
 class _Norm(nn.Module):
     """RMSNorm (Zhang and Sennrich 2019), in the family's kind."""
 
     def __init__(self, config: ModelConfig, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = config.norm_eps
+        self.eps = config.norms.eps
         self._normed: Callable[[Tensor, Tensor, float], Tensor] = NORMS[config.family.norm_kind]
 
     def forward(self, hidden: Tensor) -> Tensor:

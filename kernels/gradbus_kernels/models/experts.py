@@ -24,17 +24,26 @@ from gradbus_kernels.operators.linear.api import linear
 class MixtureOfExperts(nn.Module):
     """Router and experts. All weights are used in this module's forward, so whoever gathers weights gathers all of them for it."""
 
-    def __init__(self, experts: ExpertsConfig, config: ModelConfig) -> None:
+    def __init__(self, experts: ExpertsConfig, config: ModelConfig, shared: nn.Module | None) -> None:
+        """`shared` is the part that every token goes to."""
         super().__init__()
         self._router, self._matrices = experts.family.router, experts.family.matrices
         self.add_module(self._router, _Matrix(experts.count, config.hidden_size))
         self.experts = nn.ModuleList(_Expert(self._matrices, config.hidden_size, experts.width) for _ in range(experts.count))
-        self._routing = Routing(experts)
+        self.routing = Routing(experts)
+        """Chooses; has no parameters."""
+        self._logits = _product_in_float32 if self.routing.in_float32 else linear
+        self.shared_experts = shared
         self._gated: Callable[[Tensor], Tensor] = GATED[config.family.activation[1]]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[N, H]` to `[N, H]`. Shares multiply and add up in float32 at least."""
-        chosen, shares = self._routing(linear(hidden, getattr(self, self._router).weight))
+        """`[N, H]` to `[N, H]`."""
+        mixed = self._mixed(hidden)
+        return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
+
+    def _mixed(self, hidden: Tensor) -> Tensor:
+        """The outputs of each token's experts, multiplied by their shares and added up in float32 at least."""
+        chosen, shares = self.routing(self._logits(hidden, getattr(self, self._router).weight))
         order = chosen.flatten().argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
@@ -43,6 +52,11 @@ class MixtureOfExperts(nn.Module):
         gate_up = torch.cat((_grouped(inputs, counts, gates), _grouped(inputs, counts, ups)), dim=-1)
         outputs = _rows(_grouped(self._gated(gate_up), counts, downs), places, order, 1).view(*chosen.shape, -1)
         return (outputs * shares[..., None]).sum(1).to(hidden.dtype)
+
+
+def _product_in_float32(inputs: Tensor, weight: Tensor) -> Tensor:
+    wide = torch.promote_types(inputs.dtype, torch.float32)
+    return linear(inputs.to(wide), weight.to(wide))
 
 
 class _Expert(nn.Module):

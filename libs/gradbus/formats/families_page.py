@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gradbus.formats.frozen import FROZEN_PREFIXES
+from gradbus.formats.frozen import CORRECTION, FROZEN_PREFIXES
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily
 
 _CONTRACT: Final = "tests/contract/test_model_families.py"
@@ -36,7 +36,7 @@ tenfold and more.
 """
 _AFTER: Final = f"""
 - *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
-  there, nor a part of each head that is turned as halves (Phi-4-mini); such a model is refused when the engine opens it.
+  there; such a model is refused when the engine opens it.
 - *trainer*: plain torch, in float32 and with `trainer.dtype = "bf16"`; *LoRA* with `[trainer.lora]`. Families with fused matrices have
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
@@ -46,12 +46,13 @@ _AFTER: Final = f"""
   expert that any row needs for all rows, so that no row's bits depend on the others. It is correct and slow. With DeepSpeed a layer's
   experts are gathered together. `trainer.lora.target_modules` may name attention layers only. `batch_invariant` is refused: the trainer's
   groups of tokens and the engine's rows are products of different shapes.
-- *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window is refused.
+- *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window, or that turns a part of each head, is refused.
 - *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Tests run SGLang with Qwen2 models only; for any
   family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a family's names fails loudly.
 
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
-{", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}.
+{", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}. So are layers after the decoder's that predict
+further tokens (with an `eh_proj`), and the `{CORRECTION}` of routers, which trainer and torch engine read from the model's folder.
 
 Not computed: softcaps (Gemma 2), longrope (Phi-4-mini, Phi-3 with 128k), MLA, gated delta nets, Mamba layers and images.
 """
@@ -100,7 +101,9 @@ def _differences(family: ModelFamily) -> list[str]:
         "multipliers of embeddings, scores and more": family.multipliers != "none",
         f"`{family.activation[1]}`": family.activation[1] != "silu",
         "experts": family.experts is not None,
-        "dense layers among those with experts": family.experts is not None and family.experts.has_dense_layers,
+        "shared experts": family.experts is not None and family.experts.shared,
+        "sigmoid router with a correction, groups": family.experts is not None and family.experts.grouped,
+        "dense layers among those with experts": family.experts is not None and family.experts.dense_layers != "none",
         "fused queries, keys and values": "qkv_proj" in fused,
         "fused gates and ups": "gate_up_proj" in fused,
     }

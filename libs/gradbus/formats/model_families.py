@@ -53,8 +53,12 @@ class ExpertFamily:
     """Name of the router in that module."""
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's matrices: of gates, of ups, and the one that leads back."""
-    has_dense_layers: bool = False
-    """Whether `decoder_sparse_step` and `mlp_only_layers` count."""
+    dense_layers: Literal["none", "listed", "first"] = "none"
+    """Which layers have no experts: none, those of `mlp_only_layers` and `decoder_sparse_step`, or the first `first_k_dense_replace`."""
+    shared: bool = False
+    """Whether beside the chosen experts there are some for all tokens, `n_shared_experts`."""
+    grouped: bool = False
+    """Whether experts are chosen in the best `topk_group` of `n_group` groups, and shares are multiplied by `routed_scaling_factor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class ModelFamily:
     """Which layers have a sliding window: none, those that `use_sliding_window` switches on, all if a size is stated, all but every nth."""
     qk_norm: QkNorm | None = None
     """RMSNorm of queries and keys before they are rotated: of each head, with one weight for all heads; of all heads together; or none."""
+    has_qk_norm: Stated = True
+    """Whether a model of a family with norms of queries and keys has them."""
     norm_kind: NormKind = "llama"
     """How RMSNorm takes its weight: after the cast from float32; before it; before it, as 1 + weight."""
     norms: tuple[tuple[str, NormPlace], ...] = (("input_layernorm", "before_attention"), ("post_attention_layernorm", "before_mlp"))
@@ -198,7 +204,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias="attention_bias",
             mlp_bias=False,
             qk_norm="head",
-            experts=ExpertFamily("softmax", "norm_topk_prob", "moe_intermediate_size", has_dense_layers=True),
+            experts=ExpertFamily("softmax", "norm_topk_prob", "moe_intermediate_size", dense_layers="listed"),
             capabilities=_WITHOUT_INVARIANT,
             defaults={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
             not_computed=("use_sliding_window",),
@@ -267,6 +273,27 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             linear_layers=("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),
             capabilities=_WITHOUT_INVARIANT,
             defaults={"rms_norm_eps": 1e-5},
+        ),
+        ModelFamily(
+            *("glm4_moe", "Glm4MoeForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias=False,
+            mlp_bias=False,
+            qk_norm="head",
+            has_qk_norm="use_qk_norm",
+            has_partial_rope=True,
+            experts=ExpertFamily("sigmoid", "norm_topk_prob", "moe_intermediate_size", dense_layers="first", shared=True, grouped=True),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={
+                "partial_rotary_factor": 0.5,
+                "rms_norm_eps": 1e-5,
+                "norm_topk_prob": True,
+                "first_k_dense_replace": 1,
+                "n_routed_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1408,
+                "n_shared_experts": 1,
+            },
         ),
         ModelFamily(
             *("glm4", "Glm4ForCausalLM"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import INDEX, weight_files, weight_map
-from gradbus.formats.model_config import ModelConfig, redundant_shapes, tensor_shapes
+from gradbus.formats.model_config import ModelConfig, correction_shapes, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
 
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -30,6 +30,7 @@ def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
     """The plan of names. Raises ModelError unless the weights are exactly the tensors of a model with `config`, in floating point.
 
     Beside them there may be frozen tensors, and what older folders store and no forward reads (`redundant_shapes`).
+    What routers add to their scores (`correction_shapes`) is frozen, and needed.
     """
     files = weight_files(folder)
     found = read_headers([folder / name for name in files])
@@ -37,10 +38,15 @@ def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
         _check_index(folder, found)
     redundant = redundant_shapes(config)
     needed = tensor_shapes(config)
-    frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
+    frozen = {name: found[name] for name in sorted(frozen_names(found))}
     read = {name: tensor for name, tensor in found.items() if name not in frozen}
+    corrections = correction_shapes(config)
+    check_tensors({name: frozen[name] for name in frozen.keys() & corrections.keys()}, corrections)
     check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
-    refuse_tensors({name for name, tensor in read.items() if tensor.dtype not in _DTYPES}, "are quantised or no floating-point numbers")
+    refuse_tensors(
+        {name for name, tensor in (read | {name: frozen[name] for name in corrections}).items() if tensor.dtype not in _DTYPES},
+        "are quantised or no floating-point numbers",
+    )
     return NamePlan({name: found[name] for name in needed}, frozen)
 
 

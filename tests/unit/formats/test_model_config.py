@@ -49,7 +49,7 @@ def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_pa
 
 def test_what_is_not_said_has_the_usual_value(shape_of):
     shape = shape_of(num_key_value_heads=None, head_dim=None)
-    assert (shape.kv_heads, shape.head_dim, shape.norm_eps, shape.tied) == (4, 8, 1e-6, False)
+    assert (shape.kv_heads, shape.head_dim, shape.norms.eps, shape.tied) == (4, 8, 1e-6, False)
     assert shape.ropes == (RopeConfig(10_000.0, "default", {}),) * 4
     assert shape.windows == (None,) * 4
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gradbus_kernels.models.routing import Routing
 from gradbus_rollout.engines.torch.arithmetic import Arithmetic
-from gradbus_rollout.engines.torch.weights import ExpertWeights
+from gradbus_rollout.engines.torch.weights import ExpertWeights, UnitWeights
 
 
 class Mixture:
@@ -20,18 +19,21 @@ class Mixture:
 
     def __init__(self, experts: ExpertWeights, arithmetic: Arithmetic, gated: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._experts = experts
-        self._routing = Routing(experts.config)
         self._arithmetic = arithmetic
         self._gated = gated
 
     def __call__(self, normed: Tensor) -> Tensor:
         """Of rows `[N, H]`, the outputs of the experts chosen for each, added up in float32 in the experts' order, `[N, H]`."""
-        multiply, experts = self._arithmetic.multiply, self._experts
-        chosen, shares = self._routing(multiply(normed, experts.router)[:, : len(experts.units)])
+        experts = self._experts
+        logits = self._arithmetic.multiply(normed.to(experts.router.dtype), experts.router)
+        chosen, shares = experts.routing(logits[:, : len(experts.units)])
         of_expert = shares.new_zeros(len(normed), len(experts.units)).scatter_(1, chosen, shares).t().contiguous()
         total = shares.new_zeros(normed.shape)
         for expert in chosen.flatten().bincount().nonzero()[:, 0].tolist():
-            unit = experts.units[expert]
-            gate, up = multiply(normed, unit.gate_up).chunk(2, dim=-1)
-            total.addcmul_(multiply(self._gated(gate, up), unit.down).to(total.dtype), of_expert[expert, :, None])
-        return total.to(normed.dtype)
+            total.addcmul_(self._unit(normed, experts.units[expert]).to(total.dtype), of_expert[expert, :, None])
+        mixed = total.to(normed.dtype)
+        return mixed if experts.shared is None else mixed.add_(self._unit(normed, experts.shared))
+
+    def _unit(self, normed: Tensor, unit: UnitWeights) -> Tensor:
+        gate, up = self._arithmetic.multiply(normed, unit.gate_up).chunk(2, dim=-1)
+        return self._arithmetic.multiply(self._gated(gate, up), unit.down)

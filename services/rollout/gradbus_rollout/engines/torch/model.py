@@ -37,7 +37,7 @@ class DecoderModel:
         self._parts = FamilyParts(config)
         self._tables = [like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim) for _ in self._parts.ropes]
         self._buffers: dict[torch.Size, Buffers] = {}
-        self._norm_heads = self._normed_heads if config.family.qk_norm else _nothing
+        self._norm_heads = self._normed_heads if config.norms.qk else _nothing
         self._feed_forwards = [
             partial(self._mix, Mixture(layer.experts, self._arithmetic, self._parts.gated)) if layer.experts else self._feed_forward
             for layer in self.weights.layers

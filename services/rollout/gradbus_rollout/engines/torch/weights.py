@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
-from gradbus.formats.expert_config import ExpertsConfig
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.expert_config import SHARED, ExpertsConfig
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
+from gradbus_kernels.models.files import stored_corrections
+from gradbus_kernels.models.routing import Routing
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import weights_digest
 
@@ -41,17 +43,21 @@ class ExpertWeights:
 
     def __init__(self, experts: ExpertsConfig, hidden: int, like: Tensor) -> None:
         self.config = experts
+        self.routing = Routing(experts)
         # A BLAS may sum a row of a narrow product in an order that depends on its place.
-        self.router = _matrix(like, hidden, -(-experts.count // WIDTH) * WIDTH).zero_()
+        columns = -(-experts.count // WIDTH) * WIDTH
+        self.router = _matrix(like.float() if self.routing.in_float32 else like, hidden, columns).zero_()
         self.units = [UnitWeights(like, hidden, experts.width) for _ in range(experts.count)]
+        self.shared = UnitWeights(like, hidden, experts.shared_width) if experts.shared_width else None
 
     def named(self) -> dict[str, Views]:
         """Views of all tensors by their names in a decoder layer."""
         family = self.config.family
         names: dict[str, Views] = {f"{family.block}.{family.router}.weight": (self.router.t()[: self.config.count],)}
-        for expert, unit in enumerate(self.units):
+        owners = {f"experts.{expert}": unit for expert, unit in enumerate(self.units)} | ({SHARED: self.shared} if self.shared else {})
+        for owner, unit in owners.items():
             named = unit.named(*family.matrices)
-            names |= {f"{family.block}.experts.{expert}.{name}.weight": views for name, views in named.items()}
+            names |= {f"{family.block}.{owner}.{name}.weight": views for name, views in named.items()}
         return names
 
 
@@ -64,6 +70,8 @@ class LayerWeights:
 
     def __init__(self, config: ModelConfig, like: Tensor, number: int) -> None:
         self._config = config
+        rope = config.ropes[number]
+        self._turned = int(config.head_dim * rope.partial) if rope else config.head_dim
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.norms = {place: like.new_empty(config.hidden_size) for _, place in config.family.norms}
         self.qkv = _matrix(like, config.hidden_size, query + 2 * key)
@@ -82,7 +90,7 @@ class LayerWeights:
         if self.qkv_bias is not None:
             names |= self._named_qkv("bias", self.qkv_bias)
         for name, norm in zip(("q_norm", "k_norm"), self.qk_norms, strict=False):
-            names[f"self_attn.{name}.weight"] = (self._stored_order(norm),)
+            names[f"self_attn.{name}.weight"] = self._stored_order(norm)
         names["self_attn.o_proj.weight"] = (self.out.t(),)
         if self.experts is None:
             unit = self.unit.named("gate_proj", "up_proj", "down_proj")
@@ -95,15 +103,22 @@ class LayerWeights:
 
     def _named_qkv(self, kind: str, fused: Tensor) -> dict[str, Views]:
         query, key, value = torch.split(fused, self._qkv_sizes)
-        parts = self._stored_order(query), self._stored_order(key), value
-        names = {f"self_attn.{name}_proj.{kind}": (part,) for name, part in zip("qkv", parts, strict=True)}
-        return {**names, f"self_attn.qkv_proj.{kind}": parts}
+        parts: tuple[Views, ...] = (self._stored_order(query), self._stored_order(key), (value,))
+        names = {f"self_attn.{name}_proj.{kind}": part for name, part in zip("qkv", parts, strict=True)}
+        return {**names, f"self_attn.qkv_proj.{kind}": tuple(view for part in parts for view in part)}
 
-    def _stored_order(self, rows: Tensor) -> Tensor:
-        """A view of rows, which are kept as neighbouring pairs for `rotate`, in a state dict's order: often first halves, then second."""
+    def _stored_order(self, rows: Tensor) -> Views:
+        """Views of rows, which are kept as neighbouring pairs for `rotate`, in a state dict's order: often first halves, then second."""
         if self._config.family.rope_pairs == "neighbours":
-            return rows
-        return rows.view(-1, self._config.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
+            return (rows,)
+        if self._turned == self._config.head_dim:
+            return (self._halves_first(rows, self._turned),)
+        heads = torch.split(rows, self._config.head_dim)
+        parts = ((self._halves_first(head[: self._turned], self._turned), head[self._turned :]) for head in heads)
+        return tuple(view for part in parts for view in part)
+
+    def _halves_first(self, rows: Tensor, size: int) -> Tensor:
+        return rows.view(-1, size // 2, 2, *rows.shape[1:]).transpose(1, 2)
 
 
 class ModelWeights:
@@ -139,6 +154,13 @@ class ModelWeights:
                 self._dtypes[name] = tensor.dtype
                 missing.discard(name)
         refuse_tensors(missing, "are missing from the weights")
+
+    def correct(self, folder: Path) -> None:
+        """Gives routers what they add to their scores: no version changes it, so it comes from the model's folder. Raises ModelError."""
+        routings = {f"model.layers.{n}": layer.experts.routing for n, layer in enumerate(self.layers) if layer.experts}
+        for name, tensor in stored_corrections(folder) if any(routing.is_corrected for routing in routings.values()) else ():
+            if routing := routings.get(".".join(name.split(".")[:3])):
+                routing.correction = tensor.to(self.embedding.device, torch.float32)
 
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
@@ -177,7 +199,8 @@ def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> 
     """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
     found: dict[str, Tensor] = {}
     for file in files:
-        tensors = {name: tensor for name, tensor in _load(file).items() if not is_frozen(name)}
+        loaded = _load(file)
+        tensors = {name: loaded[name] for name in loaded.keys() - frozen_names(loaded)}
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
     check_tensors(found, shapes)
