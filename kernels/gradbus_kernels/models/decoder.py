@@ -19,8 +19,8 @@ from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
-from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
-from gradbus_kernels.operators.decoder_layer.rotary import Rotation
+from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention, prefix_shared_attention_with_sinks
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
 
@@ -116,13 +116,21 @@ class _Attention(nn.Module):
             self.q_norm, self.k_norm = (_Norm(config, size) for size in config.qk_norm_sizes)
             self._normed = self._normed_heads if config.norms.qk == "head" else self._normed_width
         self._turn = turn_of(config, number)
+        self._attended = self._without_sinks
+        if config.family.has_sinks:
+            self.sinks = nn.Parameter(torch.empty(config.heads))
+            self._attended = self._with_sinks
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         qkv = _side_by_side([getattr(self, name) for name in self._inputs], hidden).view(len(hidden), -1, self.head_dim)
-        query, key, value = self._turn(self._normed(qkv), rotation, self.key_heads)
-        attended = prefix_shared_attention(query, key, value, layout, self.scale, self.window)
-        out: Tensor = self.o_proj(attended.flatten(1))
+        out: Tensor = self.o_proj(self._attended(self._turn(self._normed(qkv), rotation, self.key_heads), layout).flatten(1))
         return out
+
+    def _without_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:
+        return prefix_shared_attention(*turned, layout, self.scale, self.window)
+
+    def _with_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:
+        return prefix_shared_attention_with_sinks(*turned, self.sinks, layout, self.window)
 
     def _normed_heads(self, qkv: Tensor) -> Tensor:
         """Queries and keys, each head normalised, then the values."""

@@ -25,7 +25,9 @@ class Routing:
         """Whether there is such a correction, and the logits are a product in float32; else they are one in the weights' dtype."""
         self._scores = _SCORES[experts.family.scores]
         self._ranked = self._of_best_groups if experts.family.scores == "sigmoid" else _unchanged
-        self._shared_out = _divided_by_sum if experts.renormalised else _unchanged
+        self._shared_out = (
+            _softmax if experts.family.scores == "softmax_of_chosen" else _divided_by_sum if experts.renormalised else _unchanged
+        )
 
     def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Of logits `[N, E]`: the experts of each token, int64 `[N, k]`, and their shares, `[N, k]`.
@@ -57,4 +59,4 @@ def _softmax(logits: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
-_SCORES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
+_SCORES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"softmax": _softmax, "sigmoid": torch.sigmoid, "softmax_of_chosen": _unchanged}

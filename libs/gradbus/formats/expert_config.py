@@ -43,6 +43,10 @@ class ExpertsConfig:
     groups: int = 1
     """Neighbouring experts are in one of so many groups, and a token's are chosen in the best `chosen_groups` of them."""
     chosen_groups: int = 1
+    limit: float = 0.0
+    """To which fused experts clamp gates and ups."""
+    slope: float = 0.0
+    """Of the sigmoid in their activation."""
     factor: float = 1.0
     """Of the shares, after they are divided."""
 
@@ -52,7 +56,7 @@ def read_experts(fields: Mapping[str, Any], family: ExpertFamily, layers: int) -
     name = next((name for name in _COUNTS if fields.get(name) is not None), _COUNTS[-1])
     count = positive(fields, name, _MAX_EXPERTS)
     with_experts = frozenset(_layers_with_experts(fields, family, layers))
-    if len(with_experts) * count * len(family.matrices) > MAX_TENSORS:
+    if not family.fused and len(with_experts) * count * len(family.matrices) > MAX_TENSORS:
         raise ModelError(f"config.json asks for {count} experts in {len(with_experts)} layers, more than are taken; choose a smaller model")
     width = positive(fields, family.width, _MAX_INTERMEDIATE)
     shared = positive(fields, "n_shared_experts", _MAX_EXPERTS) if family.shared else 0
@@ -65,6 +69,7 @@ def read_experts(fields: Mapping[str, Any], family: ExpertFamily, layers: int) -
         renormalised=stated_flag(family.renormalised, fields),
         shared_width=shared * width,
         **(_groups(fields, count) if family.grouped else {}),
+        **(_clamps(fields) if family.fused else {}),
     )
 
 
@@ -72,16 +77,38 @@ def expert_shapes(experts: ExpertsConfig, hidden: int) -> Iterator[tuple[str, tu
     """Name in a decoder layer, and shape, of each weight of its experts and their router."""
     family = experts.family
     yield f"{family.block}.{family.router}.weight", (experts.count, hidden)
+    if family.fused:
+        yield f"{family.block}.{family.router}.bias", (experts.count,)
+        yield from ((f"{family.block}.experts.{name}", shape) for name, shape in fused_shapes(experts, hidden).items())
+        return
     for expert in range(experts.count):
         yield from _unit_shapes(f"{family.block}.experts.{expert}", family, hidden, experts.width)
     if experts.shared_width:
         yield from _unit_shapes(f"{family.block}.{SHARED}", family, hidden, experts.shared_width)
 
 
+def fused_shapes(experts: ExpertsConfig, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Name to shape of the weights of all experts of a layer together, matrices as `[E, in, out]`."""
+    count, width = experts.count, experts.width
+    return {
+        "gate_up_proj": (count, hidden, 2 * width),
+        "gate_up_proj_bias": (count, 2 * width),
+        "down_proj": (count, width, hidden),
+        "down_proj_bias": (count, hidden),
+    }
+
+
 def _unit_shapes(owner: str, family: ExpertFamily, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     gate, up, down = family.matrices
     for name, shape in ((gate, (width, hidden)), (up, (width, hidden)), (down, (hidden, width))):
         yield f"{owner}.{name}.weight", shape
+
+
+def _clamps(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "limit": number(fields, "swiglu_limit", 7.0, most=_MAX_FACTOR),
+        "slope": number(fields, "swiglu_alpha", 1.702, most=_MAX_FACTOR),
+    }
 
 
 def _groups(fields: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -35,8 +35,8 @@ Faults planted in the decoder, such as norms after the rotation, a window off by
 tenfold and more.
 """
 _AFTER: Final = f"""
-- *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
-  there; such a model is refused when the engine opens it.
+- *torch engine*: the embedded engine samples it. No family's biases of the feed-forward part are computed there; such a
+  model is refused when the engine opens it.
 - *trainer*: plain torch, in float32 and with `trainer.dtype = "bf16"`; *LoRA* with `[trainer.lora]`. Families with fused matrices have
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
@@ -53,6 +53,10 @@ _AFTER: Final = f"""
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}. So are layers after the decoder's that predict
 further tokens (with an `eh_proj`), and the `{CORRECTION}` of routers, which trainer and torch engine read from the model's folder.
+
+Weights are floating-point numbers. A folder with quantised ones (MXFP4, FP8) is refused with what to do. Attention with sinks (gpt-oss) has
+no Triton kernel: on a GPU the reference runs, whose memory grows with the square of a micro-batch's tokens; `GRADBUS_KERNELS=triton` is
+refused.
 
 Not computed: softcaps (Gemma 2), longrope (Phi-4-mini, Phi-3 with 128k), MLA, gated delta nets, Mamba layers and images.
 """
@@ -101,6 +105,10 @@ def _differences(family: ModelFamily) -> list[str]:
         "multipliers of embeddings, scores and more": family.multipliers != "none",
         f"`{family.activation[1]}`": family.activation[1] != "silu",
         "experts": family.experts is not None,
+        "a sink in each head's softmax": family.has_sinks,
+        "biases of all matrices": family.experts is not None and family.experts.fused,
+        "clamped SwiGLU": family.experts is not None and family.experts.fused,
+        "softmax over the chosen experts alone": family.experts is not None and family.experts.scores == "softmax_of_chosen",
         "shared experts": family.experts is not None and family.experts.shared,
         "sigmoid router with a correction, groups": family.experts is not None and family.experts.grouped,
         "dense layers among those with experts": family.experts is not None and family.experts.dense_layers != "none",

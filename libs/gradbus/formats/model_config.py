@@ -106,18 +106,15 @@ class ModelConfig:
     @property
     def engine_lacks(self) -> tuple[str, ...]:
         """Features that the embedded engine does not compute."""
-        present = {
-            "attention_bias": self.biases.out,
-            "mlp_bias": self.biases.mlp,
-        }
-        return tuple(name for name, used in present.items() if used)
+        return ("mlp_bias",) if self.biases.mlp else ()
 
     @property
     def invariant_lacks(self) -> tuple[str, ...]:
         """Features that `numerics = "batch_invariant"` does not compute, in the trainer's `invariant_decoder` or in the engine."""
         windows = ("a sliding window",) if any(window is not None for window in self.windows) else ()
         parts = ("partial_rotary_factor",) if any(rope.partial != 1.0 for rope in self.ropes if rope) else ()
-        return (*windows, *parts, *self.engine_lacks)
+        biases = ("attention_bias",) if self.biases.out else ()
+        return (*windows, *parts, *biases, *self.engine_lacks)
 
     @property
     def attention_layers(self) -> tuple[LinearShape, ...]:
@@ -201,6 +198,8 @@ def correction_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _layer_shapes(config: ModelConfig, experts: ExpertsConfig | None) -> Iterator[tuple[str, Shape]]:
+    if config.family.has_sinks:
+        yield "self_attn.sinks", (config.heads,)
     for owner, layers in (("self_attn", config.attention_layers), ("mlp", () if experts else config.mlp_layers)):
         for name, rows, columns, biased in layers:
             yield f"{owner}.{name}.weight", (rows, columns)
@@ -313,9 +312,15 @@ def _check_token_ids(fields: Mapping[str, Any], name: str, vocabulary: int) -> N
 
 def _refuse_unsupported(fields: Mapping[str, Any], family: ModelFamily) -> None:
     name, computed = family.activation
+    if quantised := fields.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ModelError(
+            f"config.json says that the weights are quantised (quantization_config: {reprlib.repr(method)}), which are not trained; load "
+            "the model with transformers in bfloat16 (for mxfp4 with Mxfp4Config(dequantize=True)), save it with `save_pretrained`, and "
+            "give that folder"
+        )
     asked = {
         name: fields.get(name, computed) != computed,
-        "quantization_config": bool(fields.get("quantization_config")),
         **{name: fields.get(name) not in (None, False) for name in family.not_computed},
     }
     faults = [f"{name} = {reprlib.repr(fields.get(name))}" for name, wrong in asked.items() if wrong]

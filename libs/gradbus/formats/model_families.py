@@ -57,6 +57,8 @@ class ExpertFamily:
     """Which layers have no experts: none, those of `mlp_only_layers` and `decoder_sparse_step`, or the first `first_k_dense_replace`."""
     shared: bool = False
     """Whether beside the chosen experts there are some for all tokens, `n_shared_experts`."""
+    fused: bool = False
+    """Whether all experts of a layer are stored as one tensor a matrix, `[E, in, out]`, with biases, gates and ups in turn: as gpt-oss."""
     grouped: bool = False
     """Whether experts are chosen in the best `topk_group` of `n_group` groups, and shares are multiplied by `routed_scaling_factor`."""
 
@@ -88,6 +90,8 @@ class ModelFamily:
     """The field of config.json and the only value that is computed: silu, or gelu_pytorch_tanh."""
     multipliers: Multiplied = "none"
     """Factors of embeddings, residuals, scores and logits: none, stated in config.json, or those of Gemma."""
+    has_sinks: bool = False
+    """Whether each head has a logit of its own in the softmax of its attention."""
     has_layers_without_rope: bool = False
     """Whether `no_rope_layers` counts."""
     has_partial_rope: bool = False
@@ -155,6 +159,14 @@ def family_of_architecture(architecture: object) -> ModelFamily | None:
 
 
 _WITHOUT_INVARIANT: Final[frozenset[Capability]] = frozenset({"embedded_engine", "lora"})
+_GPT_OSS_ROPE: Final[Mapping[str, Any]] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _OLMO: Final[Mapping[str, Any]] = {
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
@@ -293,6 +305,29 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
                 "num_experts_per_tok": 8,
                 "moe_intermediate_size": 1408,
                 "n_shared_experts": 1,
+            },
+        ),
+        ModelFamily(
+            *("gpt_oss", "GptOssForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias=False,
+            windows="alternating",
+            norm_kind="float32",
+            has_sinks=True,
+            linear_layers=_ATTENTION_LAYERS,
+            experts=ExpertFamily("softmax_of_chosen", False, "intermediate_size", router="router", fused=True),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={
+                "attention_bias": True,
+                "head_dim": 64,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": _GPT_OSS_ROPE,
+                "rope_theta": 150_000.0,
+                "sliding_window": 128,
+                "sliding_window_pattern": 2,
             },
         ),
         ModelFamily(

@@ -76,7 +76,7 @@ OTHERS = sorted(
 
 
 def of_family(model_type: str) -> torch.nn.Module:
-    computed = {"attention_out_bias": False, "mlp_bias": False, "initializer_range": 0.2}
+    computed = {"mlp_bias": False, "initializer_range": 0.2}
     computed["partial_rotary_factor"] = 0.5 if model_type in {"glm4", "glm4_moe", "phi3"} else 1.0
     sizes = SIZES | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 12, "bos_token_id": 0, "pad_token_id": None}
     config = AutoConfig.for_model(model_type, **sizes | ODD[model_type] | computed)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import check_floats, require
 from gradbus_kernels.operators.base.dispatch import choose
-from gradbus_kernels.operators.prefix_shared_attention.cpu import attend_on_cpu
+from gradbus_kernels.operators.prefix_shared_attention.cpu import attend_on_cpu, attend_with_sinks_on_cpu
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
 _LARGEST_HEAD = 256
@@ -54,6 +54,36 @@ def prefix_shared_attention_reference(
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = torch.einsum("ihd,jhd->hij", query, key) * scale
     weights = scores.masked_fill(~layout.visible(window, query.device), float("-inf")).softmax(dim=-1)
+    return torch.einsum("hij,jhd->ihd", weights, value)
+
+
+def prefix_shared_attention_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, layout: PrefixLayout, window: int | None = None
+) -> Tensor:
+    """`prefix_shared_attention` with a logit for each head, `sinks` `[H]`, that every softmax of the head counts beside its keys.
+
+    A sink has no value, so a token may attend to nothing (Xiao et al. 2023, arXiv:2309.17453). There is no Triton kernel: on a GPU the
+    reference runs, which needs memory for `[H, N, N]`.
+    """
+    _check(query, key, value, layout, window)
+    check_floats("sinks", sinks, (query.shape[1],), query)
+    chosen = choose("prefix_shared_attention_with_sinks", query, ("reference", "cpu"))
+    if chosen == "reference":
+        return prefix_shared_attention_with_sinks_reference(query, key, value, sinks, layout, window)
+    query, key, value = (_dense(tensor) for tensor in (query, key, value))
+    return attend_with_sinks_on_cpu(query, key, value, sinks, AttentionRule(layout, query.shape[2] ** -0.5, window))
+
+
+def prefix_shared_attention_with_sinks_reference(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, layout: PrefixLayout, window: int | None = None
+) -> Tensor:
+    """The same by its definition."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = torch.einsum("ihd,jhd->hij", query, key) * query.shape[2] ** -0.5
+    scores = scores.masked_fill(~layout.visible(window, query.device), float("-inf"))
+    logits = sinks.to(scores.dtype)[:, None, None].expand(-1, len(query), 1)
+    weights = torch.cat((scores, logits), dim=-1).softmax(dim=-1)[..., :-1]
     return torch.einsum("hij,jhd->ihd", weights, value)
 
 

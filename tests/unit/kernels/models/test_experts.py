@@ -241,3 +241,53 @@ def test_a_folder_without_corrections_is_refused(config, glm_folder, tmp_path):
     save_file({name: tensor for name, tensor in glm_folder.items() if not name.endswith(CORRECTION)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=rf"2 tensors are missing .*model\.layers\.1\.mlp\.gate\.{CORRECTION}"):
         load_causal_lm(tmp_path)
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 5,
+    "num_experts": None,
+    "intermediate_size": 6,
+    "head_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "swiglu_limit": 0.7,
+}
+
+
+@pytest.fixture
+def fused(config):
+    torch.manual_seed(0)
+    made = MixtureOfExperts(config(**GPT_OSS).experts, config(**GPT_OSS), None)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.5)
+    return made
+
+
+def defined_fused(mixture, hidden):
+    """The output of fused experts by its definition, float64."""
+    whole = {name: parameter.double() for name, parameter in mixture.experts.named_parameters()}
+    found = []
+    for token in hidden.double():
+        logits, chosen = functional.linear(token, mixture.router.weight.double(), mixture.router.bias.double()).topk(2)
+        total = torch.zeros_like(token)
+        for share, expert in zip(logits.softmax(-1), chosen.tolist(), strict=True):
+            both = token @ whole["gate_up_proj"][expert] + whole["gate_up_proj_bias"][expert]
+            gate, up = both[::2].clamp(max=0.7), both[1::2].clamp(-0.7, 0.7)
+            gated = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            total = total + share * (gated @ whole["down_proj"][expert] + whole["down_proj_bias"][expert])
+        found.append(total)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_fused_experts_are_those_of_the_definition(fused, tokens):
+    hidden = torch.randn(tokens, 16, requires_grad=True)
+    found, expected = fused(hidden), defined_fused(fused, hidden)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    for ours, exact in zip(gradients(found, fused, hidden), gradients(expected, fused, hidden), strict=True):
+        torch.testing.assert_close(ours, exact, atol=2e-5, rtol=1e-5, check_dtype=False)
+
+
+def test_a_clamp_of_nothing_is_refused(config):
+    with pytest.raises(ModelError, match="misstates swiglu_limit"):
+        config(**GPT_OSS | {"swiglu_limit": 0.0})

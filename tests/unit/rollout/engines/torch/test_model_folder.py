@@ -71,7 +71,6 @@ def test_names_that_lead_elsewhere_are_refused(name):
     "fields",
     [
         {"hidden_act": "gelu"},
-        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True},
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True},
         {"rope_parameters": {"rope_type": "longrope"}},
         {"hidden_size": "x"},
@@ -81,6 +80,13 @@ def test_what_the_engine_does_not_compute_is_refused(model_folder, fields):
     change_config(model_folder, **fields)
     with pytest.raises(ModelError, match=r"choose (a|another) model|must be a whole number"):
         read_supported_config(model_folder)
+
+
+def test_biases_of_attention_are_computed_except_with_the_trainers_bits(model_folder):
+    change_config(model_folder, architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=True)
+    assert read_supported_config(model_folder).biases == (True, True, False)
+    with pytest.raises(ModelError, match="attention_bias, which the embedded engine does not compute with batch_invariant numerics"):
+        read_supported_config(model_folder, "batch_invariant")
 
 
 def test_windows_are_computed_except_with_the_trainers_bits(model_folder):
