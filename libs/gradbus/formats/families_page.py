@@ -54,9 +54,7 @@ Tensors beside the decoder's are carried along unchanged ([weights](weights.md#w
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}. So are layers after the decoder's that predict
 further tokens (with an `eh_proj`), and the `{CORRECTION}` of routers, which trainer and torch engine read from the model's folder.
 
-Weights are floating-point numbers. A folder with quantised ones (MXFP4, FP8) is refused with what to do. Attention with sinks (gpt-oss) has
-no Triton kernel: on a GPU the reference runs, whose memory grows with the square of a micro-batch's tokens; `GRADBUS_KERNELS=triton` is
-refused.
+Weights are floating-point numbers. A folder with quantised ones (MXFP4, FP8) is refused with what to do.
 
 Not computed: softcaps (Gemma 2), longrope (Phi-4-mini, Phi-3 with 128k), MLA, gated delta nets, Mamba layers and images.
 """

@@ -62,16 +62,20 @@ def prefix_shared_attention_with_sinks(
 ) -> Tensor:
     """`prefix_shared_attention` with a logit for each head, `sinks` `[H]`, that every softmax of the head counts beside its keys.
 
-    A sink has no value, so a token may attend to nothing (Xiao et al. 2023, arXiv:2309.17453). There is no Triton kernel: on a GPU the
-    reference runs, which needs memory for `[H, N, N]`.
+    A sink has no value, so a token may attend to nothing (Xiao et al. 2023, arXiv:2309.17453).
     """
     _check(query, key, value, layout, window)
     check_floats("sinks", sinks, (query.shape[1],), query)
-    chosen = choose("prefix_shared_attention_with_sinks", query, ("reference", "cpu"))
+    chosen = choose("prefix_shared_attention_with_sinks", query, ("reference", "cpu", "triton"))
     if chosen == "reference":
         return prefix_shared_attention_with_sinks_reference(query, key, value, sinks, layout, window)
     query, key, value = (_dense(tensor) for tensor in (query, key, value))
-    return attend_with_sinks_on_cpu(query, key, value, sinks, AttentionRule(layout, query.shape[2] ** -0.5, window))
+    rule = AttentionRule(layout, query.shape[2] ** -0.5, window)
+    if chosen == "cpu":
+        return attend_with_sinks_on_cpu(query, key, value, sinks, rule)
+    from gradbus_kernels.operators.prefix_shared_attention.triton import attend_with_sinks_on_gpu  # noqa: PLC0415 - needs Triton
+
+    return attend_with_sinks_on_gpu(query, key, value, sinks, rule)
 
 
 def prefix_shared_attention_with_sinks_reference(

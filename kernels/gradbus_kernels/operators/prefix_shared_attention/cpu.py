@@ -145,7 +145,7 @@ def _add_sinks(output: Tensor, sums: Tensor, of_sinks: Tensor, logits: Tensor, l
     for part in _own(layout):
         own, logs = part.of(output), part.of(sums)
         both = torch.logaddexp(logs, logits[None, :, None])
-        own.mul_((logs - both).exp_().unsqueeze(-1).to(own.dtype))
+        own.copy_(own * (logs - both).exp_().unsqueeze(-1))
         part.of(of_sinks).copy_((logits[None, :, None] - both).exp_().unsqueeze(-1))
         logs.copy_(both)
 
