@@ -17,7 +17,7 @@ from operators.rows import Comparison, Row, Work, compare
 from torch import Tensor
 from torch.nn import functional
 
-from gradbus.formats.model_config import Biases, ModelConfig, Multipliers
+from gradbus.formats.model_config import Biases, ModelConfig, Multipliers, Norms
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import Decoder
@@ -187,7 +187,7 @@ def decoder_shape(hidden: int, intermediate: int, heads: int, kv_heads: int, lay
     """Of the Qwen2 family, its vocabulary small."""
     return ModelConfig(
         family=MODEL_FAMILIES["qwen2"], vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, heads=heads,
-        kv_heads=kv_heads, head_dim=hidden // heads, norm_eps=1e-6, context_length=32_768, biases=Biases(True, False, False),
+        kv_heads=kv_heads, head_dim=hidden // heads, norms=Norms(1e-6, None), context_length=32_768, biases=Biases(True, False, False),
         tied=True, multipliers=Multipliers(1.0, 1.0, (hidden // heads) ** -0.5, 1.0),
         ropes=(RopeConfig(theta=1e6, kind="default", scaling={}),) * layers, windows=(None,) * layers,
     )  # fmt: skip

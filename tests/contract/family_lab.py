@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from gradbus.formats.frozen import CORRECTION, frozen_names
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
@@ -43,6 +43,8 @@ SIZES: Final[Mapping[str, object]] = {
 """All heads together are wider than the hidden state, and there are fewer key heads than query heads."""
 _LOCAL_FIRST: Final = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _EXPERTS: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
+_YARN: Final = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "truncate": False, "original_max_position_embeddings": 32}
+_GLM_EXPERTS: Final = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.5}
 
 FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "llama": {"mlp_bias": True, "attention_bias": True},
@@ -83,11 +85,15 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
         },
     },
     "glm4": {},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6, "swiglu_limit": 0.5, "rope_parameters": _YARN},
+    "glm4_moe": _GLM_EXPERTS | {"use_qk_norm": True, "attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
 }
 """By `model_type`, what the odd model of a family has beside SIZES. To add a family to the contract, add a line."""
 PLAIN: Final[Mapping[str, Mapping[str, object]]] = {
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": _GLM_EXPERTS | {"norm_topk_prob": False, "first_k_dense_replace": 0},
     "qwen3_moe": _EXPERTS | {"norm_topk_prob": False},
     "granite": {"attention_multiplier": 0.2, "logits_scaling": 2.0},
 }
@@ -108,8 +114,11 @@ def make_model(model_type: str, **changes: object) -> PreTrainedModel:
     config = AutoConfig.for_model(model_type, **copy.deepcopy({**SIZES, **changes}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
-        if name.endswith(("bias", "norm.weight")):
+        if name.endswith(("bias", "norm.weight", "sinks")):
             torch.nn.init.normal_(parameter, float(parameter.mean()), 0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith(CORRECTION):
+            torch.nn.init.normal_(buffer, 0.0, 0.1)
     return model
 
 
@@ -154,7 +163,13 @@ def stored(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor]) -> d
         for parameter, tensor in zip(twin.parameters(), tensors, strict=True):
             parameter.copy_(tensor)
     twin.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
+    return trained(folder)
+
+
+def trained(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder that runs train."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name not in frozen_names(tensors)}
 
 
 @dataclass(frozen=True)
@@ -260,11 +275,11 @@ def _scores_bounded_before_the_scale(model: CausalLM) -> None:
 def _bounds_swapped(model: CausalLM) -> None:
     multipliers = model.config.multipliers
     swapped = multipliers._replace(scores_softcap=multipliers.logits_softcap, logits_softcap=multipliers.scores_softcap)
-    model.config = dataclasses.replace(model.config, multipliers=swapped)
+    model.config = replace(model.config, multipliers=swapped)
 
 
 def _logits_unbounded(model: CausalLM) -> None:
-    model.config = dataclasses.replace(model.config, multipliers=model.config.multipliers._replace(logits_softcap=0.0))
+    model.config = replace(model.config, multipliers=model.config.multipliers._replace(logits_softcap=0.0))
 
 
 def _temperature_before_the_bound(model: CausalLM) -> None:
@@ -273,7 +288,7 @@ def _temperature_before_the_bound(model: CausalLM) -> None:
 
 
 def _frequencies_without_factors(model: CausalLM) -> None:
-    rope = dataclasses.replace(model.config.ropes[0], kind="default", factors=())
+    rope = replace(model.config.ropes[0], kind="default", factors=())
     rotations = model.model._rotations
     rotations._kinds = [(inverse_frequencies(rope, model.config.head_dim), factor) for _, factor in rotations._kinds]
 
@@ -301,23 +316,66 @@ def _mixtures(model: CausalLM) -> list[MixtureOfExperts]:
 
 def _experts_rotated(model: CausalLM) -> None:
     for mixture in _mixtures(model):
-        mixture.experts = torch.nn.ModuleList([*mixture.experts[1:], mixture.experts[0]])
+        mixture.experts._modules = dict(enumerate([*list(mixture.experts)[1:], mixture.experts[0]]))
 
 
 def _gates_and_ups_of_experts_swapped(model: CausalLM) -> None:
     for mixture in _mixtures(model):
-        gate, up, down = mixture._matrices
-        mixture._matrices = up, gate, down
+        gate, up, down = mixture.experts._matrices
+        mixture.experts._matrices = up, gate, down
 
 
 def _shares_as_they_are(model: CausalLM) -> None:
     for mixture in _mixtures(model):
-        mixture._routing._shared_out = lambda shares: shares
+        mixture.routing._shared_out = lambda shares: shares
 
 
 def _one_expert_fewer(model: CausalLM) -> None:
     for mixture in _mixtures(model):
-        mixture._routing._chosen -= 1
+        mixture.routing._experts = replace(mixture.routing._experts, chosen=mixture.routing._experts.chosen - 1)
+
+
+def _uncorrected(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.routing.correction = None
+
+
+def _corrected_shares(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        scores, correction = mixture.routing._scores, mixture.routing.correction
+        mixture.routing._scores = lambda logits, scores=scores, correction=correction: scores(logits) + correction
+        mixture.routing.correction = None
+
+
+def _no_groups(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.routing._experts = replace(mixture.routing._experts, groups=1, chosen_groups=1)
+
+
+def _ignored_sinks(model: CausalLM) -> None:
+    for attention in _attentions(model):
+        attention._attended = attention._without_sinks
+
+
+def _gates_in_the_first_half(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        gated = mixture.experts._gated
+        mixture.experts._gated = lambda rows, gated=gated: gated(rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
+
+
+def _unclamped(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.experts._gated.keywords["limit"] = 1e4
+
+
+def _softmax_before_the_choice(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.routing._scores, mixture.routing._shared_out = lambda logits: logits.softmax(-1), lambda shares: shares
+
+
+def _not_shared(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.shared_experts = None
 
 
 FAULTS: Final[Mapping[str, Fault]] = {
@@ -352,6 +410,14 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "gates and ups of experts are swapped": Fault("mixtral", _gates_and_ups_of_experts_swapped),
     "shares are not renormalised": Fault("qwen3_moe", _shares_as_they_are),
     "a token has an expert fewer": Fault("qwen3_moe", _one_expert_fewer),
+    "sinks are ignored": Fault("gpt_oss", _ignored_sinks),
+    "gates are the first half": Fault("gpt_oss", _gates_in_the_first_half),
+    "gates and ups are not clamped": Fault("gpt_oss", _unclamped),
+    "the softmax comes before the choice": Fault("gpt_oss", _softmax_before_the_choice),
+    "scores are not corrected": Fault("glm4_moe", _uncorrected),
+    "shares are corrected too": Fault("glm4_moe", _corrected_shares),
+    "experts are chosen in all groups": Fault("glm4_moe", _no_groups),
+    "shared experts are left out": Fault("glm4_moe", _not_shared),
     "silu stands in for gelu": Fault("gemma3_text", _silu_for_gelu),
 }
 """What the contract must find, by far more than its bound."""

@@ -15,7 +15,8 @@ from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import check_stored, parts, stored_tensors
+from gradbus_kernels.models.experts import MixtureOfExperts
+from gradbus_kernels.models.files import check_stored, parts, stored_corrections, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.packing import TokenSequence
@@ -40,7 +41,7 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
             return _load_by_transformers(folder, family, dtype, device)
         model = empty_causal_lm(folder, dtype).to_empty(device=device)
         _fill(model, folder)
-        return model
+        return correct_routers(model, folder, torch.device(device))
 
 
 def empty_causal_lm(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
@@ -70,6 +71,16 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
     if _HEAD in tied and not _equal(tied[_HEAD], tied[embedding], dtype):
         raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+
+
+def correct_routers(model: CausalLM, folder: Path, device: torch.device) -> CausalLM:
+    """The same model, whose routers have what they add to their scores, in float32 for any dtype of the model. Raises ModelError."""
+    routings = {name: module.routing for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
+    for name, tensor in stored_corrections(folder) if any(routing.is_corrected for routing in routings.values()) else ():
+        if routing := routings.get(name.rsplit(".", 2)[0]):
+            check_stored(name, tensor, tensor.shape)
+            routing.correction = tensor.to(device, torch.float32)
+    return model
 
 
 def _load_by_transformers(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> LanguageModel:

@@ -6,12 +6,14 @@ It computes the same operations as transformers' classes, without importing them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gradbus.formats.expert_config import ExpertsConfig
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.embedding import Embedding
@@ -19,8 +21,14 @@ from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
 from gradbus_kernels.models.packing import TokenSequence, pack
-from gradbus_kernels.operators import PackedGroups, PrefixLayout, Softcapped, prefix_shared_attention
-from gradbus_kernels.operators.decoder_layer.rotary import Rotation
+from gradbus_kernels.operators import (
+    PackedGroups,
+    PrefixLayout,
+    Softcapped,
+    prefix_shared_attention,
+    prefix_shared_attention_with_sinks,
+)
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
 
@@ -94,7 +102,7 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(config, number)
         experts = config.experts_of(number)
         self._feed_forward = experts.family.block if experts else "mlp"
-        self.add_module(self._feed_forward, MixtureOfExperts(experts, config) if experts else _FeedForward(config))
+        self.add_module(self._feed_forward, _mixture(experts, config) if experts else _FeedForward(config))
         for name, _ in config.family.norms:
             self.add_module(name, _Norm(config, config.hidden_size))
         places = {place: getattr(self, name) for name, place in config.family.norms}
@@ -121,17 +129,25 @@ class _Attention(nn.Module):
         self.o_proj: nn.Module
         self._inputs = [layer.name for layer in config.attention_layers if layer.name != "o_proj"]
         self._normed: Callable[[Tensor], Tensor] = _unchanged
-        if config.family.qk_norm:
+        if config.norms.qk:
             self.q_norm, self.k_norm = (_Norm(config, size) for size in config.qk_norm_sizes)
-            self._normed = self._normed_heads if config.family.qk_norm == "head" else self._normed_width
+            self._normed = self._normed_heads if config.norms.qk == "head" else self._normed_width
         self._turn = turn_of(config, number)
+        self._attended = self._without_sinks
+        if config.family.has_sinks:
+            self.sinks = nn.Parameter(torch.empty(config.heads))
+            self._attended = self._with_sinks
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         qkv = _side_by_side([getattr(self, name) for name in self._inputs], hidden).view(len(hidden), -1, self.head_dim)
-        query, key, value = self._turn(self._normed(qkv), rotation, self.key_heads)
-        attended = prefix_shared_attention(query, key, value, layout, self.scale, self.window)
-        out: Tensor = self.o_proj(attended.flatten(1))
+        out: Tensor = self.o_proj(self._attended(self._turn(self._normed(qkv), rotation, self.key_heads), layout).flatten(1))
         return out
+
+    def _without_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:
+        return prefix_shared_attention(*turned, layout, self.scale, self.window)
+
+    def _with_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:
+        return prefix_shared_attention_with_sinks(*turned, self.sinks, layout, self.window)
 
     def _normed_heads(self, qkv: Tensor) -> Tensor:
         """Queries and keys, each head normalised, then the values."""
@@ -165,13 +181,19 @@ class _FeedForward(nn.Module):
         return down
 
 
+def _mixture(experts: ExpertsConfig, config: ModelConfig) -> MixtureOfExperts:
+    """The experts of a layer, and beside them what every token goes to: a feed-forward part of another width."""
+    shared = _FeedForward(replace(config, intermediate_size=experts.shared_width)) if experts.shared_width else None
+    return MixtureOfExperts(experts, config, shared)
+
+
 class _Norm(nn.Module):
     """RMSNorm (Zhang and Sennrich 2019), in the family's kind."""
 
     def __init__(self, config: ModelConfig, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = config.norm_eps
+        self.eps = config.norms.eps
         self._normed: Callable[[Tensor, Tensor, float], Tensor] = NORMS[config.family.norm_kind]
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ anything is computed: a token's outputs are added up by rank, and the gradients 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gradbus.formats.expert_config import ExpertsConfig
+from gradbus.formats.expert_config import ExpertsConfig, fused_shapes
 from gradbus.formats.model_config import ModelConfig
-from gradbus_kernels.models.layer_parts import GATED
+from gradbus_kernels.models.layer_parts import GATED, clamped_swiglu
 from gradbus_kernels.models.routing import Routing
 from gradbus_kernels.operators.linear.api import linear
 
@@ -24,25 +25,72 @@ from gradbus_kernels.operators.linear.api import linear
 class MixtureOfExperts(nn.Module):
     """Router and experts. All weights are used in this module's forward, so whoever gathers weights gathers all of them for it."""
 
-    def __init__(self, experts: ExpertsConfig, config: ModelConfig) -> None:
+    def __init__(self, experts: ExpertsConfig, config: ModelConfig, shared: nn.Module | None) -> None:
+        """`shared` is the part that every token goes to."""
         super().__init__()
-        self._router, self._matrices = experts.family.router, experts.family.matrices
-        self.add_module(self._router, _Matrix(experts.count, config.hidden_size))
-        self.experts = nn.ModuleList(_Expert(self._matrices, config.hidden_size, experts.width) for _ in range(experts.count))
-        self._routing = Routing(experts)
-        self._gated: Callable[[Tensor], Tensor] = GATED[config.family.activation[1]]
+        fused = experts.family.fused
+        self._router = experts.family.router
+        self.add_module(self._router, _Matrix(experts.count, config.hidden_size, biased=fused))
+        self.experts = _FusedExperts(experts, config) if fused else _Experts(experts, config)
+        self.routing = Routing(experts)
+        """Chooses; has no parameters."""
+        self._logits = _product_in_float32 if self.routing.in_float32 else linear
+        self.shared_experts = shared
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[N, H]` to `[N, H]`. Shares multiply and add up in float32 at least."""
-        chosen, shares = self._routing(linear(hidden, getattr(self, self._router).weight))
+        """`[N, H]` to `[N, H]`."""
+        mixed = self._mixed(hidden)
+        return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
+
+    def _mixed(self, hidden: Tensor) -> Tensor:
+        """The outputs of each token's experts, multiplied by their shares and added up in float32 at least."""
+        router = getattr(self, self._router)
+        chosen, shares = self.routing(self._logits(hidden, router.weight, router.bias))
         order = chosen.flatten().argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        gates, ups, downs = ([getattr(expert, name).weight for expert in self.experts] for name in self._matrices)
-        inputs = _rows(hidden, order, places, chosen.shape[1])
-        gate_up = torch.cat((_grouped(inputs, counts, gates), _grouped(inputs, counts, ups)), dim=-1)
-        outputs = _rows(_grouped(self._gated(gate_up), counts, downs), places, order, 1).view(*chosen.shape, -1)
-        return (outputs * shares[..., None]).sum(1).to(hidden.dtype)
+        counts = chosen.flatten().bincount(minlength=len(router.weight)).tolist()
+        outputs = self.experts(_rows(hidden, order, places, chosen.shape[1]), counts)
+        return (_rows(outputs, places, order, 1).view(*chosen.shape, -1) * shares[..., None]).sum(1).to(hidden.dtype)
+
+
+def _product_in_float32(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    wide = torch.promote_types(inputs.dtype, torch.float32)
+    return linear(inputs.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+
+
+class _Experts(nn.ModuleList):
+    """Each expert's weights are its own."""
+
+    def __init__(self, experts: ExpertsConfig, config: ModelConfig) -> None:
+        names = experts.family.matrices
+        super().__init__(_Expert(names, config.hidden_size, experts.width) for _ in range(experts.count))
+        self._matrices = names
+        self._gated: Callable[[Tensor], Tensor] = GATED[config.family.activation[1]]
+
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Of the rows of each expert side by side, its outputs."""
+        gates, ups, downs = ([getattr(expert, name).weight for expert in self] for name in self._matrices)
+        gate_up = torch.cat((_grouped(rows, counts, gates), _grouped(rows, counts, ups)), dim=-1)
+        return _grouped(self._gated(gate_up), counts, downs)
+
+
+class _FusedExperts(nn.Module):
+    """All experts' weights are one tensor a matrix."""
+
+    def __init__(self, experts: ExpertsConfig, config: ModelConfig) -> None:
+        super().__init__()
+        self._gated = partial(clamped_swiglu, limit=experts.limit, slope=experts.slope)
+        for name, shape in fused_shapes(experts, config.hidden_size).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """See `_Experts`."""
+        gated = self._gated(self._product("gate_up_proj", rows, counts))
+        return self._product("down_proj", gated, counts)
+
+    def _product(self, name: str, rows: Tensor, counts: list[int]) -> Tensor:
+        weights, biases = self.get_parameter(name), self.get_parameter(f"{name}_bias")
+        return _grouped(rows, counts, weights.transpose(1, 2).unbind(), biases.unbind())
 
 
 class _Expert(nn.Module):
@@ -59,9 +107,10 @@ class _Expert(nn.Module):
 class _Matrix(nn.Module):
     """A weight `[out, in]`; no `nn.Linear`, which adapters would be put beside."""
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, rows: int, columns: int, biased: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, columns))
+        self.bias = nn.Parameter(torch.empty(rows)) if biased else None
 
 
 def _rows(tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
@@ -70,12 +119,12 @@ def _rows(tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
     return rows
 
 
-def _grouped(rows: Tensor, counts: list[int], weights: Sequence[Tensor]) -> Tensor:
-    """Neighbouring rows, as many as each count says, times the transpose of the weight in its place; `[rows, out]`.
+def _grouped(rows: Tensor, counts: list[int], weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
+    """Neighbouring rows, as many as each count says, times the transpose of the weight in its place, plus its bias; `[rows, out]`.
 
     A weight without rows has a gradient too: zeros, as every optimiser and ZeRO expect.
     """
-    products: Tensor = _Grouped.apply(rows, counts, *weights)  # type: ignore[no-untyped-call]
+    products: Tensor = _Grouped.apply(rows, counts, *weights, *biases)  # type: ignore[no-untyped-call]
     return products
 
 
@@ -98,17 +147,21 @@ class _Rows(torch.autograd.Function):
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, counts: list[int], *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[: len(counts)], parameters[len(counts) :] or [None] * len(counts)
         ctx.save_for_backward(rows, *weights)
         ctx.counts = counts
-        return torch.cat([functional.linear(part, weight) for part, weight in zip(torch.split(rows, counts), weights, strict=True)])
+        parts = zip(torch.split(rows, counts), weights, biases, strict=True)
+        return torch.cat([functional.linear(part, weight, bias) for part, weight, bias in parts])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows, *weights = ctx.saved_tensors
-        of_rows, _, *of_weights = ctx.needs_input_grad
+        of_rows, _, *of_weights = ctx.needs_input_grad[: 2 + len(weights)]
+        of_biases = ctx.needs_input_grad[2 + len(weights) :]
         parts = torch.split(upstream, ctx.counts)
         inputs = torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
         used = zip(parts, torch.split(rows, ctx.counts), of_weights, strict=True)
-        return inputs, None, *(part.t() @ own if needed else None for part, own, needed in used)
+        products = [part.t() @ own if needed else None for part, own, needed in used]
+        return inputs, None, *products, *(part.sum(0) if needed else None for part, needed in zip(parts, of_biases, strict=False))

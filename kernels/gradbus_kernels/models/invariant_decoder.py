@@ -89,7 +89,7 @@ def _attention(attention: Any, normed: Tensor, hidden: Tensor, turn: Tensor, lay
 
 def _normed_heads(attention: Any, qkv: Tensor, config: ModelConfig) -> Tensor:
     """`qkv` with each head of its queries and keys normalised, if the family does that."""
-    if not config.family.qk_norm:
+    if not config.norms.qk:
         return qkv
     size = config.head_dim
     queries, keys, values = torch.split(qkv, [config.heads * size, config.kv_heads * size, config.kv_heads * size], dim=1)

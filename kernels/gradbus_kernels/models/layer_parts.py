@@ -83,6 +83,12 @@ def _geglu(gate_up: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
+def clamped_swiglu(gate_up: Tensor, limit: float, slope: float) -> Tensor:
+    """Of gates and ups in turn, `[N, 2 I]`: `(up + 1) · gate · sigmoid(slope · gate)`, both clamped first; `[N, I]`."""
+    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
+    return (up + 1.0) * (gate * torch.sigmoid(gate * slope))
+
+
 NORMS: Final[Mapping[str, Callable[[Tensor, Tensor, float], Tensor]]] = {
     "llama": rms_norm,
     "float32": _norm_in_float32,

@@ -10,14 +10,24 @@ from torch import Tensor
 
 from gradbus.formats.expert_config import ExpertsConfig
 
+_LEAST_SUM: Final = 1e-20
+_BEST_OF_GROUP: Final = 2
+
 
 class Routing:
     """The choice of a family, computed in float32 at least. A token's choice and shares depend on its own logits alone."""
 
     def __init__(self, experts: ExpertsConfig) -> None:
+        self._experts = experts
+        self.correction: Tensor | None = None
+        """What is added to the scores for the choice alone, float32 `[E]`. No parameter and no buffer, which a cast of the model rounds."""
+        self.is_corrected = self.in_float32 = experts.family.scores == "sigmoid"
+        """Whether there is such a correction, and the logits are a product in float32; else they are one in the weights' dtype."""
         self._scores = _SCORES[experts.family.scores]
-        self._chosen = experts.chosen
-        self._shared_out = _divided_by_sum if experts.renormalised else _unchanged
+        self._ranked = self._of_best_groups if experts.family.scores == "sigmoid" else _unchanged
+        self._shared_out = (
+            _softmax if experts.family.scores == "softmax_of_chosen" else _divided_by_sum if experts.renormalised else _unchanged
+        )
 
     def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Of logits `[N, E]`: the experts of each token, int64 `[N, k]`, and their shares, `[N, k]`.
@@ -25,8 +35,16 @@ class Routing:
         Shares come from all scores at the chosen experts, so their gradients reach every logit.
         """
         scores = self._scores(logits.to(torch.promote_types(logits.dtype, torch.float32)))
-        chosen = scores.detach().topk(self._chosen, dim=-1).indices
-        return chosen, self._shared_out(scores.gather(1, chosen))
+        chosen = self._ranked(scores.detach()).topk(self._experts.chosen, dim=-1).indices
+        return chosen, self._shared_out(scores.gather(1, chosen)) * self._experts.factor
+
+    def _of_best_groups(self, scores: Tensor) -> Tensor:
+        """Corrected scores, -inf outside the groups whose two best experts have the highest (DeepSeek-V3, arXiv:2412.19437)."""
+        corrected = scores if self.correction is None else scores + self.correction.to(scores.device)
+        grouped = corrected.view(len(scores), self._experts.groups, -1)
+        best = grouped.topk(_BEST_OF_GROUP, dim=-1).values.sum(-1).topk(self._experts.chosen_groups, dim=-1).indices
+        hidden = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
+        return grouped.masked_fill(hidden[..., None], float("-inf")).flatten(1)
 
 
 def _unchanged(shares: Tensor) -> Tensor:
@@ -34,11 +52,11 @@ def _unchanged(shares: Tensor) -> Tensor:
 
 
 def _divided_by_sum(shares: Tensor) -> Tensor:
-    return shares / shares.sum(-1, keepdim=True)
+    return shares / (shares.sum(-1, keepdim=True) + _LEAST_SUM)
 
 
 def _softmax(logits: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
-_SCORES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"softmax": _softmax}
+_SCORES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"softmax": _softmax, "sigmoid": torch.sigmoid, "softmax_of_chosen": _unchanged}

@@ -18,7 +18,12 @@ from gradbus_kernels.operators.policy_loss.api import PolicyLoss, RatioSummary, 
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.policy_loss.terms import token_weights
-from gradbus_kernels.operators.prefix_shared_attention.api import prefix_shared_attention, prefix_shared_attention_reference
+from gradbus_kernels.operators.prefix_shared_attention.api import (
+    prefix_shared_attention,
+    prefix_shared_attention_reference,
+    prefix_shared_attention_with_sinks,
+    prefix_shared_attention_with_sinks_reference,
+)
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups, pack_groups
 from gradbus_kernels.operators.sample.api import sample, sample_at, sample_reference
@@ -60,6 +65,8 @@ __all__ = [
     "policy_loss",
     "prefix_shared_attention",
     "prefix_shared_attention_reference",
+    "prefix_shared_attention_with_sinks",
+    "prefix_shared_attention_with_sinks_reference",
     "provenance",
     "sample",
     "sample_at",

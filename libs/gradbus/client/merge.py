@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import ModelError, StackError
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.peft import adapter_names
 from gradbus.formats.safetensors import StoredTensor, header, mapped, read_headers, refuse_tensors
 
@@ -36,18 +36,22 @@ def write_merged(weights: Sequence[Path], adapters: Path, scale: float, folder: 
     parts = read_headers([adapters])
     found = read_headers(weights)
     refuse_tensors(parts.keys() - {part for name in found for part in adapter_names(name)}, "of the adapters belong to no weight")
+    frozen = frozen_names(found)
     for file in weights:
         temporary = folder / f".{file.name}.tmp"
-        _write(temporary, {name: tensor for name, tensor in found.items() if tensor.file == file}, parts, scale)
+        own = {name: tensor for name, tensor in found.items() if tensor.file == file}
+        _write(temporary, own, frozen, parts, scale)
         temporary.replace(folder / file.name)
 
 
-def _write(target: Path, tensors: Mapping[str, StoredTensor], parts: Mapping[str, StoredTensor], scale: float) -> None:
+def _write(
+    target: Path, tensors: Mapping[str, StoredTensor], frozen: frozenset[str], parts: Mapping[str, StoredTensor], scale: float
+) -> None:
     with target.open("wb") as stream:
-        dtypes = {name: tensor.dtype if is_frozen(name) else "F32" for name, tensor in tensors.items()}
+        dtypes = {name: tensor.dtype if name in frozen else "F32" for name, tensor in tensors.items()}
         stream.write(header({name: (dtypes[name], tensor.shape) for name, tensor in tensors.items()}))
         for name, tensor in tensors.items():
-            if is_frozen(name):
+            if name in frozen:
                 stream.write(_stored(tensor))
                 continue
             weight = _float32(tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gradbus.formats.frozen import FROZEN_PREFIXES, FROZEN_SUFFIXES
+from gradbus.formats.frozen import CORRECTION, FROZEN_PREFIXES, FROZEN_SUFFIXES
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily
 from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
 
@@ -36,8 +36,8 @@ Faults planted in the decoder, such as norms after the rotation, a window off by
 tenfold and more.
 """
 _AFTER: Final = f"""
-- *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
-  there; such a model is refused when the engine opens it.
+- *torch engine*: the embedded engine samples it. No family's biases of the feed-forward part are computed there; such a
+  model is refused when the engine opens it.
 - *trainer*: plain torch, in float32 and with `trainer.dtype = "bf16"`; *LoRA* with `[trainer.lora]`. Families with fused matrices have
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
@@ -47,13 +47,17 @@ _AFTER: Final = f"""
   expert that any row needs for all rows, so that no row's bits depend on the others. It is correct and slow. With DeepSpeed a layer's
   experts are gathered together. `trainer.lora.target_modules` may name attention layers only. `batch_invariant` is refused: the trainer's
   groups of tokens and the engine's rows are products of different shapes.
-- *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window is refused.
+- *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window, with biases of the attention's output, or that turns a
+  part of each head, is refused.
 - *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Tests run SGLang with Qwen2 models only; for any
   family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a family's names fails loudly.
 
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
-or end with one of {", ".join(f"`{suffix}`" for suffix in FROZEN_SUFFIXES)}.
+or end with one of {", ".join(f"`{suffix}`" for suffix in FROZEN_SUFFIXES)}. So are layers after the decoder's that predict
+further tokens (with an `eh_proj`). Trainer and torch engine read the `{CORRECTION}` of routers from the model's folder.
+
+Weights are floating-point numbers. A folder with quantised ones (MXFP4, FP8) is refused with what to do.
 
 *longrope* (Phi-3 with 128k, Phi-3.5, Phi-4-mini): the context of such a model is `original_max_position_embeddings`, 4,096 tokens, and a
 run that asks for more is refused. transformers turns a longer sequence by other frequencies from its first token on. What a token's
@@ -148,7 +152,13 @@ def _differences(family: ModelFamily) -> list[str]:
         "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",
         "experts": family.experts is not None,
-        "dense layers among those with experts": family.experts is not None and family.experts.has_dense_layers,
+        "a sink in each head's softmax": family.has_sinks,
+        "biases of all matrices": family.experts is not None and family.experts.fused,
+        "clamped SwiGLU": family.experts is not None and family.experts.fused,
+        "softmax over the chosen experts alone": family.experts is not None and family.experts.scores == "softmax_of_chosen",
+        "shared experts": family.experts is not None and family.experts.shared,
+        "sigmoid router with a correction, groups": family.experts is not None and family.experts.grouped,
+        "dense layers among those with experts": family.experts is not None and family.experts.dense_layers != "none",
         "fused queries, keys and values": "qkv_proj" in fused,
         "fused gates and ups": "gate_up_proj" in fused,
     }

@@ -1,7 +1,9 @@
-"""Tensors of a model folder that no run trains: parts that a text decoder has no place for, and what no optimiser moves."""
+"""Tensors of a model folder that no run trains."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Final
 
 FROZEN_PREFIXES: Final = (
@@ -10,10 +12,16 @@ FROZEN_PREFIXES: Final = (
     *("multi_modal_projector.", "model.multi_modal_projector."),
 )
 """Beginnings of their names: heads that predict several tokens, vision towers, and what projects images into the decoder."""
-FROZEN_SUFFIXES: Final = (".e_score_correction_bias", ".expert_bias")
+CORRECTION: Final = "e_score_correction_bias"
+"""Name of what a router adds to its scores before it chooses experts: set while a model is pretrained, by no gradient."""
+FROZEN_SUFFIXES: Final = (f".{CORRECTION}", ".expert_bias")
 """Ends of their names: biases that balance a router's choice of experts, which no gradient reaches."""
+_FURTHER_LAYER: Final = re.compile(r"(model\.layers\.\d+\.)eh_proj\.weight")
+"""What only a layer after the decoder's has, which predicts further tokens from embeddings (e) and hidden states (h)."""
 
 
-def is_frozen(name: str) -> bool:
-    """Whether a tensor of a folder is carried along from version to version, with the bits that the folder stores."""
-    return name.startswith(FROZEN_PREFIXES) or name.endswith(FROZEN_SUFFIXES)
+def frozen_names(names: Iterable[str]) -> frozenset[str]:
+    """Those of a folder's or a file's tensors that are carried along from version to version, with the bits that the folder stores."""
+    listed = list(names)
+    beginnings = (*FROZEN_PREFIXES, *(found[1] for name in listed if (found := _FURTHER_LAYER.fullmatch(name))))
+    return frozenset(name for name in listed if name.startswith(beginnings) or name.endswith(FROZEN_SUFFIXES))

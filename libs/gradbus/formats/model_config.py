@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 from gradbus.errors import ModelError
 from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, stated_flag, value_of
 from gradbus.formats.expert_config import ExpertsConfig, expert_shapes, read_experts
+from gradbus.formats.frozen import CORRECTION
 from gradbus.formats.hf_model import CONFIG, context_length, positive, read_object
-from gradbus.formats.model_families import ModelFamily, family_of
+from gradbus.formats.model_families import ModelFamily, QkNorm, family_of
 from gradbus.formats.rope_config import RopeConfig, layers_with_rope, read_ropes
 
 Shape = tuple[int, ...]
@@ -48,6 +49,15 @@ class LinearShape(NamedTuple):
     biased: bool
 
 
+class Norms(NamedTuple):
+    """RMSNorm in a decoder."""
+
+    eps: float
+    """Added to the mean of squares under each root."""
+    qk: QkNorm | None
+    """Of queries and keys: see `ModelFamily.qk_norm`."""
+
+
 class Multipliers(NamedTuple):
     """Factors of what the decoder adds up and compares, and bounds of what it compares."""
 
@@ -76,7 +86,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    norm_eps: float
+    norms: Norms
     context_length: int
     biases: Biases
     tied: bool
@@ -100,24 +110,15 @@ class ModelConfig:
     @property
     def engine_lacks(self) -> tuple[str, ...]:
         """Features that the embedded engine does not compute."""
-        present = {
-            "attention_bias": self.biases.out,
-            "mlp_bias": self.biases.mlp,
-            "a partial_rotary_factor by kind of layer": len({rope.partial for rope in self.ropes if rope}) > 1,
-        }
-        return tuple(name for name, used in present.items() if used)
+        return ("mlp_bias",) if self.biases.mlp else ()
 
     @property
     def invariant_lacks(self) -> tuple[str, ...]:
         """Features that `numerics = "batch_invariant"` does not compute, in the trainer's `invariant_decoder` or in the engine."""
         windows = ("a sliding window",) if any(window is not None for window in self.windows) else ()
-        partial = ("partial_rotary_factor",) if self.turned_elements < self.head_dim else ()
-        return (*windows, *partial, *self.engine_lacks)
-
-    @property
-    def turned_elements(self) -> int:
-        """Elements of a head that rotary embedding turns, from the first on, if all layers turn as many."""
-        return int(self.head_dim * max((rope.partial for rope in self.ropes if rope), default=1.0))
+        partial = ("partial_rotary_factor",) if any(rope.partial != 1.0 for rope in self.ropes if rope) else ()
+        biases = ("attention_bias",) if self.biases.out else ()
+        return (*windows, *partial, *biases, *self.engine_lacks)
 
     @property
     def attention_layers(self) -> tuple[LinearShape, ...]:
@@ -145,7 +146,7 @@ class ModelConfig:
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
         """Elements of the weights of the norms of queries and of keys; 0 without these norms."""
-        match self.family.qk_norm:
+        match self.norms.qk:
             case "head":
                 return self.head_dim, self.head_dim
             case "width":
@@ -191,13 +192,24 @@ def redundant_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes | {"lm_head.weight": (config.vocab_size, config.hidden_size)} if config.tied else shapes
 
 
+def correction_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Name to shape of what routers add to their scores before they choose."""
+    experts = config.experts
+    if experts is None or experts.family.scores != "sigmoid":
+        return {}
+    router = f"{experts.family.block}.{experts.family.router}"
+    return {f"model.layers.{number}.{router}.{CORRECTION}": (experts.count,) for number in sorted(experts.layers)}
+
+
 def _layer_shapes(config: ModelConfig, experts: ExpertsConfig | None) -> Iterator[tuple[str, Shape]]:
+    if config.family.has_sinks:
+        yield "self_attn.sinks", (config.heads,)
     for owner, layers in (("self_attn", config.attention_layers), ("mlp", () if experts else config.mlp_layers)):
         for name, rows, columns, biased in layers:
             yield f"{owner}.{name}.weight", (rows, columns)
             if biased:
                 yield f"{owner}.{name}.bias", (rows,)
-        if owner == "self_attn" and config.family.qk_norm:
+        if owner == "self_attn" and config.norms.qk:
             yield from zip(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), ((size,) for size in config.qk_norm_sizes), strict=True)
     if experts:
         yield from expert_shapes(experts, config.hidden_size)
@@ -235,7 +247,7 @@ def _model_config(fields: Mapping[str, Any], family: ModelFamily) -> ModelConfig
         heads=heads,
         kv_heads=positive(fields, "num_key_value_heads", heads, default=heads),
         head_dim=head_dim,
-        norm_eps=number(fields, "rms_norm_eps", 1e-6, most=1.0),
+        norms=Norms(number(fields, "rms_norm_eps", 1e-6, most=1.0), family.qk_norm if stated_flag(family.has_qk_norm, fields) else None),
         context_length=context_length(fields),
         biases=Biases(*(stated_flag(stated, fields) for stated in (family.qkv_bias, family.out_bias, family.mlp_bias))),
         tied=stated_flag(family.tied, fields),
@@ -314,9 +326,15 @@ def _check_token_ids(fields: Mapping[str, Any], name: str, vocabulary: int) -> N
 
 def _refuse_unsupported(fields: Mapping[str, Any], family: ModelFamily) -> None:
     name, computed = family.activation
+    if quantised := fields.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ModelError(
+            f"config.json says that the weights are quantised (quantization_config: {reprlib.repr(method)}), which are not trained; load "
+            "the model with transformers in bfloat16 (for mxfp4 with Mxfp4Config(dequantize=True)), save it with `save_pretrained`, and "
+            "give that folder"
+        )
     asked = {
         name: fields.get(name, computed) != computed,
-        "quantization_config": bool(fields.get("quantization_config")),
         **{name: fields.get(name) not in (None, False) for name in family.not_computed},
     }
     faults = [f"{name} = {reprlib.repr(fields.get(name))}" for name, wrong in asked.items() if wrong]

@@ -53,8 +53,14 @@ class ExpertFamily:
     """Name of the router in that module."""
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's matrices: of gates, of ups, and the one that leads back."""
-    has_dense_layers: bool = False
-    """Whether `decoder_sparse_step` and `mlp_only_layers` count."""
+    dense_layers: Literal["none", "listed", "first"] = "none"
+    """Which layers have no experts: none, those of `mlp_only_layers` and `decoder_sparse_step`, or the first `first_k_dense_replace`."""
+    shared: bool = False
+    """Whether beside the chosen experts there are some for all tokens, `n_shared_experts`."""
+    fused: bool = False
+    """Whether all experts of a layer are stored as one tensor a matrix, `[E, in, out]`, with biases, gates and ups in turn: as gpt-oss."""
+    grouped: bool = False
+    """Whether experts are chosen in the best `topk_group` of `n_group` groups, and shares are multiplied by `routed_scaling_factor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class ModelFamily:
     """Which layers have a sliding window: none, those that `use_sliding_window` switches on, all if a size is stated, all but every nth."""
     qk_norm: QkNorm | None = None
     """RMSNorm of queries and keys before they are rotated: of each head, with one weight for all heads; of all heads together; or none."""
+    has_qk_norm: Stated = True
+    """Whether a model of a family with norms of queries and keys has them."""
     norm_kind: NormKind = "llama"
     """How RMSNorm takes its weight: after the cast from float32; before it; before it, as 1 + weight."""
     norms: tuple[tuple[str, NormPlace], ...] = (("input_layernorm", "before_attention"), ("post_attention_layernorm", "before_mlp"))
@@ -84,6 +92,8 @@ class ModelFamily:
     """Factors of embeddings, residuals, scores and logits: none, stated in config.json, or those of Gemma."""
     has_softcaps: bool = False
     """Whether `attn_logit_softcapping` and `final_logit_softcapping` count: c · tanh(x / c) takes the place of a score or logit x."""
+    has_sinks: bool = False
+    """Whether each head has a logit of its own in the softmax of its attention."""
     has_layers_without_rope: bool = False
     """Whether `no_rope_layers` counts."""
     has_partial_rope: bool = False
@@ -169,6 +179,14 @@ _GEMMA: Final[Mapping[str, Any]] = {
     "multipliers": "gemma",
     "capabilities": _WITHOUT_INVARIANT,
 }
+_GPT_OSS_ROPE: Final[Mapping[str, Any]] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _OLMO: Final[Mapping[str, Any]] = {
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
@@ -227,7 +245,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias="attention_bias",
             mlp_bias=False,
             qk_norm="head",
-            experts=ExpertFamily("softmax", "norm_topk_prob", "moe_intermediate_size", has_dense_layers=True),
+            experts=ExpertFamily("softmax", "norm_topk_prob", "moe_intermediate_size", dense_layers="listed"),
             capabilities=_WITHOUT_INVARIANT,
             defaults={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
             not_computed=("use_sliding_window",),
@@ -296,6 +314,50 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             linear_layers=("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),
             capabilities=_WITHOUT_INVARIANT,
             defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        ),
+        ModelFamily(
+            *("glm4_moe", "Glm4MoeForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias=False,
+            mlp_bias=False,
+            qk_norm="head",
+            has_qk_norm="use_qk_norm",
+            has_partial_rope=True,
+            experts=ExpertFamily("sigmoid", "norm_topk_prob", "moe_intermediate_size", dense_layers="first", shared=True, grouped=True),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={
+                "partial_rotary_factor": 0.5,
+                "rms_norm_eps": 1e-5,
+                "norm_topk_prob": True,
+                "first_k_dense_replace": 1,
+                "n_routed_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1408,
+                "n_shared_experts": 1,
+            },
+        ),
+        ModelFamily(
+            *("gpt_oss", "GptOssForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias=False,
+            windows="alternating",
+            norm_kind="float32",
+            has_sinks=True,
+            linear_layers=_ATTENTION_LAYERS,
+            experts=ExpertFamily("softmax_of_chosen", False, "intermediate_size", router="router", fused=True),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={
+                "attention_bias": True,
+                "head_dim": 64,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": _GPT_OSS_ROPE,
+                "rope_theta": 150_000.0,
+                "sliding_window": 128,
+                "sliding_window_pattern": 2,
+            },
         ),
         ModelFamily(
             *("glm4", "Glm4ForCausalLM"),

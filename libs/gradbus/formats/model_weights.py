@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import CONFIG, INDEX, read_object, transformers_family, weight_files, weight_map
-from gradbus.formats.model_config import ModelConfig, read_model_config, redundant_shapes, tensor_shapes
+from gradbus.formats.model_config import ModelConfig, correction_shapes, read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
 
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -27,7 +27,7 @@ class NamePlan:
     trained: Mapping[str, StoredTensor]
     """Where the folder stores each weight of the decoder, in the order of `tensor_shapes`, or of names."""
     frozen: Mapping[str, StoredTensor]
-    """Where it stores what no run trains (`is_frozen`), in order of name; a version carries it with the same bits."""
+    """Where it stores what no run trains (`frozen_names`), in order of name; a version carries it with the same bits."""
 
 
 def read_name_plan(folder: Path) -> NamePlan:
@@ -40,7 +40,7 @@ def read_name_plan(folder: Path) -> NamePlan:
         return check_weights(folder, read_model_config(folder))
     found = _stored(folder)
     tied = family.is_tied(read_object(folder / CONFIG))
-    frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
+    frozen = {name: found[name] for name in sorted(frozen_names(found))}
     redundant = {name for name, tensor in found.items() if (tied and name in HEADS) or _is_never_read(name, tensor.shape)}
     trained = {name: found[name] for name in sorted(found.keys() - frozen.keys() - redundant)}
     _refuse_quantised(trained)
@@ -51,14 +51,17 @@ def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
     """The plan of names. Raises ModelError unless the weights are exactly the tensors of a model with `config`, in floating point.
 
     Beside them there may be frozen tensors, and what older folders store and no forward reads (`redundant_shapes`).
+    What routers add to their scores (`correction_shapes`) is frozen, and needed.
     """
     found = _stored(folder)
     redundant = redundant_shapes(config)
     needed = tensor_shapes(config)
-    frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
+    frozen = {name: found[name] for name in sorted(frozen_names(found))}
     read = {name: tensor for name, tensor in found.items() if name not in frozen}
+    corrections = correction_shapes(config)
+    check_tensors({name: frozen[name] for name in frozen.keys() & corrections.keys()}, corrections)
     check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
-    _refuse_quantised(read)
+    _refuse_quantised(read | {name: frozen[name] for name in corrections})
     return NamePlan({name: found[name] for name in needed}, frozen)
 
 

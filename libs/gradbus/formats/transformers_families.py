@@ -1,7 +1,7 @@
 """The model families that transformers' own models compute, where Gradbus has no decoder for them. Neither torch nor transformers.
 
-A family is listed if its model is causal and its logits are a linear function of the last hidden states without a bias. A family of
-`MODEL_FAMILIES` comes first: it is computed by Gradbus's decoder, whether it is listed here or not.
+A family is listed if its model is causal and its logits are a linear function of the last hidden states without a bias. No family of
+`MODEL_FAMILIES` is listed: it is computed by Gradbus's decoder.
 tests/contract/test_transformers_families.py is the contract.
 """
 
@@ -91,7 +91,6 @@ _PACKED: Final[Mapping[str, str]] = {
     "flex_olmo": "FlexOlmoForCausalLM",
     "gemma": "GemmaForCausalLM",
     "glm": "GlmForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
@@ -111,14 +110,11 @@ _PACKED: Final[Mapping[str, str]] = {
     "minicpm3": "MiniCPM3ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral": "MinistralForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
     "olmo": "OlmoForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "youtu": "YoutuForCausalLM",
@@ -134,7 +130,6 @@ _ROWS: Final[Mapping[str, str]] = {
     "flint": "FlintForCausalLM",
     "gpt_neo": "GPTNeoForCausalLM",
     "gpt_neox_japanese": "GPTNeoXJapaneseForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
     "granite_swa": "GraniteSWAForCausalLM",
     "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",

@@ -20,15 +20,21 @@ SIZE = {
     "initializer_range": 0.1,
 }
 
+EXPERTS = {
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "use_qk_norm": True},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tokenizer):
-    """Folders of two families, with tensors that a text decoder has no place for."""
+    """Folders of families, with tensors that a text decoder has no place for."""
     root = tmp_path_factory.mktemp("families")
     torch.manual_seed(0)
-    for model_type in ("qwen3", "gemma3_text"):
+    for model_type in ("qwen3", "gemma3_text", "glm4_moe", "gpt_oss"):
         folder = root / model_type
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, vocab_size=len(tokenizer), **SIZE), dtype=torch.float32)
+        config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer), **SIZE | EXPERTS.get(model_type, {}))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         save_file(load_file(folder / "model.safetensors") | FROZEN, folder / "model.safetensors", metadata={"format": "pt"})
@@ -40,7 +46,8 @@ def exported(gradbus, run, target):
     done = gradbus("export", run["id"], target)
     assert done.returncode == 0, done.stderr
     tensors = {name: tensor for file in target.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).state_dict()
+    AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).save_pretrained(target / "again")
+    loaded = load_file(target / "again" / "model.safetensors")
     assert all(torch.equal(loaded[name], tensor.float()) for name, tensor in tensors.items() if name not in FROZEN)
     return tensors
 
@@ -51,9 +58,9 @@ def assert_frozen_are_carried(tensors):
         assert torch.equal(tensors[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "glm4_moe", "gpt_oss"])
 def test_a_family_learns_under_a_penalty_and_its_export_has_every_name_of_the_folder(lab, spec, folders, gradbus, tmp_path, family):
-    changes = {"weights": {"transport": "delta", "anchor_every": 3}, "trainer": {"dtype": "bf16"}} if family == "qwen3" else {}
+    changes = {"weights": {"transport": "delta", "anchor_every": 3}, "trainer": {"dtype": "bf16"}} if family in {"qwen3", "gpt_oss"} else {}
     run = lab.train(spec(model={"path": str(folders / family)}, algorithm={"kl": 0.05}, **changes))
     assert lab.learned(run)
     tensors = exported(gradbus, run, tmp_path / "out")

@@ -50,7 +50,7 @@ def test_what_is_computed_is_what_a_submission_may_name(shape_of, family, tmp_pa
 
 def test_what_is_not_said_has_the_usual_value(shape_of):
     shape = shape_of(num_key_value_heads=None, head_dim=None)
-    assert (shape.kv_heads, shape.head_dim, shape.norm_eps, shape.tied) == (4, 8, 1e-6, False)
+    assert (shape.kv_heads, shape.head_dim, shape.norms.eps, shape.tied) == (4, 8, 1e-6, False)
     assert shape.ropes == (RopeConfig(10_000.0, "default", {}),) * 4
     assert shape.windows == (None,) * 4
 
@@ -113,7 +113,8 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"head_dim": 7}, "do not divide"),
         ({"hidden_act": "gelu"}, "choose another model"),
-        ({"quantization_config": {"bits": 4}}, "choose another model"),
+        ({"quantization_config": {"bits": 4}}, "weights are quantised .* save it with `save_pretrained`, and give that folder"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantization_config: 'mxfp4'\).* Mxfp4Config\(dequantize=True\)"),
         ({"partial_rotary_factor": 0.5}, "choose another model"),
         ({"partial_rotary_factor": 0}, "choose another model"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "choose a model with one of default, linear, llama3, yarn"),

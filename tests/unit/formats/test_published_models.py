@@ -187,6 +187,28 @@ PUBLISHED |= {
         | {"head_dim": 128, "rope_theta": 1e6, "vocab_size": 151936, "router_aux_loss_coef": 0.001, "use_sliding_window": False},
         30_532_122_624,
     ),
+    "gpt-oss-20b": (
+        DENSE
+        | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "sliding_window": 128}
+        | sizes(2880, 2880, 24, 64, 8, 131072)
+        | {"layer_types": ["sliding_attention", "full_attention"] * 12, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4}
+        | {"experts_per_token": 4, "swiglu_limit": 7.0, "rope_theta": 150000, "initial_context_length": 4096, "rms_norm_eps": 1e-5}
+        | {
+            "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False}
+            | {"original_max_position_embeddings": 4096}
+        }
+        | {"vocab_size": 201088, "eos_token_id": 200002, "pad_token_id": 199999},
+        20_914_757_184,
+    ),
+    "GLM-4.5-Air": (
+        DENSE
+        | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": True, "use_qk_norm": False}
+        | sizes(4096, 10944, 46, 96, 8, 131072)
+        | {"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1}
+        | {"topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "rms_norm_eps": 1e-5}
+        | {"head_dim": 128, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "vocab_size": 151552, "num_nextn_predict_layers": 1},
+        106_852_245_504,
+    ),
     "Mixtral-8x7B-v0.1": (
         DENSE
         | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gradbus.errors import ModelError
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import check_model_folder, transformers_family
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import read_name_plan
@@ -71,8 +71,17 @@ def test_the_plan_leaves_out_what_no_forward_reads_and_carries_what_is_not_train
         ["model.language_model.norm.weight"],
         ["model.visual.patch.weight", "mtp.fc.weight"],
     )
-    assert is_frozen("model.layers.3.mlp.gate.e_score_correction_bias")
-    assert not is_frozen("model.layers.3.mlp.gate.weight")
+
+
+def test_biases_of_routers_and_layers_that_predict_further_tokens_are_frozen():
+    kept = {"model.layers.3.mlp.gate.weight", "model.layers.3.mlp.experts.0.up_proj.weight"}
+    frozen = {"model.layers.3.mlp.gate.e_score_correction_bias", "model.layers.3.feed_forward.expert_bias"}
+    frozen |= {"model.layers.4.eh_proj.weight", "model.layers.4.mlp.gate.weight"}
+    assert frozen_names(kept | frozen) == frozen
+
+
+def test_no_family_of_our_own_decoder_is_listed():
+    assert not MODEL_FAMILIES.keys() & TRANSFORMERS_FAMILIES.keys()
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq"])

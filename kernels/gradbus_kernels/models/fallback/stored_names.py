@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.safetensors import refuse_tensors
 
 _PREFIXES: Final = ("model.", "transformer.", "backbone.", "gpt_neox.")
@@ -58,7 +58,8 @@ def stored_names(network: PreTrainedModel, stored: Mapping[str, tuple[int, ...]]
     views = _reverted(network, dict(network.named_parameters()) | buffers)
     renamed = _renaming(views, stored.keys() | set(frozen))
     named = {renamed(name): view for name, view in views.items()}
-    trained = {name: view for name, view in named.items() if not is_frozen(name)}
+    untrained = frozen_names(named)
+    trained = {name: view for name, view in named.items() if name not in untrained}
     refuse_tensors(named.keys() - stored.keys() - set(frozen), "are missing from the weight files")
     refuse_tensors(stored.keys() - trained.keys(), "have no place in transformers' model and are not known to be frozen")
     misshapen = {name for name, view in trained.items() if view.shape != stored[name]}

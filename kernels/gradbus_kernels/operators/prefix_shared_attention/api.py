@@ -14,7 +14,7 @@ from torch import Tensor
 from gradbus_kernels.operators.base.arguments import check_floats, require
 from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.base.softcap import Softcapped, softcapped
-from gradbus_kernels.operators.prefix_shared_attention.cpu import attend_on_cpu
+from gradbus_kernels.operators.prefix_shared_attention.cpu import attend_on_cpu, attend_with_sinks_on_cpu
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
 _LARGEST_HEAD = 256
@@ -58,6 +58,40 @@ def prefix_shared_attention_reference(
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = softcapped(torch.einsum("ihd,jhd->hij", query, key) * bounded.value, bounded.softcap)
     weights = scores.masked_fill(~layout.visible(window, query.device), float("-inf")).softmax(dim=-1)
+    return torch.einsum("hij,jhd->ihd", weights, value)
+
+
+def prefix_shared_attention_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, layout: PrefixLayout, window: int | None = None
+) -> Tensor:
+    """`prefix_shared_attention` with a logit for each head, `sinks` `[H]`, that every softmax of the head counts beside its keys.
+
+    A sink has no value, so a token may attend to nothing (Xiao et al. 2023, arXiv:2309.17453).
+    """
+    _check(query, key, value, layout, window)
+    check_floats("sinks", sinks, (query.shape[1],), query)
+    chosen = choose("prefix_shared_attention_with_sinks", query, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        return prefix_shared_attention_with_sinks_reference(query, key, value, sinks, layout, window)
+    query, key, value = (_dense(tensor) for tensor in (query, key, value))
+    rule = AttentionRule(layout, query.shape[2] ** -0.5, window)
+    if chosen == "cpu":
+        return attend_with_sinks_on_cpu(query, key, value, sinks, rule)
+    from gradbus_kernels.operators.prefix_shared_attention.triton import attend_with_sinks_on_gpu  # noqa: PLC0415 - needs Triton
+
+    return attend_with_sinks_on_gpu(query, key, value, sinks, rule)
+
+
+def prefix_shared_attention_with_sinks_reference(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, layout: PrefixLayout, window: int | None = None
+) -> Tensor:
+    """The same by its definition."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = torch.einsum("ihd,jhd->hij", query, key) * query.shape[2] ** -0.5
+    scores = scores.masked_fill(~layout.visible(window, query.device), float("-inf"))
+    logits = sinks.to(scores.dtype)[:, None, None].expand(-1, len(query), 1)
+    weights = torch.cat((scores, logits), dim=-1).softmax(dim=-1)[..., :-1]
     return torch.einsum("hij,jhd->ihd", weights, value)
 
 

@@ -6,7 +6,7 @@ A branch takes two attentions, to its own tokens and to its root's; their log-su
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -21,6 +21,12 @@ from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRu
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def attend_with_sinks_on_cpu(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, rule: AttentionRule) -> Tensor:
+    """See `prefix_shared_attention_with_sinks`. Saves the weights of the sinks too."""
+    output: Tensor = _WithSinks.apply(query, key, value, sinks, rule)  # type: ignore[no-untyped-call]
+    return output
 
 
 def attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
@@ -80,18 +86,69 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        rule: AttentionRule = ctx.rule
-        of_query, of_key, dtype = ctx.like
-        gradients = [torch.empty(shape, dtype=_wide(dtype)) for shape in (of_query, of_key, of_key)]
-        saved = iter(ctx.saved_tensors)
+        return *_gradients(ctx, ctx.saved_tensors, upstream), None
+
+
+class _WithSinks(torch.autograd.Function):
+    """A sink adds to the denominator of the softmax alone: with output and log-sum-exp after it, the other gradients are as without it."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, rule: AttentionRule) -> Tensor:
+        output, wide = torch.empty(query.shape, dtype=query.dtype), _wide(query.dtype)
+        of_sinks = torch.zeros(*query.shape[:2], 1, dtype=wide)
+        logits = sinks.detach().to(wide)
+        of_tokens = logits[:, None].expand(*query.shape[:2], 1)
+        saved: list[Tensor] = []
         for block in rule.layout.short.blocks:
-            heads, weights = short.Heads(next(saved), next(saved), next(saved)), next(saved)
-            above = block.gathered(upstream, of_key[1], weights.dtype)
-            for rows, gradient in zip(short.gradients(above, heads, weights, rule), gradients, strict=True):
-                block.scatter(rows, gradient)
+            heads = short.Heads.of(block, query, key, value, wide)
+            bias = block.bias(rule.window, wide, query.shape[1], key.shape[1])
+            found, weights, shares = short.attend_with_sinks(heads, bias, rule.scale, block.gathered(of_tokens, key.shape[1], wide))
+            block.scatter(found, output)
+            block.scatter(shares, of_sinks)
+            saved += *heads, weights
         if rule.layout.runs:
-            _collect_long(gradients, upstream, tuple(saved), rule)
-        return *(gradient.to(dtype) for gradient in gradients), None
+            sums = _attend_long(output, query, key, value, rule)
+            _add_sinks(output, sums, of_sinks, logits, rule.layout)
+            saved += query, key, value, output, sums
+        ctx.save_for_backward(*saved, output, of_sinks, sinks)
+        ctx.rule, ctx.like = rule, (query.shape, key.shape, query.dtype)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, output, of_sinks, sinks = ctx.saved_tensors
+        others = _gradients(ctx, saved, upstream)
+        wide = of_sinks.dtype
+        # The value of a sink is zero, so only the other weights' share of the softmax's gradient reaches its logit.
+        of_logits = (output.to(wide) * upstream.to(wide)).sum(-1, keepdim=True).mul_(of_sinks).sum((0, 2)).neg_()
+        return *others, of_logits.to(sinks.dtype), None
+
+
+def _gradients(ctx: Any, saved_tensors: Sequence[Tensor], upstream: Tensor) -> Iterator[Tensor]:
+    """Gradients of query, key and value."""
+    rule: AttentionRule = ctx.rule
+    of_query, of_key, dtype = ctx.like
+    gradients = [torch.empty(shape, dtype=_wide(dtype)) for shape in (of_query, of_key, of_key)]
+    saved = iter(saved_tensors)
+    for block in rule.layout.short.blocks:
+        heads, weights = short.Heads(next(saved), next(saved), next(saved)), next(saved)
+        above = block.gathered(upstream, of_key[1], weights.dtype)
+        for rows, gradient in zip(short.gradients(above, heads, weights, rule), gradients, strict=True):
+            block.scatter(rows, gradient)
+    if rule.layout.runs:
+        _collect_long(gradients, upstream, tuple(saved), rule)
+    return (gradient.to(dtype) for gradient in gradients)
+
+
+def _add_sinks(output: Tensor, sums: Tensor, of_sinks: Tensor, logits: Tensor, layout: PrefixLayout) -> None:
+    """Adds the sinks to the denominators of all groups that are not short, in place; writes their weights."""
+    for part in _own(layout):
+        own, logs = part.of(output), part.of(sums)
+        both = torch.logaddexp(logs, logits[None, :, None])
+        own.copy_(own * (logs - both).exp_().unsqueeze(-1))
+        part.of(of_sinks).copy_((logits[None, :, None] - both).exp_().unsqueeze(-1))
+        logs.copy_(both)
 
 
 def _attend_long(output: Tensor, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:

@@ -40,6 +40,15 @@ def attend(heads: Heads, bias: Tensor, rule: AttentionRule) -> tuple[Tensor, Ten
     return torch.bmm(weights.transpose(1, 2), value), weights
 
 
+def attend_with_sinks(heads: Heads, bias: Tensor, scale: float, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with `sinks`, a logit for each query, `[B * K, H / K * L, 1]`; and the weights of these, of that shape."""
+    query, key, value = heads
+    scores = torch.baddbmm(bias, key, query.transpose(1, 2), alpha=scale)
+    weights, of_sinks = torch.cat((scores, sinks.transpose(1, 2)), dim=1).softmax(1).split_with_sizes([scores.shape[1], 1], dim=1)
+    weights = weights.contiguous()
+    return torch.bmm(weights.transpose(1, 2), value), weights, of_sinks.transpose(1, 2).contiguous()
+
+
 def gradients(upstream: Tensor, heads: Heads, weights: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; `upstream` is the output's, `weights` are those of `attend`."""
     query, key, value = heads

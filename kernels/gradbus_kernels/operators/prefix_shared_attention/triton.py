@@ -7,6 +7,8 @@ are no atomics, and the bits are the same every time. The blocks of a segment de
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,18 +30,16 @@ def attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule
     return output
 
 
+def attend_with_sinks_on_gpu(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, rule: AttentionRule) -> Tensor:
+    """See `prefix_shared_attention_with_sinks`. Saves another float32 per head and token."""
+    output: Tensor = _WithSinks.apply(query, key, value, sinks, rule)
+    return output
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        tokens, heads, _ = query.shape
-        output = query.new_empty(query.shape)
-        sums = query.new_empty(heads, tokens, dtype=torch.float32)
-        table = launch(query.shape[2], query.itemsize)
-        blocks = _query_blocks(rule.layout, table.queries, query.device)
-        if len(blocks):
-            _forward[len(blocks), heads](
-                query, key, value, output, sums, blocks, *_strides(query, key, value), tokens, **_launch_arguments(query, key, rule)
-            )
+        output, sums = _attended(query, key, value, rule)
         ctx.save_for_backward(query, key, value, output, sums)
         ctx.rule = rule
         return output
@@ -47,23 +47,62 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, sums = ctx.saved_tensors
-        rule: AttentionRule = ctx.rule
-        tokens, heads, head_dim = query.shape
-        upstream = upstream.contiguous()
-        of_query, of_key, of_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
-        shift = torch.empty_like(sums)
-        table, how, strides = launch(head_dim, query.itemsize), _launch_arguments(query, key, rule), _strides(query, key, value)
-        queries = _query_blocks(rule.layout, table.queries, query.device)
-        keys, branches = _key_blocks(rule.layout, table.keys, query.device)
-        if len(queries):
-            _backward_query[len(queries), heads](
-                query, key, value, output, upstream, of_query, sums, shift, queries, *strides, tokens, **how
-            )
-            _backward_key[len(keys), key.shape[1]](
-                query, key, value, upstream, of_key, of_value, sums, shift, keys, branches, *strides, tokens, **how
-            )
-        return of_query, of_key, of_value, None
+        *gradients, _ = _gradients(ctx.saved_tensors, upstream, ctx.rule)
+        return *gradients, None
+
+
+class _WithSinks(torch.autograd.Function):
+    """A sink adds to the denominator of the softmax alone: with output and log-sum-exp after it, the gradients' kernels are the same."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, rule: AttentionRule) -> Tensor:
+        output, sums = _attended(query, key, value, rule)
+        logits = sinks.detach().float()[:, None] * math.log2(math.e)
+        both = torch.logaddexp2(sums, logits)
+        output = (output * torch.exp2(sums - both).t()[..., None]).to(output.dtype)
+        ctx.save_for_backward(query, key, value, output, both, torch.exp2(logits - both), sinks)
+        ctx.rule = rule
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, of_sinks, sinks = ctx.saved_tensors
+        *gradients, shift = _gradients(saved, upstream, ctx.rule)
+        # The value of a sink is zero, so only the other weights' share of the softmax's gradient reaches its logit.
+        return *gradients, (shift * of_sinks).sum(1).neg_().to(sinks.dtype), None
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
+    """Output, and the binary logarithms of the sums of exponentials, float32 `[H, N]`."""
+    tokens, heads, _ = query.shape
+    output = query.new_empty(query.shape)
+    sums = query.new_empty(heads, tokens, dtype=torch.float32)
+    table = launch(query.shape[2], query.itemsize)
+    blocks = _query_blocks(rule.layout, table.queries, query.device)
+    if len(blocks):
+        _forward[len(blocks), heads](
+            query, key, value, output, sums, blocks, *_strides(query, key, value), tokens, **_launch_arguments(query, key, rule)
+        )
+    return output, sums
+
+
+def _gradients(saved: Sequence[Tensor], upstream: Tensor, rule: AttentionRule) -> tuple[Tensor, ...]:
+    """Those of query, key and value, and the sums of the output times its gradient, float32 `[H, N]`."""
+    query, key, value, output, sums = saved
+    tokens, heads, head_dim = query.shape
+    upstream = upstream.contiguous()
+    of_query, of_key, of_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+    shift = torch.empty_like(sums)
+    table, how, strides = launch(head_dim, query.itemsize), _launch_arguments(query, key, rule), _strides(query, key, value)
+    queries = _query_blocks(rule.layout, table.queries, query.device)
+    keys, branches = _key_blocks(rule.layout, table.keys, query.device)
+    if len(queries):
+        _backward_query[len(queries), heads](query, key, value, output, upstream, of_query, sums, shift, queries, *strides, tokens, **how)
+        _backward_key[len(keys), key.shape[1]](
+            query, key, value, upstream, of_key, of_value, sums, shift, keys, branches, *strides, tokens, **how
+        )
+    return of_query, of_key, of_value, shift
 
 
 def _strides(*tensors: Tensor) -> list[int]:

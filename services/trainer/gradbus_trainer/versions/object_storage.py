@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from gradbus.errors import ObjectMissingError, StorageError
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import Shard
@@ -37,7 +37,8 @@ async def load_tensors(objects: ObjectStore, shards: Sequence[Shard], scratch: S
         spare = scratch.new()
         try:
             loaded = load_file(await objects.blob_file(shard.digest, spare))
-            tensors |= {name: tensor for name, tensor in loaded.items() if not is_frozen(name)}
+            frozen = frozen_names(loaded)
+            tensors |= {name: tensor for name, tensor in loaded.items() if name not in frozen}
         finally:
             spare.unlink(missing_ok=True)  # the mapping survives its file
     return tensors

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gradbus.formats.frozen import is_frozen
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import sanitized_config, transformers_family
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import read_name_plan
@@ -66,7 +66,7 @@ def digest(tensors: Mapping[str, StoredTensor]) -> str:
     Frozen tensors do not count: every version has the same.
     """
     total = hashlib.sha256()
-    trained = {name: tensor for name, tensor in tensors.items() if not is_frozen(name)}
+    trained = {name: tensors[name] for name in tensors.keys() - frozen_names(tensors)}
     contents = {file: mapped(file) for file in {tensor.file for tensor in trained.values()}}
     try:
         for name in sorted(trained):

@@ -35,7 +35,7 @@ class Buffers:
             for rotation in self.rotations
         ]
         queries, keys = torch.split(self._pairs, [self._pairs.shape[1] - key, key], dim=1)
-        size = config.head_dim if config.family.qk_norm == "head" else queries.shape[1]
+        size = config.head_dim if config.norms.qk == "head" else queries.shape[1]
         self.normed = [part.view(rows * count, -1, min(size, part.shape[1])) for part in (queries, keys)]
         """The queries and the keys of `qkv` in rows that are normalised: those of a head, or all of a token."""
         self.gate_up = like.new_empty(rows * count, 2 * config.intermediate_size)

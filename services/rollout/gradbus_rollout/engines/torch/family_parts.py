@@ -22,7 +22,7 @@ class FamilyParts:
 
     def __init__(self, config: ModelConfig) -> None:
         places = {place for _, place in config.family.norms}
-        self.norm: Norm = partial(_NORMS[config.family.norm_kind], eps=config.norm_eps)
+        self.norm: Norm = partial(_NORMS[config.family.norm_kind], eps=config.norms.eps)
         """RMSNorm of rows, with its weight."""
         self.before = self.norm if "before_attention" in places else _unnormed
         """What attention and feed-forward part do with the hidden states first."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
-from gradbus_kernels.models.routing import Routing
+from gradbus_kernels.models.layer_parts import clamped_swiglu
 from gradbus_rollout.engines.torch.arithmetic import Arithmetic
-from gradbus_rollout.engines.torch.weights import ExpertWeights
+from gradbus_rollout.engines.torch.weights import ExpertWeights, UnitWeights
 
 
 class Mixture:
@@ -20,18 +21,23 @@ class Mixture:
 
     def __init__(self, experts: ExpertWeights, arithmetic: Arithmetic, gated: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._experts = experts
-        self._routing = Routing(experts.config)
         self._arithmetic = arithmetic
-        self._gated = gated
+        config = experts.config
+        clamped = partial(clamped_swiglu, limit=config.limit, slope=config.slope)
+        self._gated: Callable[[Tensor], Tensor] = clamped if config.family.fused else lambda gate_up: gated(*gate_up.chunk(2, dim=-1))
 
     def __call__(self, normed: Tensor) -> Tensor:
         """Of rows `[N, H]`, the outputs of the experts chosen for each, added up in float32 in the experts' order, `[N, H]`."""
-        multiply, experts = self._arithmetic.multiply, self._experts
-        chosen, shares = self._routing(multiply(normed, experts.router)[:, : len(experts.units)])
+        experts = self._experts
+        logits = self._arithmetic.multiply(normed.to(experts.router.dtype), experts.router, experts.router_bias)
+        chosen, shares = experts.routing(logits[:, : len(experts.units)])
         of_expert = shares.new_zeros(len(normed), len(experts.units)).scatter_(1, chosen, shares).t().contiguous()
         total = shares.new_zeros(normed.shape)
         for expert in chosen.flatten().bincount().nonzero()[:, 0].tolist():
-            unit = experts.units[expert]
-            gate, up = multiply(normed, unit.gate_up).chunk(2, dim=-1)
-            total.addcmul_(multiply(self._gated(gate, up), unit.down).to(total.dtype), of_expert[expert, :, None])
-        return total.to(normed.dtype)
+            total.addcmul_(self._unit(normed, experts.units[expert]).to(total.dtype), of_expert[expert, :, None])
+        mixed = total.to(normed.dtype)
+        return mixed if experts.shared is None else mixed.add_(self._unit(normed, experts.shared))
+
+    def _unit(self, normed: Tensor, unit: UnitWeights) -> Tensor:
+        gated = self._gated(self._arithmetic.multiply(normed, unit.gate_up, unit.gate_up_bias))
+        return self._arithmetic.multiply(gated, unit.down, unit.down_bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_rows
-from gradbus_kernels.operators.batch_invariant.attention import biases_of, pages
-from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, attend_capped, visibility_biases
+from gradbus_kernels.operators.batch_invariant.attention import MASKED, biases_of, pages
+from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
+from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, Pages, attend_capped, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
 from gradbus_rollout.engines.torch.cache import KvCache
 from gradbus_rollout.engines.torch.family_parts import FamilyParts
@@ -38,12 +39,14 @@ class DecoderModel:
         self._tables = [like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim) for _ in self._parts.ropes]
         self._buffers: dict[torch.Size, Buffers] = {}
         softcap = config.multipliers.scores_softcap
-        self._attend = partial(attend_capped, softcap) if softcap else self._arithmetic.attend
-        self._norm_heads = self._normed_heads if config.family.qk_norm else _nothing
+        self._attend_pages = partial(attend_capped, softcap) if softcap else self._arithmetic.attend
+        self._norm_heads = self._normed_heads if config.norms.qk else _nothing
         self._feed_forwards = [
             partial(self._mix, Mixture(layer.experts, self._arithmetic, self._parts.gated)) if layer.experts else self._feed_forward
             for layer in self.weights.layers
         ]
+        self._attend = self._attend_with_sinks if config.family.has_sinks else self._attend_without_sinks
+        self._add_attended = self._add_biased if config.biases.out else self._add_unbiased
         self._add = self._add_normed if self._parts.changes_outputs else self._add_product
 
     @property
@@ -73,8 +76,8 @@ class DecoderModel:
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
             self._project(layer, x, buffers, parts.rope_of_layer[number])
             cache.write(number, indexes, buffers.entries())
-            attended = self._attend(buffers.queries(), layer_pages, biases[parts.window_of_layer[number]], parts.scale)
-            self._add(buffers.by_token(attended), layer.out, x, layer.norms.get("after_attention"))
+            attended = self._attend(layer, buffers.queries(), layer_pages, biases[parts.window_of_layer[number]])
+            self._add_attended(layer, buffers.by_token(attended), x)
             self._feed_forwards[number](layer, x, buffers)
         return x
 
@@ -98,6 +101,25 @@ class DecoderModel:
         self._arithmetic.multiply(self._parts.before(x, layer.norms.get("before_attention")), layer.qkv, layer.qkv_bias, buffers.qkv)
         self._norm_heads(layer, buffers)
         buffers.rotate(rope)
+
+    def _attend_without_sinks(self, layer: LayerWeights, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
+        return self._attend_pages(queries, pages, biases, self._parts.scale)
+
+    def _attend_with_sinks(self, layer: LayerWeights, queries: Tensor, pages: Pages, biases: Sequence[Tensor]) -> Tensor:
+        """A sink is the first key of a page before the others: its key is zero, its bias the logit, and its value zero."""
+        keys, values = queries.new_zeros(len(queries), queries.shape[2], WIDTH), queries.new_zeros(len(queries), WIDTH, queries.shape[2])
+        of_head = cast("Tensor", layer.sinks).float().view(self.config.kv_heads, 1, -1)
+        bias = torch.full((*queries.shape[:2], WIDTH), MASKED, device=queries.device)
+        bias.view(-1, self.config.kv_heads, queries.shape[1] // of_head.shape[2], of_head.shape[2], WIDTH)[..., 0] = of_head
+        return self._attend_pages(queries, [(keys, values), *pages], [bias, *biases], self._parts.scale)
+
+    def _add_unbiased(self, layer: LayerWeights, attended: Tensor, x: Tensor) -> None:
+        """Add the attention's output to `x` in place."""
+        self._add(attended, layer.out, x, layer.norms.get("after_attention"))
+
+    def _add_biased(self, layer: LayerWeights, attended: Tensor, x: Tensor) -> None:
+        out = self._arithmetic.multiply(attended, layer.out, layer.out_bias)
+        x.add_(self._parts.after(out, layer.norms.get("after_attention")), alpha=self.config.multipliers.residual)
 
     def _normed_heads(self, layer: LayerWeights, buffers: Buffers) -> None:
         """Normalise the queries and keys in `buffers.qkv`."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,23 +14,35 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
-from gradbus.formats.expert_config import ExpertsConfig
-from gradbus.formats.frozen import is_frozen
-from gradbus.formats.model_config import ModelConfig
+from gradbus.formats.expert_config import SHARED, ExpertsConfig, fused_shapes
+from gradbus.formats.frozen import frozen_names
+from gradbus.formats.model_config import ModelConfig, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
+from gradbus_kernels.models.files import stored_corrections
+from gradbus_kernels.models.routing import Routing
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import weights_digest
 
 Views = tuple[Tensor, ...]
-"""Views that stacked, with the first three dimensions of one with more than two flattened, are a tensor of a state dict."""
+"""Views that stacked, with the first three dimensions of one with more than two flattened, are a tensor of a state dict.
+
+One with more than two dimensions, of the matrices of all experts, is its rows.
+"""
+_FUSED_UNIT: Final = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
 
 
-class UnitWeights:
+class UnitWeights(NamedTuple):
     """A gated linear unit, computed in two products: gate and up are one matrix. Both are `[in, out]`."""
 
-    def __init__(self, like: Tensor, hidden: int, width: int) -> None:
-        self.gate_up = _matrix(like, hidden, 2 * width)
-        self.down = _matrix(like, width, hidden)
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @classmethod
+    def empty(cls, like: Tensor, hidden: int, width: int) -> UnitWeights:
+        """One without biases."""
+        return cls(_matrix(like, hidden, 2 * width), _matrix(like, width, hidden))
 
     def named(self, gate: str, up: str, down: str) -> dict[str, Views]:
         """Views of the three matrices by the names of their layers in a state dict."""
@@ -42,18 +55,31 @@ class ExpertWeights:
 
     def __init__(self, experts: ExpertsConfig, hidden: int, like: Tensor) -> None:
         self.config = experts
+        self.routing = Routing(experts)
         # A BLAS may sum a row of a narrow product in an order that depends on its place.
-        self.router = _matrix(like, hidden, -(-experts.count // WIDTH) * WIDTH).zero_()
-        self.units = [UnitWeights(like, hidden, experts.width) for _ in range(experts.count)]
+        columns = -(-experts.count // WIDTH) * WIDTH
+        of_router = like.float() if self.routing.in_float32 else like
+        self.router = _matrix(of_router, hidden, columns).zero_()
+        self.router_bias = of_router.new_zeros(columns) if experts.family.fused else None
+        self.shared = UnitWeights.empty(like, hidden, experts.shared_width) if experts.shared_width else None
+        self._fused = {name: like.new_empty(shape) for name, shape in fused_shapes(experts, hidden).items()} if experts.family.fused else {}
+        self.units = (
+            [UnitWeights(*parts) for parts in zip(*(self._fused[name] for name in _FUSED_UNIT), strict=True)]
+            if experts.family.fused
+            else [UnitWeights.empty(like, hidden, experts.width) for _ in range(experts.count)]
+        )
 
     def named(self) -> dict[str, Views]:
         """Views of all tensors by their names in a decoder layer."""
         family = self.config.family
-        names: dict[str, Views] = {f"{family.block}.{family.router}.weight": (self.router.t()[: self.config.count],)}
-        for expert, unit in enumerate(self.units):
-            named = unit.named(*family.matrices)
-            names |= {f"{family.block}.experts.{expert}.{name}.weight": views for name, views in named.items()}
-        return names
+        names: dict[str, Views] = {f"{family.router}.weight": (self.router.t()[: self.config.count],)}
+        if self.router_bias is not None:
+            names[f"{family.router}.bias"] = (self.router_bias[: self.config.count],)
+            names |= {f"experts.{name}": (_by_rows(whole),) for name, whole in self._fused.items()}
+        owners = {} if family.fused else {f"experts.{expert}": unit for expert, unit in enumerate(self.units)}
+        for owner, unit in (owners | ({SHARED: self.shared} if self.shared else {})).items():
+            names |= {f"{owner}.{name}.weight": views for name, views in unit.named(*family.matrices).items()}
+        return {f"{family.block}.{name}": views for name, views in names.items()}
 
 
 class LayerWeights:
@@ -65,15 +91,19 @@ class LayerWeights:
 
     def __init__(self, config: ModelConfig, like: Tensor, number: int) -> None:
         self._config = config
+        rope = config.ropes[number]
+        self._turned = int(config.head_dim * rope.partial) if rope else config.head_dim
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.norms = {place: like.new_empty(config.hidden_size) for _, place in config.family.norms}
         self.qkv = _matrix(like, config.hidden_size, query + 2 * key)
         self.qkv_bias = like.new_empty(query + 2 * key) if config.biases.qkv else None
         self.qk_norms = [like.new_empty(size) for size in config.qk_norm_sizes if size]
         self.out = _matrix(like, query, config.hidden_size)
+        self.out_bias = like.new_empty(config.hidden_size) if config.biases.out else None
+        self.sinks = like.new_empty(config.heads) if config.family.has_sinks else None
         experts = config.experts_of(number)
         self.experts = ExpertWeights(experts, config.hidden_size, like) if experts else None
-        self.unit = UnitWeights(like, config.hidden_size, 0 if self.experts else config.intermediate_size)
+        self.unit = UnitWeights.empty(like, config.hidden_size, 0 if self.experts else config.intermediate_size)
         self._qkv_sizes = [query, key, key]
 
     def named(self, prefix: str) -> dict[str, Views]:
@@ -85,6 +115,8 @@ class LayerWeights:
         for name, norm in zip(("q_norm", "k_norm"), self.qk_norms, strict=False):
             names[f"self_attn.{name}.weight"] = self._stored_order(norm)
         names["self_attn.o_proj.weight"] = (self.out.t(),)
+        if self.out_bias is not None:
+            names["self_attn.o_proj.bias"] = (self.out_bias,)
         if self.experts is None:
             unit = self.unit.named("gate_proj", "up_proj", "down_proj")
             unit["gate_up_proj"] = (*unit["gate_proj"], *unit["up_proj"])
@@ -92,6 +124,7 @@ class LayerWeights:
         stored = {*self._config.family.linear_layers, "q_norm", "k_norm", *(name for name, _ in self._config.family.norms)}
         names = {name: views for name, views in names.items() if name.split(".")[-2] in stored}
         names |= self.experts.named() if self.experts else {}
+        names |= {} if self.sinks is None else {"self_attn.sinks": (self.sinks,)}
         return {f"{prefix}.{name}": views for name, views in names.items()}
 
     def _named_qkv(self, kind: str, fused: Tensor) -> dict[str, Views]:
@@ -103,15 +136,17 @@ class LayerWeights:
     def _stored_order(self, rows: Tensor) -> Views:
         """Views of rows, which are kept as neighbouring pairs for `rotate`, in a state dict's order: often first halves, then second.
 
-        Where a part of each head is turned, the first halves of that part, its second halves, and the same of the rest, head by head.
+        Where a part of each head is turned, the first halves of that part, its second halves, and the rest as it is, head by head.
         """
         if self._config.family.rope_pairs == "neighbours":
             return (rows,)
-        heads = rows.view(-1, self._config.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
-        turned = self._config.turned_elements // 2
-        if turned == heads.shape[2]:
-            return (heads,)
-        return tuple(part for head in torch.split(heads, 1) for part in (head[:, :, :turned], head[:, :, turned:]))
+        if self._turned == self._config.head_dim:
+            return (self._halves_first(rows, self._turned),)
+        heads = torch.split(rows, self._config.head_dim)
+        return tuple(chain(*((self._halves_first(head[: self._turned], self._turned), head[self._turned :]) for head in heads)))
+
+    def _halves_first(self, rows: Tensor, size: int) -> Tensor:
+        return rows.view(-1, size // 2, 2, *rows.shape[1:]).transpose(1, 2)
 
 
 class ModelWeights:
@@ -131,7 +166,8 @@ class ModelWeights:
             self.named |= layer.named(f"model.layers.{number}")
         if not config.tied:
             self.named["lm_head.weight"] = (self.head,)
-        self.shapes = {name: _stored_shape(views) for name, views in self.named.items()}
+        shapes = tensor_shapes(config)
+        self.shapes = {name: torch.Size(shapes[name]) for name in self.named}
         """Shapes in a state dict, by name."""
         self._dtypes = dict.fromkeys(self.named, like.dtype)
 
@@ -142,15 +178,23 @@ class ModelWeights:
             if name in self.named:
                 views = self.named[name]
                 rounded = tensor if self._rounded_to == views[0].dtype else tensor.to(self._rounded_to)
-                for view, part in zip(views, torch.split(rounded, [_rows(view) for view in views]), strict=True):
+                for view, part in zip(views, torch.split(_by_rows(rounded), [_rows(view) for view in views]), strict=True):
                     view.copy_(part.view(view.shape))
                 self._dtypes[name] = tensor.dtype
                 missing.discard(name)
         refuse_tensors(missing, "are missing from the weights")
 
+    def correct(self, folder: Path) -> None:
+        """Gives routers what they add to their scores: no version changes it, so it comes from the model's folder. Raises ModelError."""
+        routings = {f"model.layers.{n}": layer.experts.routing for n, layer in enumerate(self.layers) if layer.experts}
+        for name, tensor in stored_corrections(folder) if any(routing.is_corrected for routing in routings.values()) else ():
+            if routing := routings.get(".".join(name.split(".")[:3])):
+                routing.correction = tensor.to(self.embedding.device, torch.float32)
+
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
-        return weights_digest({name: _narrowed(_as_stored(views), self._dtypes[name]) for name, views in self.named.items()})
+        stored = {name: _as_stored(views).view(self.shapes[name]) for name, views in self.named.items()}
+        return weights_digest({name: _narrowed(tensor, self._dtypes[name]) for name, tensor in stored.items()})
 
 
 def _matrix(like: Tensor, rows: int, columns: int) -> Tensor:
@@ -164,8 +208,9 @@ def _as_stored(views: Views) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _stored_shape(views: Views) -> torch.Size:
-    return torch.Size((sum(map(_rows, views)), *views[0].shape[3 if views[0].dim() > 2 else 1 :]))
+def _by_rows(tensor: Tensor) -> Tensor:
+    """A tensor of a state dict as its views have it: matrices of all experts below each other."""
+    return tensor.flatten(0, -2) if tensor.dim() > 2 else tensor
 
 
 def _rows(view: Tensor) -> int:
@@ -185,7 +230,8 @@ def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> 
     """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
     found: dict[str, Tensor] = {}
     for file in files:
-        tensors = {name: tensor for name, tensor in _load(file).items() if not is_frozen(name)}
+        loaded = _load(file)
+        tensors = {name: loaded[name] for name in loaded.keys() - frozen_names(loaded)}
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
     check_tensors(found, shapes)

@@ -18,10 +18,11 @@ def deepspeed_config(trainer: TrainerSpec, parameters: int) -> dict[str, Any]:
     """The configuration for a model of `parameters` parameters. The batch sizes have no effect: the learner decides where a step ends."""
     chosen = trainer.deepspeed
     host = {"device": "cpu"}
+    bucket = min(parameters + parameters % 2, _BUCKET_ELEMENTS)  # DeepSpeed takes even sizes only
     zero: dict[str, Any] = {
         "stage": chosen.zero_stage,
-        "reduce_bucket_size": min(parameters, _BUCKET_ELEMENTS),
-        "allgather_bucket_size": min(parameters, _BUCKET_ELEMENTS),
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
         # DeepSpeed's default, but small models are partitioned too.
         "stage3_param_persistence_threshold": min(parameters // 1000, _ALWAYS_WHOLE_ELEMENTS),
     }

@@ -14,7 +14,7 @@ from torch import nn
 from gradbus.errors import ModelError
 from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
-from gradbus_kernels.models.causal_lm import checked_tensors, empty_causal_lm
+from gradbus_kernels.models.causal_lm import checked_tensors, correct_routers, empty_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.loading import loading
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
@@ -40,7 +40,7 @@ def load_shards(folder: Path, dtype: torch.dtype, config: Mapping[str, Any], ran
 
     Beside its shard a rank holds one whole tensor. Raises ModelError on every rank if one of them cannot go on.
     """
-    model = agreed(ranks, lambda: empty_causal_lm(folder, dtype))
+    model = agreed(ranks, lambda: _without_weights(folder, dtype, ranks.device))
     tensors = checked_tensors(model, folder)
     first: nn.Parameter | None = None
     while entry := agreed(ranks, lambda: _next(tensors)):
@@ -72,6 +72,12 @@ def stored_weights(folder: Path, names: Mapping[str, torch.Size]) -> LazyTensors
             return tensor
 
     return LazyTensors({name: names[name] for name in files}, read)
+
+
+def _without_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """The model with what it reads beside its weights, which each rank holds whole: the corrections of routers."""
+    with loading():
+        return correct_routers(empty_causal_lm(folder, dtype), folder, device)
 
 
 def _next(tensors: Iterator[tuple[str, torch.Tensor]]) -> tuple[tuple[str, torch.Tensor], ...]:

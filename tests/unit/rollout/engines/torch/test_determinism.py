@@ -80,7 +80,7 @@ async def test_a_sample_of_one_token_is_the_start_of_a_longer_one(start_engine):
         assert {one.finish for one in cut.completions} == {"length"}
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"], indirect=True)
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "glm4_moe", "gpt_oss"], indirect=True)
 async def test_neighbours_who_go_to_other_experts_change_nothing(hf_model, tmp_path):
     found = []
     for neighbours in ([], [PromptGroup("neighbour", tuple(range(4 + n, 40)), (n, n + 1)) for n in range(6)]):

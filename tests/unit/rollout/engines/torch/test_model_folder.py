@@ -77,7 +77,6 @@ def test_names_that_lead_elsewhere_are_refused(name):
     "fields",
     [
         {"hidden_act": "gelu"},
-        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True},
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True},
         {"rope_parameters": {"rope_type": "longrope"}},
         {"hidden_size": "x"},
@@ -96,6 +95,13 @@ def test_a_prompt_and_its_response_fit_the_context_of_longropes_short_factors(mo
     assert check_model_folder(model_folder).context_length == 64
     change_config(model_folder, rope_parameters={"rope_type": "default"})
     assert check_model_folder(model_folder).context_length == 512
+
+
+def test_biases_of_attention_are_computed_except_with_the_trainers_bits(model_folder):
+    change_config(model_folder, architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=True)
+    assert read_supported_config(model_folder).biases == (True, True, False)
+    with pytest.raises(ModelError, match="attention_bias, which the embedded engine does not compute with batch_invariant numerics"):
+        read_supported_config(model_folder, "batch_invariant")
 
 
 def test_windows_are_computed_except_with_the_trainers_bits(model_folder):
