@@ -64,7 +64,7 @@ def _fill(model: CausalLM, folder: Path) -> None:
             check_stored(name, tensor, parameters[name])
             parameters[name].copy_(tensor)
             missing.discard(name)
-        elif name == _HEAD:
+        elif name == model.config.family.stored_name(_HEAD):
             tied_head = tensor
     if missing:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")

@@ -131,6 +131,7 @@ class ModelWeights:
             self.named |= layer.named(f"model.layers.{number}")
         if not config.tied:
             self.named["lm_head.weight"] = (self.head,)
+        self.named = {config.family.stored_name(name): views for name, views in self.named.items()}
         self.shapes = {name: _stored_shape(views) for name, views in self.named.items()}
         """Shapes in a state dict, by name."""
         self._dtypes = dict.fromkeys(self.named, like.dtype)
