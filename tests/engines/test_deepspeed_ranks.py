@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_mixture, make_model
+from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_mixture, make_model, make_wide_model
 
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
@@ -109,6 +109,19 @@ def test_two_ranks_that_choose_other_experts_compute_what_the_torch_learner_comp
     for step in range(2):
         plain.train(Batch(step, batch(step).samples[:2]))
     assert_alike(checkpoint(folder, 2)[0], plain.weights())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_rank_holds_its_shard_and_one_tensor_while_it_loads(run, tmp_path, monkeypatch, dtype):
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))  # what is freed then leaves the process at once
+    folder, done = run(2, model=str(make_wide_model(tmp_path / "wide")), last=1, measured=True, settings={"zero_stage": 3, "dtype": dtype})
+    assert done.returncode == 0, done.stderr
+    size = 4 if dtype == "fp32" else 2
+    whole, largest = size * (270 << 20) // 4, size * 1024 * 4096
+    for rank in range(2):
+        memory = json.loads((folder / f"rank-{rank}.memory").read_text())
+        assert memory["end"] == pytest.approx(whole / 2, rel=0.1), "the shard is in memory"
+        assert memory["most"] < memory["end"] + 1.2 * largest, memory
 
 
 @pytest.mark.parametrize("settings", [{"zero_stage": 2}, {"zero_stage": 3}], ids=str)

@@ -64,6 +64,7 @@ KEYS: Final = (
     Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",), ("conductor",)),
     Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`, `deleted`", ("gateway", "conductor")),
     Keys(Buckets.RUNS, "idempotency.key.*", "the run that a submission created", ("gateway",), ("conductor",)),
+    Keys(Buckets.RUNS, "deleted.run.*", "that a run was deleted; expires after a day", ("conductor",)),
     Keys(Buckets.RUNS, "uploads.*.*", "the size of a file that a key uploaded", ("gateway",)),
     Keys(Buckets.RUNS, "*.status", "state, progress, reason of a wait", ("conductor",)),
     Keys(Buckets.RUNS, "*.evaluations", "the newest result on held-out rows", ("conductor",)),

@@ -86,8 +86,11 @@ def read_family(path: Path) -> Family:
 
 def transformers_family(path: Path) -> TransformersFamily | None:
     """The family if transformers computes it; None for all others, which `read_model_config` takes or refuses. Raises ModelError."""
-    architecture = _architecture(read_object(path / CONFIG))
-    return None if family_of_architecture(architecture) else transformers_family_of(architecture)
+    config = read_object(path / CONFIG)
+    if transformers_family_of(_architecture(config)) is None:
+        return None
+    family = _family(config)
+    return family if isinstance(family, TransformersFamily) else None
 
 
 def weight_files(path: Path) -> tuple[str, ...]:

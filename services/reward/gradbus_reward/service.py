@@ -23,6 +23,7 @@ from gradbus_reward.sandbox.process import GraderProcess
 from gradbus_reward.scorers.addresses import HostUnknownError
 from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.cache import DEFAULT_TIMEOUT_SECONDS, ScorerCache
+from gradbus_reward.scorers.relay import remove_abandoned_folders
 from gradbus_reward.scorers.results import failed_results
 from gradbus_reward.settings import RewardSettings
 
@@ -68,6 +69,7 @@ async def _results(scorer: Scorer, request: ScoreRequest, seconds: float) -> Seq
 async def serve(settings: RewardSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes the calls in flight."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    await asyncio.to_thread(remove_abandoned_folders)
     if settings.python_graders:
         await _log_confinement(settings.scorer.pool)
     scorers = ScorerCache(settings.scorer, size=settings.scorers, concurrency=settings.calls_per_scorer)

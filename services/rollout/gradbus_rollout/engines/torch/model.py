@@ -141,9 +141,8 @@ def _nothing(layer: LayerWeights, buffers: Buffers) -> None:
 
 def read_supported_config(folder: Path, numerics: Literal["fast", "batch_invariant"] = "fast") -> ModelConfig:
     """Configuration of the model in `folder`. Raises ModelError for a model with a feature that the embedded engine does not compute."""
-    check_model_folder(folder)
+    check_model_folder(folder).family.require("embedded_engine")
     config = read_model_config(folder)
-    config.family.require("embedded_engine")
     if numerics == "batch_invariant":
         config.family.require("batch_invariant")
     if features := config.engine_lacks if numerics == "fast" else config.invariant_lacks:

@@ -25,7 +25,7 @@ def test_a_good_folder_tells_what_to_take(model_folder):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["T5ForConditionalGeneration"]}, "use one of"),
+        ({"architectures": ["BertLMHeadModel"]}, "use one of"),
         ({"architectures": None}, "use one of"),
         ({"model_type": "llama"}, "set model_type to 'qwen2'"),
         ({"vocab_size": True}, "vocab_size"),
@@ -36,6 +36,12 @@ def test_a_wrong_config_is_refused(model_folder, fields, message):
     change_config(model_folder, **fields)
     with pytest.raises(ModelError, match=message):
         check_model_folder(model_folder)
+
+
+def test_a_model_that_transformers_computes_needs_a_server(model_folder):
+    change_config(model_folder, architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    with pytest.raises(ModelError, match=r"the embedded engine does not sample GPT2LMHeadModel; set rollout.engine = \"sglang\""):
+        read_supported_config(model_folder)
 
 
 @pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000])
