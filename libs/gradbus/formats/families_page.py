@@ -55,9 +55,9 @@ Tensors beside the decoder's are carried along unchanged ([weights](weights.md#w
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
 or end with one of {", ".join(f"`{suffix}`" for suffix in FROZEN_SUFFIXES)}.
 
-*the text part of a model with images* (Mistral Small 3, Ministral 3): text alone is trained and sampled, under the folder's names, and the vision
-tower is carried along. Its text model is `mistral` or `ministral3`. Adapters are refused, because peft names them as transformers' modules are
-named, not as the folder's tensors are.
+*the text part of a model with images* (Mistral Small 3, Ministral 3): text alone is trained and sampled, under the folder's names, and the
+vision tower is carried along. Adapters are refused, because peft names them as transformers' modules are named, not as the folder's
+tensors are.
 
 *longrope* (Phi-3 with 128k, Phi-3.5, Phi-4-mini): the context of such a model is `original_max_position_embeddings`, 4,096 tokens, and a
 run that asks for more is refused. transformers turns a longer sequence by other frequencies from its first token on. What a token's

@@ -132,6 +132,10 @@ class ModelFamily:
         """The folder's name of a tensor that the decoder calls `name`."""
         return f"{self.prefix}.{name}" if self.prefix else name
 
+    def own_name(self, stored: str) -> str:
+        """What the decoder calls the tensor that the folder calls `stored`."""
+        return stored.removeprefix(f"{self.prefix}.")
+
     def require(self, capability: Capability) -> None:
         """Raises ModelError unless the family has the capability."""
         if capability not in self.capabilities:

@@ -382,6 +382,7 @@ def test_a_model_with_images_is_read_from_its_text_part(tmp_path, stated, tied):
     assert (config.tied, config.windows, config.family.model_type) == (tied, (4096,) * 4, "mistral3")
     names = tensor_shapes(config).keys() | redundant_shapes(config).keys()
     assert all(name.startswith(("language_model.model.", "language_model.lm_head.")) for name in names)
+    assert config.family.own_name("language_model.lm_head.weight") == "lm_head.weight"
     assert "language_model.lm_head.weight" in (redundant_shapes(config) if tied else tensor_shapes(config))
 
 
