@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from gradbus.formats.frozen import CORRECTION, frozen_names
+from gradbus.formats.hf_model import read_family
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
@@ -45,25 +46,35 @@ _LOCAL_FIRST: Final = {"sliding_window": 6, "layer_types": ["sliding_attention",
 _EXPERTS: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
 _YARN: Final = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "truncate": False, "original_max_position_embeddings": 32}
 _GLM_EXPERTS: Final = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.5}
+_GROWING_QUERIES: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "max_position_embeddings": 256,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+_WITH_IMAGES: Final = "mistral3"
+_VISION: Final = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 16,
+    "patch_size": 8,
+}
 
 FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "llama": {"mlp_bias": True, "attention_bias": True},
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {},
     "mistral": {"sliding_window": 6},
-    "ministral3": {
-        "sliding_window": 40,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16,
-            "max_position_embeddings": 256,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.4,
-        },
-    },
+    "ministral3": {"sliding_window": 40, "rope_parameters": _GROWING_QUERIES},
+    "mistral3": {"rope_parameters": _GROWING_QUERIES},
     "mixtral": {"sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen3_moe": _EXPERTS | {"mlp_only_layers": [0], "decoder_sparse_step": 1},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
@@ -108,11 +119,26 @@ class Row:
     token_ids: np.ndarray
 
 
+def new_model(model_type: str, fields: Mapping[str, object]) -> PreTrainedModel:
+    """A model as transformers makes it; one with images has a tiny vision tower beside the text model that `fields` describe."""
+    if model_type != _WITH_IMAGES:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
+    text = {"model_type": "ministral3", **fields}
+    config = AutoConfig.for_model(
+        model_type, text_config=text, vision_config=_VISION, tie_word_embeddings=fields.get("tie_word_embeddings", False)
+    )
+    return AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+
+
+def text_model(model: PreTrainedModel) -> torch.nn.Module:
+    """Embedding, layers and last norm."""
+    return getattr(model.model, "language_model", model.model)
+
+
 def make_model(model_type: str, **changes: object) -> PreTrainedModel:
     """A model with random weights, biases and norms, so that none of them can be left out unnoticed."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **copy.deepcopy({**SIZES, **changes}))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = new_model(model_type, copy.deepcopy({**SIZES, **changes}))
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight", "sinks")):
             torch.nn.init.normal_(parameter, float(parameter.mean()), 0.2)
@@ -140,7 +166,8 @@ def rows() -> list[Row]:
 
 def theirs(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model by transformers, eager."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    loader = AutoModelForImageTextToText if read_family(folder).model_type == _WITH_IMAGES else AutoModelForCausalLM
+    model = loader.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     model.config._experts_implementation = "eager"
     return model
 
@@ -154,6 +181,11 @@ def logprobs_of(model: PreTrainedModel, sequences: Sequence[Row], temperature: f
         table = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
         found.append(table.gather(1, ids[0, len(row.prompt_ids) :, None])[:, 0])
     return torch.cat(found)
+
+
+def gradients_of(loss: Tensor, model: PreTrainedModel) -> tuple[Tensor, ...]:
+    """Of all parameters, in their order; zeros for those of a vision tower, which no text passes."""
+    return torch.autograd.grad(loss, list(model.parameters()), retain_graph=True, materialize_grads=True)
 
 
 def stored(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,22 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from family_lab import FAMILIES, FAULTS, PLAIN, VOCABULARY, Row, logprobs_of, make_model, rows, save, stored, theirs, trained
+from family_lab import (
+    FAMILIES,
+    FAULTS,
+    PLAIN,
+    VOCABULARY,
+    Row,
+    gradients_of,
+    logprobs_of,
+    make_model,
+    rows,
+    save,
+    stored,
+    text_model,
+    theirs,
+    trained,
+)
 from learner_lab import SPEC, batch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -90,7 +105,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(folder, expec
     torch.testing.assert_close(found, logprobs, rtol=0.0, atol=BOUND)
     factors = torch.linspace(-1.0, 1.0, len(found))
     found.dot(factors).backward()
-    gradients = stored(model, tmp_path, torch.autograd.grad(logprobs.dot(factors), list(model.parameters()), retain_graph=True))
+    gradients = stored(model, tmp_path, gradients_of(logprobs.dot(factors), model))
     assert gradients.keys() == {name for name, _ in ours.named_parameters()}
     for name, parameter in ours.named_parameters():
         # An expert that no token chose has none in either.
@@ -135,6 +150,7 @@ def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers
     shutil.copy(folder / "config.json", version)
     assert load_file(file.path).keys() == trained(folder).keys()
     assert load_file(version / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    assert frozen or not model.family.text_types
     exported = theirs(version, dtype).state_dict()
     assert all(torch.equal(tensor, exported[name]) for name, tensor in theirs(folder, dtype).state_dict().items())
     with torch.no_grad():
@@ -192,7 +208,7 @@ async def test_with_batch_invariant_numerics_it_records_the_trainers_bits(folder
 
 
 async def test_the_engine_with_adapters_merged_records_what_the_trainer_computes_beside_the_base(folder, family, tmp_path):
-    if read_model_config(folder).engine_lacks:
+    if read_model_config(folder).engine_lacks or "lora" not in family.capabilities:
         return
     lora = LoraSpec(rank=3, alpha=6.0, target_modules=family.adapted_layers)
     model = load_causal_lm(folder)
@@ -241,7 +257,7 @@ def test_the_plain_trainer_moves_every_weight_and_resumes_to_the_same_bits(folde
 
 def test_weights_are_exported_under_the_names_of_transformers(folder, family):
     exported = {name: parameter.shape for name, parameter in load_causal_lm(folder).named_parameters()}
-    if family.experts:  # which transformers fuses in its module, but not in its files
+    if family.experts or family.prefix:  # in transformers' module they are fused, or have other names, but not in its files
         assert exported == {name: tensor.shape for name, tensor in trained(folder).items()}
         return
     expected = {name: parameter.shape for name, parameter in theirs(folder).named_parameters()}
@@ -258,19 +274,21 @@ def test_a_submission_is_checked_for_the_names_and_shapes_of_the_weights(folder)
 def test_biases_that_config_json_states_are_among_the_names(family, tmp_path):
     model = make_model(family.model_type, **FAMILIES[family.model_type] | {"attention_bias": True, "mlp_bias": True})
     save(model, tmp_path)
-    names = trained(tmp_path).keys() if family.experts else {name for name, _ in model.named_parameters()}
+    others = family.experts or family.prefix
+    names = trained(tmp_path).keys() if others else {name for name, _ in model.named_parameters()}
     assert tensor_shapes(read_model_config(tmp_path)).keys() == names
 
 
 def test_its_linear_layers_are_all_of_a_decoder_layer_and_may_be_named_in_a_spec(folder, family):
-    layer = theirs(folder).model.layers[0]
+    layer = text_model(theirs(folder)).layers[0]
     part = layer.self_attn if family.experts else layer
     matrices = {name.rpartition(".")[2] for name, module in part.named_modules() if isinstance(module, torch.nn.Linear)}
     assert set(family.adapted_layers) == matrices
     assert matrices <= set(get_args(LinearLayer))
     others = bool({"qkv_proj", "gate_up_proj"} & matrices) or family.experts is not None
     assert others is not (set(LoraSpec().target_modules) <= matrices)
-    assert [fault.path for fault in faults_of(family, lora=LoraSpec())] == ["trainer.lora.target_modules"] * others
+    refused = ["trainer.lora"] * ("lora" not in family.capabilities)
+    assert [fault.path for fault in faults_of(family, lora=LoraSpec())] == refused + ["trainer.lora.target_modules"] * others
 
 
 def test_adapters_have_the_names_and_shapes_of_peft(folder, family):

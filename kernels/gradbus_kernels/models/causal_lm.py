@@ -57,7 +57,8 @@ def empty_causal_lm(folder: Path, dtype: torch.dtype = torch.float32) -> CausalL
 def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The stored weights of the model, each with its name, one at a time. Raises ModelError for weights that are not the model's."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    dtype, embedding = model.head_weight.dtype, f"model.{_EMBEDDING}"
+    dtype = model.head_weight.dtype
+    embedding, head = (model.config.family.stored_name(own) for own in (f"model.{_EMBEDDING}", _HEAD))
     seen: set[str] = set()
     tied: dict[str, torch.Tensor] = {}
     for name, tensor in stored_tensors(folder):
@@ -65,11 +66,11 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
             check_stored(name, tensor, shapes[name])
             yield name, tensor
             seen.add(name)
-        if name == embedding or (name == _HEAD and name not in shapes):
+        if name == embedding or (name == head and name not in shapes):
             tied[name] = tensor
     if missing := shapes.keys() - seen:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
-    if _HEAD in tied and not _equal(tied[_HEAD], tied[embedding], dtype):
+    if head in tied and not _equal(tied[head], tied[embedding], dtype):
         raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
 
 

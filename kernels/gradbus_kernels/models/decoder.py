@@ -5,7 +5,7 @@ It computes the same operations as transformers' classes, without importing them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -81,6 +81,10 @@ class CausalLM(LanguageModel):
         """`[vocab_size, hidden_size]`."""
         owner = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return cast("nn.Parameter", owner.weight)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by the names of the model's folder."""
+        return super().named_parameters(prefix or self.config.family.prefix, recurse, remove_duplicate)
 
     def tempered(self, temperature: float) -> float | Softcapped:
         """See `LanguageModel`."""

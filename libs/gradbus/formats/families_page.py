@@ -59,6 +59,10 @@ further tokens (with an `eh_proj`). Trainer and torch engine read the `{CORRECTI
 
 Weights are floating-point numbers. A folder with quantised ones (MXFP4, FP8) is refused with what to do.
 
+*the text part of a model with images* (Mistral Small 3, Ministral 3): text alone is trained and sampled, under the folder's names, and the
+vision tower is carried along. Adapters are refused, because peft names them as transformers' modules are named, not as the folder's
+tensors are.
+
 *longrope* (Phi-3 with 128k, Phi-3.5, Phi-4-mini): the context of such a model is `original_max_position_embeddings`, 4,096 tokens, and a
 run that asks for more is refused. transformers turns a longer sequence by other frequencies from its first token on. What a token's
 probability is would then depend on tokens that come after it: the trainer, which sees the whole sample, and an engine, which sampled its
@@ -148,6 +152,7 @@ def _differences(family: ModelFamily) -> list[str]:
         "rotary pairs are neighbours": family.rope_pairs == "neighbours",
         "a part of each head is turned": family.has_partial_rope,
         "multipliers of embeddings, scores and more": family.multipliers != "none",
+        "the text part of a model with images": bool(family.text_types),
         "queries grow with their position": family.has_query_scale,
         "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",

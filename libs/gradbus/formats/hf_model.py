@@ -70,10 +70,10 @@ def check_model_folder(path: Path) -> ModelInfo:
     """Reads the folder's ModelInfo. Raises ModelError if it is not a Hugging Face folder that can be trained."""
     config = read_object(path / CONFIG)
     family = _family(config)
-    text = family.text_config(config) if isinstance(family, TransformersFamily) else config
+    text = family.text_config(config) if isinstance(family, TransformersFamily) else family.fields(config)
     return ModelInfo(
         family=family,
-        context_length=context_length({**family.defaults, **config}) if isinstance(family, ModelFamily) else _stated_context(text),
+        context_length=context_length(text) if isinstance(family, ModelFamily) else _stated_context(text),
         vocab_size=positive(text, "vocab_size"),
         files=_files(path),
     )

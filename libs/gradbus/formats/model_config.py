@@ -169,27 +169,29 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Configuration of the model in `folder`; ModelError when config.json is broken or asks for a feature that no forward here computes."""
     stated: Mapping[str, Any] = read_object(folder / CONFIG)
     family = family_of(stated.get("model_type"))
-    fields = {**family.defaults, **stated}
+    fields = family.fields(stated)
     _refuse_unsupported(fields, family)
     return _checked(_model_config(fields, family))
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Name to shape of every weight, named and ordered as by transformers; `[out, in]` for a linear layer."""
+    """Name to shape of every weight, named as in the folder and ordered as by transformers; `[out, in]` for a linear layer."""
     embedding = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
     dense, sparse = dict(_layer_shapes(config, None)), dict(_layer_shapes(config, config.experts))
     for at in range(config.layers):
         shapes |= {f"model.layers.{at}.{name}": shape for name, shape in (sparse if config.experts_of(at) else dense).items()}
     shapes["model.norm.weight"] = (config.hidden_size,)
-    return shapes if config.tied else shapes | {"lm_head.weight": embedding}
+    shapes |= {} if config.tied else {"lm_head.weight": embedding}
+    return {config.family.stored_name(name): shape for name, shape in shapes.items()}
 
 
 def redundant_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Name to shape of tensors that older folders store and no forward reads: a tied head, and the frequencies of the rotary embedding."""
     frequencies = (config.head_dim // 2,)
     shapes: dict[str, Shape] = {f"model.layers.{number}.self_attn.rotary_emb.inv_freq": frequencies for number in range(config.layers)}
-    return shapes | {"lm_head.weight": (config.vocab_size, config.hidden_size)} if config.tied else shapes
+    shapes |= {"lm_head.weight": (config.vocab_size, config.hidden_size)} if config.tied else {}
+    return {config.family.stored_name(name): shape for name, shape in shapes.items()}
 
 
 def correction_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -112,6 +112,10 @@ class ModelFamily:
     capabilities: frozenset[Capability] = frozenset({"embedded_engine", "batch_invariant", "lora"})
     defaults: Mapping[str, object] = field(default_factory=dict)
     """What transformers takes for a field that config.json lacks, where this differs from other families."""
+    text_types: tuple[str, ...] = ()
+    """Of a model with images, the `model_type`s of the text model, which `text_config` describes; empty: it is all of the model."""
+    prefix: str = ""
+    """Begins the name of every trained tensor in the folder; empty: nothing does."""
     not_computed: tuple[str, ...] = ()
     """Fields of config.json that must be missing, null or false."""
 
@@ -119,6 +123,28 @@ class ModelFamily:
     def adapted_layers(self) -> tuple[str, ...]:
         """The layers that LoRA may target: all matrices, or those of attention where a layer may have experts."""
         return self.linear_layers if self.experts is None else _ATTENTION_LAYERS
+
+    def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What config.json says of the text model, over the defaults. Raises ModelError."""
+        if not self.text_types:
+            return {**self.defaults, **config}
+        text = config.get("text_config")
+        kind = text.get("model_type") if isinstance(text, dict) else None
+        if not isinstance(text, dict) or kind not in self.text_types:
+            raise ModelError(
+                f"config.json has a text_config of model_type {reprlib.repr(kind)}, and {self.architecture} is trained with one of "
+                f"{', '.join(self.text_types)}; choose another model"
+            )
+        tied = config.get("tie_word_embeddings")
+        return {**MODEL_FAMILIES[kind].defaults, **text, **({} if tied is None else {"tie_word_embeddings": tied})}
+
+    def stored_name(self, name: str) -> str:
+        """The folder's name of a tensor that the decoder calls `name`."""
+        return f"{self.prefix}.{name}" if self.prefix else name
+
+    def own_name(self, stored: str) -> str:
+        """What the decoder calls the tensor that the folder calls `stored`."""
+        return stored.removeprefix(f"{self.prefix}.")
 
     def require(self, capability: Capability) -> None:
         """Raises ModelError unless the family has the capability."""
@@ -227,6 +253,17 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             windows="everywhere",
             has_query_scale=True,
             defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
+        ),
+        ModelFamily(
+            *("mistral3", "Mistral3ForConditionalGeneration"),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            windows="everywhere",
+            has_query_scale=True,
+            text_types=("mistral", "ministral3"),
+            prefix="language_model",
+            capabilities=frozenset({"embedded_engine", "batch_invariant"}),
         ),
         ModelFamily(
             *("mixtral", "MixtralForCausalLM"),

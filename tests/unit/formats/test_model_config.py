@@ -31,10 +31,20 @@ NO_EPSILON = (0, 0.0, -1e-6, 2.0, True)
 NO_THETA = (0, 0.0, -10_000.0, 1e13, False, "", [])
 
 
+def of_family(name, changes):
+    """config.json of a model of a family; of one with images, the changes are its text part's."""
+    family = MODEL_FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None or not family.text_types:
+        return BASE | {"model_type": name} | changes
+    return {"model_type": name, "text_config": BASE | changes | {"model_type": family.text_types[-1]}}
+
+
 @pytest.fixture
 def shape_of(tmp_path):
     def read(**changes):
-        (tmp_path / "config.json").write_text(json.dumps(BASE | changes))
+        architectures = {"architectures": changes.pop("architectures")} if "architectures" in changes else {}
+        config = of_family(changes.pop("model_type", BASE["model_type"]), changes)
+        (tmp_path / "config.json").write_text(json.dumps(config | architectures))
         return read_model_config(tmp_path)
 
     return read
@@ -291,7 +301,7 @@ FIELDS = [
 )
 def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp_path_factory, family, changes, scaling):
     folder = tmp_path_factory.mktemp("config", numbered=True)
-    (folder / "config.json").write_text(json.dumps(BASE | {"model_type": family, "rope_scaling": scaling} | changes))
+    (folder / "config.json").write_text(json.dumps(of_family(family, {"rope_scaling": scaling} | changes)))
     try:
         config = read_model_config(folder)
     except ModelError:
@@ -352,6 +362,36 @@ def test_a_softcap_that_is_missing_has_its_default_and_one_that_is_null_is_none(
     assert shape_of(**gemma).multipliers[4:] == (50.0, 30.0)
     assert shape_of(**gemma, attn_logit_softcapping=None, final_logit_softcapping=20).multipliers[4:] == (0.0, 20.0)
     assert shape_of(**gemma).windows == (4096, None, 4096, None)
+
+
+IMAGES = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "tied"),
+    [
+        ({}, False),
+        ({"tie_word_embeddings": True}, True),
+        ({"text_config": {"tie_word_embeddings": True}}, True),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+    ],
+)
+def test_a_model_with_images_is_read_from_its_text_part(tmp_path, stated, tied):
+    text = BASE | {"model_type": "mistral", "head_dim": 8} | stated.get("text_config", {})
+    (tmp_path / "config.json").write_text(json.dumps(IMAGES | stated | {"text_config": text}))
+    config = read_model_config(tmp_path)
+    assert (config.tied, config.windows, config.family.model_type) == (tied, (4096,) * 4, "mistral3")
+    names = tensor_shapes(config).keys() | redundant_shapes(config).keys()
+    assert all(name.startswith(("language_model.model.", "language_model.lm_head.")) for name in names)
+    assert config.family.own_name("language_model.lm_head.weight") == "lm_head.weight"
+    assert "language_model.lm_head.weight" in (redundant_shapes(config) if tied else tensor_shapes(config))
+
+
+@pytest.mark.parametrize("text", [None, [], {}, BASE])
+def test_a_text_part_of_another_kind_is_refused(tmp_path, text):
+    (tmp_path / "config.json").write_text(json.dumps(IMAGES | {"text_config": text}))
+    with pytest.raises(ModelError, match="is trained with one of mistral, ministral3; choose another model"):
+        read_model_config(tmp_path)
 
 
 def test_queries_grow_where_the_family_has_that_scale(shape_of):

@@ -136,6 +136,16 @@ PUBLISHED |= {
         | {"head_dim": 128, "rope_parameters": MINISTRAL_ROPE, "sliding_window": None, "vocab_size": 131072},
         3_429_006_336,
     ),
+    "Mistral-Small-3.1-24B": (
+        {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "tie_word_embeddings": False}
+        | {"vision_config": {"model_type": "pixtral", "hidden_size": 1024, "num_hidden_layers": 24}, "vision_feature_layer": -1}
+        | {
+            "text_config": {"model_type": "mistral", "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e9}
+            | sizes(5120, 32768, 40, 32, 8, 131072)
+            | {"sliding_window": None, "vocab_size": 131072}
+        },
+        23_572_403_200,
+    ),
     "SmolLM3-3B": (
         {**DENSE, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False, "tie_word_embeddings": True}
         | sizes(2048, 11008, 36, 16, 4, 65536)

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from family_lab import FAMILIES as ODD
+from family_lab import new_model
 from s3_servers import rclone_server  # noqa: F401 - a fixture
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -80,9 +79,9 @@ def of_family(model_type: str) -> torch.nn.Module:
     if model_type == "phi3":
         computed["rope_parameters"] = None  # the factors of longrope are for the sizes of the contract
     sizes = SIZES | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 12, "bos_token_id": 0, "pad_token_id": None}
-    config = AutoConfig.for_model(model_type, **sizes | ODD[model_type] | computed)
-    config._experts_implementation = "eager"  # which computes in float64 too
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = new_model(model_type, sizes | ODD[model_type] | computed)
+    model.config._experts_implementation = "eager"  # which computes in float64 too
+    return model
 
 
 FAMILIES |= {model_type: partial(of_family, model_type) for model_type in OTHERS}

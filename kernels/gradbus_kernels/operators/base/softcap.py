@@ -27,8 +27,9 @@ class Softcapped(NamedTuple):
 
     def check(self, argument: str) -> None:
         """Raises ValueError for a bound that is not a positive number."""
-        fine = self.softcap is None or (isfinite(self.softcap) and self.softcap > 0.0)
-        require(fine, argument, f"has softcap {self.softcap}; pass a positive number, or None for none")
+        if self.softcap is not None:
+            fine = isfinite(self.softcap) and self.softcap > 0.0
+            require(fine, argument, f"has softcap {self.softcap}; pass a positive number, or None for none")
 
 
 def softcapped(x: Tensor, softcap: float | None) -> Tensor:

@@ -34,9 +34,9 @@ def sample() -> None:
 def linear_sample() -> None:
     from gradbus_kernels.operators.linear_sample.triton import draw_linear_triton
 
-    for dtype, sampling in CASES[1:]:
+    for (dtype, sampling), softcap in zip((*CASES[1:], CASES[0]), (None, None, 30.0), strict=True):
         hidden, weight = torch.empty(2, 4096, dtype=dtype), torch.empty(128_256, 4096, dtype=dtype)
-        draw_linear_triton(hidden, weight, torch.empty(2, 1, dtype=torch.float64), columns(sampling, hidden))
+        draw_linear_triton(hidden, weight, torch.empty(2, 1, dtype=torch.float64), columns(sampling, hidden), softcap)
 
 
 def invariant_embedding() -> None:

@@ -55,8 +55,9 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_FREQUENCIES)}
     config = json.loads((folder / "config.json").read_bytes())
     family = MODEL_FAMILIES.get(config.get("model_type"))
-    if {**(family.defaults if family else {}), **config}.get("tie_word_embeddings"):
-        tensors.pop("lm_head.weight", None)
+    fields = family.fields(config) if family else config
+    if fields.get("tie_word_embeddings"):
+        tensors.pop(family.stored_name("lm_head.weight") if family else "lm_head.weight", None)
     return tensors
 
 

@@ -166,6 +166,7 @@ class ModelWeights:
             self.named |= layer.named(f"model.layers.{number}")
         if not config.tied:
             self.named["lm_head.weight"] = (self.head,)
+        self.named = {config.family.stored_name(name): views for name, views in self.named.items()}
         shapes = tensor_shapes(config)
         self.shapes = {name: torch.Size(shapes[name]) for name in self.named}
         """Shapes in a state dict, by name."""

@@ -46,7 +46,7 @@ def load_shards(folder: Path, dtype: torch.dtype, config: Mapping[str, Any], ran
     while entry := agreed(ranks, lambda: _next(tensors)):
         ((name, tensor),) = entry
         weight = nn.Parameter(tensor.to(ranks.device, dtype, copy=True))
-        path, _, attribute = name.rpartition(".")
+        path, _, attribute = model.config.family.own_name(name).rpartition(".")
         model.get_submodule(path).register_parameter(attribute, weight)
         if first is None:
             first = weight
