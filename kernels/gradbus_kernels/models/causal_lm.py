@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -15,13 +15,14 @@ from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import check_stored, stored_tensors
+from gradbus_kernels.models.files import check_stored, parts, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
@@ -37,13 +38,38 @@ def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str
         family = transformers_family(folder)
         if family is not None:
             return _load_by_transformers(folder, family, dtype, device)
+        model = empty_causal_lm(folder, dtype).to_empty(device=device)
+        _fill(model, folder)
+        return model
+
+
+def empty_causal_lm(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """Gradbus's decoder without its weights, on the device `meta`. Raises ModelError for what configuration and headers show."""
+    with loading():
         config = read_model_config(folder)
         check_weights(folder, config)
         with torch.device("meta"):
             model = CausalLM(config)
-        model = model.to(dtype).to_empty(device=device)
-        _fill(model, folder)
-        return model
+        return model.to(dtype)
+
+
+def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The stored weights of the model, each with its name, one at a time. Raises ModelError for weights that are not the model's."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    dtype, embedding = model.head_weight.dtype, f"model.{_EMBEDDING}"
+    seen: set[str] = set()
+    tied: dict[str, torch.Tensor] = {}
+    for name, tensor in stored_tensors(folder):
+        if name in shapes:
+            check_stored(name, tensor, shapes[name])
+            yield name, tensor
+            seen.add(name)
+        if name == embedding or (name == _HEAD and name not in shapes):
+            tied[name] = tensor
+    if missing := shapes.keys() - seen:
+        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    if _HEAD in tied and not _equal(tied[_HEAD], tied[embedding], dtype):
+        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
 
 
 def _load_by_transformers(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> LanguageModel:
@@ -57,19 +83,14 @@ def _load_by_transformers(folder: Path, family: TransformersFamily, dtype: torch
 @torch.no_grad()
 def _fill(model: CausalLM, folder: Path) -> None:
     parameters = dict(model.named_parameters())
-    missing = set(parameters)
-    tied_head: torch.Tensor | None = None
-    for name, tensor in stored_tensors(folder):
-        if name in parameters:
-            check_stored(name, tensor, parameters[name])
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-        elif name == _HEAD:
-            tied_head = tensor
-    if missing:
-        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
-    if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
-        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+    for name, tensor in checked_tensors(model, folder):
+        parameters[name].copy_(tensor)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    return one.shape == other.shape and all(
+        torch.equal(left.to(dtype), right.to(dtype)) for left, right in zip(parts(one), parts(other), strict=True)
+    )
 
 
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -103,7 +124,7 @@ def packed_logprobs(model: LanguageModel, sequences: Sequence[TokenSequence], te
 
     Logits are divided by `temperature`. NaN in the weights comes out as NaN.
     """
-    found = linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+    found = linear_logprob(*head_inputs(model, sequences), temperature=model.tempered(temperature), allow_nan=True)
     return found.logprobs, cast("torch.Tensor", found.entropies)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Final
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Size, Tensor, split
 
 from gradbus.errors import ModelError, first_line
 from gradbus.formats.frozen import is_frozen
 from gradbus.formats.hf_model import weight_files
+
+_PART_ELEMENTS: Final = 1 << 20
 
 
 def stored_tensors(folder: Path, read_too: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -26,12 +29,17 @@ def stored_tensors(folder: Path, read_too: Collection[str] = ()) -> Iterator[tup
             raise ModelError(f"the weights in {file} cannot be read ({reason}); copy or download the file again") from error
 
 
-def check_stored(name: str, tensor: Tensor, place: Tensor) -> None:
-    """Raises ModelError unless a stored tensor fits into its place in a model: its shape, numbers, and all of them finite."""
-    if tensor.shape != place.shape:
-        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(place.shape)}"
+def check_stored(name: str, tensor: Tensor, shape: Size) -> None:
+    """Raises ModelError unless a stored tensor fits into a place of this shape in a model: its numbers are floats, and all finite."""
+    if tensor.shape != shape:
+        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
         raise ModelError(f"tensor {name} has shape {shapes}; take config.json and weights that belong together")
     if not tensor.is_floating_point():
         raise ModelError(f"tensor {name} holds {tensor.dtype}; take weights that are not quantised")
-    if not tensor.isfinite().all():
+    if not all(part.isfinite().all() for part in parts(tensor)):
         raise ModelError(f"tensor {name} holds values that are not finite (NaN or infinity); save or train the model again")
+
+
+def parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A stored tensor in parts: what is computed of one then takes no memory of its size."""
+    return split(tensor.flatten(), _PART_ELEMENTS)

@@ -9,6 +9,7 @@ from torch import Tensor, device, nn
 
 from gradbus.formats.hf_model import Family
 from gradbus_kernels.models.packing import Packed, TokenSequence
+from gradbus_kernels.operators import Softcapped
 
 Weight = TypeVar("Weight", bound=Tensor)
 
@@ -30,6 +31,10 @@ class LanguageModel(nn.Module):
     def device(self) -> device:
         """The device of the weights."""
         return self.head_weight.device
+
+    def tempered(self, temperature: float) -> float | Softcapped:
+        """What operators on the head take for this temperature: with the bound of the logits, if the model has one."""
+        return temperature
 
     def set_checkpointing(self, on: bool) -> None:
         """Whether a backward pass computes each layer again instead of keeping its activations. Raises ModelError."""

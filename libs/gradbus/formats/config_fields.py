@@ -10,6 +10,8 @@ from typing import Any, Final
 from gradbus.errors import ModelError
 
 MAX_CONTEXT: Final = 1 << 24
+LONGROPE: Final = frozenset({"longrope", "su"})
+"""Names of the rotary embedding that has other frequencies beyond `original_max_position_embeddings` (Ding et al. 2024)."""
 
 
 def flag(fields: Mapping[str, Any], name: str) -> bool:
@@ -18,6 +20,11 @@ def flag(fields: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise misstated(name, value)
     return value
+
+
+def stated_flag(stated: bool | str, fields: Mapping[str, Any]) -> bool:
+    """The value of a property that all models of a family have, or that the field of this name states. Raises ModelError."""
+    return flag(fields, stated) if isinstance(stated, str) else stated
 
 
 def number(fields: Mapping[str, Any], name: str, default: float, least: float = 0.0, most: float = math.inf) -> float:

@@ -18,8 +18,8 @@ _WINDOWS: Final = {
 }
 _BEFORE: Final = f"""# Model families
 
-Gradbus's decoder computes the dense decoders of these families. [Others](#families-that-transformers-computes) are computed by
-transformers' own models, for training alone. Every other architecture is refused at submission with this list. A family is a row of
+Gradbus's decoder computes these families, dense ones and mixtures of experts. [Others](#families-that-transformers-computes) are computed
+by transformers' own models, for training alone. Every other architecture is refused at submission with this list. A family is a row of
 `MODEL_FAMILIES` (`libs/gradbus/formats/model_families.py`), and this page is written from it: `python -m gradbus_gateway.documents docs`.
 [Extending](extending.md#a-model-family) says how to add one.
 
@@ -32,15 +32,21 @@ wider than the hidden state, fewer key heads, window, tied and untied head, bias
 - what the embedded engine recorded with what the trainer computes, without and with adapters (merged there, beside the base here),
 - a resumed trainer with an undisturbed one, in float32 and bfloat16.
 
-Faults planted in the decoder, such as norms after the rotation or a window off by one, exceed the bound tenfold and more.
+Faults planted in the decoder, such as norms after the rotation, a window off by one or experts in another order, exceed the bound
+tenfold and more.
 """
 _AFTER: Final = f"""
 - *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
-  there, nor a part of each head that is turned as halves (Phi-4-mini); such a model is refused when the engine opens it.
+  there; such a model is refused when the engine opens it.
 - *trainer*: plain torch, in float32 and with `trainer.dtype = "bf16"`; *LoRA* with `[trainer.lora]`. Families with fused matrices have
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
   `tests/contract/test_model_families_deepspeed.py` the stages 0, 2 and 3 on every family (`make test-engines`).
+- *Experts*: versions name each expert as the folder does. The router's softmax and the sums over a token's experts are float32. No loss
+  balances the experts. The trainer computes an expert once for all of its tokens, with plain products; the embedded engine computes every
+  expert that any row needs for all rows, so that no row's bits depend on the others. It is correct and slow. With DeepSpeed a layer's
+  experts are gathered together. `trainer.lora.target_modules` may name attention layers only. `batch_invariant` is refused: the trainer's
+  groups of tokens and the engine's rows are products of different shapes.
 - *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window is refused.
 - *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Tests run SGLang with Qwen2 models only; for any
   family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a family's names fails loudly.
@@ -49,7 +55,13 @@ Tensors beside the decoder's are carried along unchanged ([weights](weights.md#w
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
 or end with one of {", ".join(f"`{suffix}`" for suffix in FROZEN_SUFFIXES)}.
 
-Not computed by it: softcaps (Gemma 2), longrope (Phi-4-mini, Phi-3 with 128k), experts, MLA, gated delta nets, Mamba layers and images.
+*longrope* (Phi-3 with 128k, Phi-3.5, Phi-4-mini): the context of such a model is `original_max_position_embeddings`, 4,096 tokens, and a
+run that asks for more is refused. transformers turns a longer sequence by other frequencies from its first token on. What a token's
+probability is would then depend on tokens that come after it: the trainer, which sees the whole sample, and an engine, which sampled its
+beginning before it knew the length, could not agree, and SGLang chooses by the longest sequence of its batch. Up to that length all of
+them use the short factors, and agree.
+
+Not computed by it: MLA, gated delta nets, Mamba layers and images.
 """
 _BY_TRANSFORMERS: Final = """
 ## Families that transformers computes
@@ -89,7 +101,7 @@ def families_page() -> str:
     layers = "\n".join(
         f"| `{family.architecture}` | {', '.join(f'`{name}`' for name in family.linear_layers)} |"
         for family in MODEL_FAMILIES.values()
-        if "q_proj" not in family.linear_layers or "gate_proj" not in family.linear_layers
+        if {"qkv_proj", "gate_up_proj"} & set(family.linear_layers)
     )
     fused = f"\n| fused | layers that adapters may name |\n|---|---|\n{layers}\n"
     return f"{_BEFORE}\n{head}\n|---|---|---|---|---|---|---|---|\n{rows}\n{fused}{_AFTER}{_by_transformers()}"
@@ -112,7 +124,7 @@ def _row(family: ModelFamily) -> str:
     cells = (
         f"`{family.architecture}`",
         "; ".join(_differences(family)) or "nothing",
-        *(mark("embedded_engine"), "yes", "yes", mark("lora"), mark("batch_invariant"), served),
+        *(mark("embedded_engine"), "yes", "yes", "attention" if family.experts else mark("lora"), mark("batch_invariant"), served),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -132,7 +144,11 @@ def _differences(family: ModelFamily) -> list[str]:
         "rotary pairs are neighbours": family.rope_pairs == "neighbours",
         "a part of each head is turned": family.has_partial_rope,
         "multipliers of embeddings, scores and more": family.multipliers != "none",
+        "queries grow with their position": family.has_query_scale,
+        "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",
+        "experts": family.experts is not None,
+        "dense layers among those with experts": family.experts is not None and family.experts.has_dense_layers,
         "fused queries, keys and values": "qkv_proj" in fused,
         "fused gates and ups": "gate_up_proj" in fused,
     }

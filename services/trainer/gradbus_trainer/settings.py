@@ -20,7 +20,7 @@ class Settings(ProcessSettings):
     """GRADBUS_* variables of the trainer."""
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
-    device: str = Field("cpu", description="Torch device of the learner.")
+    device: str = Field("cpu", description="Torch device of the learner; of ranks on one machine, the first one's.")
     collective_seconds: float = Field(300.0, gt=0.0, description="How long a rank waits for the others before it gives up.")
     trace_steps: float = Field(1.0, ge=0.0, le=1.0, description="Share of steps that are traced, if spans are exported.")
     trace_step_seconds: float = Field(

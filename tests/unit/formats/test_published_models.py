@@ -97,7 +97,24 @@ PUBLISHED = {
 
 
 DENSE = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-5, "rope_scaling": None, "tie_word_embeddings": False}
+
+
+def longrope(pairs):
+    """Short factors near 1 and long ones that grow, as published."""
+    return {"type": "longrope", "short_factor": [1.0 + 0.02 * at for at in range(pairs)], "long_factor": [1.0 + at for at in range(pairs)]}
+
+
 YARN = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 8192, "rope_type": "yarn"}
+MINISTRAL_ROPE = YARN | {
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 PUBLISHED |= {
     "Mistral-7B-v0.1": (
         DENSE
@@ -112,6 +129,12 @@ PUBLISHED |= {
         | sizes(5120, 14336, 40, 32, 8, 1024000)
         | {"vocab_size": 131072},
         12_247_782_400,
+    ),
+    "Ministral-3-3B-text": (
+        {**DENSE, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "tie_word_embeddings": True}
+        | sizes(3072, 9216, 26, 32, 8, 262144)
+        | {"head_dim": 128, "rope_parameters": MINISTRAL_ROPE, "sliding_window": None, "vocab_size": 131072},
+        3_429_006_336,
     ),
     "SmolLM3-3B": (
         {**DENSE, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False, "tie_word_embeddings": True}
@@ -141,6 +164,13 @@ PUBLISHED |= {
         | {"vocab_size": 100278},
         7_298_011_136,
     ),
+    "gemma-2-2b-it": (
+        {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0}
+        | sizes(2304, 9216, 26, 8, 4, 8192)
+        | {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "vocab_size": 256000, "eos_token_id": [1, 107]}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention_bias": False, "rms_norm_eps": 1e-6},
+        2_614_341_888,
+    ),
     "gemma-3-1b-it": (
         {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
         | sizes(1152, 6912, 26, 4, 1, 32768)
@@ -148,6 +178,21 @@ PUBLISHED |= {
         | {"sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144, "eos_token_id": [1, 106]}
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": False, "rms_norm_eps": 1e-6},
         999_885_952,
+    ),
+    "Qwen3-30B-A3B": (
+        DENSE
+        | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "mlp_only_layers": [], "decoder_sparse_step": 1}
+        | sizes(2048, 6144, 48, 32, 4, 40960)
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True, "max_window_layers": 48}
+        | {"head_dim": 128, "rope_theta": 1e6, "vocab_size": 151936, "router_aux_loss_coef": 0.001, "use_sliding_window": False},
+        30_532_122_624,
+    ),
+    "Mixtral-8x7B-v0.1": (
+        DENSE
+        | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
+        | sizes(4096, 14336, 32, 32, 8, 32768)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "vocab_size": 32000},
+        46_702_792_704,
     ),
     "granite-3.3-2b": (
         {**DENSE, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "mlp_bias": False, "tie_word_embeddings": True}
@@ -162,6 +207,20 @@ PUBLISHED |= {
         | sizes(3072, 8192, 32, 32, 32, 4096)
         | {"original_max_position_embeddings": 4096, "vocab_size": 32064},
         3_821_079_552,
+    ),
+    "Phi-3.5-mini": (
+        DENSE
+        | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 262144}
+        | sizes(3072, 8192, 32, 32, 32, 131072)
+        | {"original_max_position_embeddings": 4096, "rope_scaling": longrope(48), "vocab_size": 32064},
+        3_821_079_552,
+    ),
+    "Phi-4-mini": (
+        {**DENSE, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 262144}
+        | sizes(3072, 8192, 32, 24, 8, 131072)
+        | {"original_max_position_embeddings": 4096, "rope_scaling": longrope(48), "vocab_size": 200064}
+        | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True},
+        3_836_021_760,
     ),
     "phi-4": (
         DENSE
@@ -207,7 +266,13 @@ def test_transformers_reads_the_same_model_in_it(name, tmp_path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM", "DeepseekV32ForCausalLM", "BertLMHeadModel"),
+        *(
+            "ShieldGemma2ForImageClassification",
+            "Gemma3ForConditionalGeneration",
+            "Gemma4ForCausalLM",
+            "DeepseekV32ForCausalLM",
+            "BertLMHeadModel",
+        ),
         *("Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "BartForCausalLM", "CodeOfTheFolder"),
     ],
 )

@@ -65,7 +65,7 @@ def _fill(network: Any, names: StoredNames, folder: Path) -> None:
     missing, heads = set(places), []
     for name, tensor in stored_tensors(folder, frozen):
         if name in places:
-            check_stored(name, tensor, places[name])
+            check_stored(name, tensor, places[name].shape)
             places[name].copy_(tensor)
             missing.discard(name)
         elif name in HEADS:

@@ -137,7 +137,8 @@ class TorchLearner:
         temperature = self._spec.rollout.temperature
         if self._spec.numerics == "fast":
             # With the gradients of hidden states and head: only the body is left for the backward pass.
-            return linear_grpo_loss(*head_inputs(self._model, samples), tokens, self._settings, temperature=temperature)
+            inputs = head_inputs(self._model, samples)
+            return linear_grpo_loss(*inputs, tokens, self._settings, temperature=self._model.tempered(temperature))
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 
