@@ -1,7 +1,7 @@
 """The model families that transformers' own models compute, where Gradbus has no decoder for them. Neither torch nor transformers.
 
-A family is listed if its model is causal and its logits are a linear function of the last hidden states without a bias. A family of
-`MODEL_FAMILIES` comes first: it is computed by Gradbus's decoder, whether it is listed here or not.
+A family is listed if its model is causal and its logits are one matrix times the last hidden states, scaled and bounded at most. A family
+of `MODEL_FAMILIES` comes first: it is computed by Gradbus's decoder, whether it is listed here or not.
 tests/contract/test_transformers_families.py is the contract.
 """
 
@@ -111,16 +111,15 @@ _PACKED: Final[Mapping[str, str]] = {
     "minicpm3": "MiniCPM3ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral": "MinistralForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
     "olmo": "OlmoForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "vaultgemma": "VaultGemmaForCausalLM",
     "youtu": "YoutuForCausalLM",
 }
 """Families whose tokens meet in attention alone."""
@@ -156,6 +155,7 @@ _ROWS: Final[Mapping[str, str]] = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "rwkv": "RwkvForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "xglm": "XGLMForCausalLM",
@@ -188,7 +188,9 @@ _TIED: Final = frozenset(
         "mpt",
         "openai-gpt",
         "opt",
+        "recurrent_gemma",
         "starcoder2",
+        "vaultgemma",
         "xglm",
         "youtu",
         "zamba2",
