@@ -13,6 +13,7 @@ from transformers_lab import PACKED, RECURRENT, ROWS, make_transformers_model, q
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES, TransformersFamily
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
@@ -24,7 +25,7 @@ from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
 
-EVERY = [name for name, family in TRANSFORMERS_FAMILIES.items() if not family.inner]
+EVERY = [name for name, family in TRANSFORMERS_FAMILIES.items() if not family.inner and name not in MODEL_FAMILIES]
 BOUND = 1e-5
 """Of log-probabilities in float32, nats."""
 

@@ -51,6 +51,7 @@ PACKED: Final[Mapping[str, Mapping[str, object]]] = {
     "minimax_m2": _EXPERTS,
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "starcoder2": {"sliding_window": 6},
+    "vaultgemma": {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.0},
 }
 """By `model_type`, what a model has beside SIZES. Their sequences are packed."""
 ROWS: Final[Mapping[str, Mapping[str, object]]] = {
@@ -98,6 +99,8 @@ OTHERS: Final[Mapping[str, Mapping[str, object]]] = {
     "minicpm3": _MLA,
     "minimax": _HYBRID,
     "qwen3_5_moe_text": _DELTA,
+    "nanochat": {"final_logit_softcapping": 2.0},
+    "recurrent_gemma": {"logits_soft_cap": 2.0},
     "youtu": _MLA,
     "zamba2": {
         "layers_block_type": ["mamba", "hybrid", "mamba"],

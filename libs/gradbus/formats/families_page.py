@@ -86,9 +86,9 @@ A folder of one of these families is trained by transformers' own model, which t
 | experts | have no auxiliary loss; biases of routers are carried along in the folder's dtype |
 
 Every start compares the first version with the folder bit by bit, and log-probabilities of two short texts with those of transformers'
-whole model. `tests/contract/test_transformers_families.py` does for fifteen families what the contract above does, and compares
+whole model. `tests/contract/test_transformers_families.py` does for sixteen families what the contract above does, and compares
 log-probabilities and versions of every listed one, on CPUs with tiny random models. SGLang has sampled StableLM and Starcoder2 in whole
-runs (`tests/engines/test_sglang_families.py`), no other of them yet.
+runs (`tests/engines/sglang/test_sglang_families.py`), no other of them yet.
 
 *Packed*, with shared prompts, in Gradbus's attention: {packed}.
 

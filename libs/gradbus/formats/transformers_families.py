@@ -1,7 +1,7 @@
 """The model families that transformers' own models compute, where Gradbus has no decoder for them. Neither torch nor transformers.
 
-A family is listed if its model is causal and its logits are a linear function of the last hidden states without a bias. No family of
-`MODEL_FAMILIES` is listed: it is computed by Gradbus's decoder.
+A family is listed if its model is causal and its logits are one matrix times the last hidden states, scaled and bounded at most. No
+family of `MODEL_FAMILIES` is listed: it is computed by Gradbus's decoder.
 tests/contract/test_transformers_families.py is the contract.
 """
 
@@ -110,6 +110,7 @@ _PACKED: Final[Mapping[str, str]] = {
     "minicpm3": "MiniCPM3ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral": "MinistralForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
     "olmo": "OlmoForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
@@ -117,6 +118,7 @@ _PACKED: Final[Mapping[str, str]] = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "vaultgemma": "VaultGemmaForCausalLM",
     "youtu": "YoutuForCausalLM",
 }
 """Families whose tokens meet in attention alone."""
@@ -151,6 +153,7 @@ _ROWS: Final[Mapping[str, str]] = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "rwkv": "RwkvForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "xglm": "XGLMForCausalLM",
@@ -183,7 +186,9 @@ _TIED: Final = frozenset(
         "mpt",
         "openai-gpt",
         "opt",
+        "recurrent_gemma",
         "starcoder2",
+        "vaultgemma",
         "xglm",
         "youtu",
         "zamba2",

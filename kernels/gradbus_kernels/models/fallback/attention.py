@@ -6,6 +6,7 @@ function that has no maker of masks under the same name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -14,9 +15,10 @@ from transformers import AttentionInterface
 
 from gradbus.errors import ModelError
 from gradbus_kernels.operators import PrefixLayout, prefix_shared_attention
+from gradbus_kernels.operators.base.softcap import Softcapped
 
 PACKED_ATTENTION: Final = "gradbus_packed"
-_NOT_COMPUTED: Final = ("softcap", "s_aux", "position_bias")
+_NOT_COMPUTED: Final = ("s_aux", "position_bias")
 
 
 def packed_attention(
@@ -39,8 +41,13 @@ def packed_attention(
     width = value.shape[-1]
     values = functional.pad(value, (0, query.shape[-1] - width))
     packed = [tensor[0].transpose(0, 1) for tensor in (query, key, values)]
-    attended = prefix_shared_attention(packed[0], packed[1], packed[2], layout, given.get("scaling"), given.get("sliding_window"))
+    attended = prefix_shared_attention(packed[0], packed[1], packed[2], layout, _scale(given), given.get("sliding_window"))
     return attended[None, :, :, :width].contiguous(), None
+
+
+def _scale(given: Mapping[str, Any]) -> float | Softcapped | None:
+    scale, softcap = given.get("scaling"), given.get("softcap")
+    return scale if softcap is None or scale is None else Softcapped(scale, softcap)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -15,7 +15,6 @@ from gradbus.formats.transformers_families import TransformersFamily
 _IGNORED: Final = frozenset({"auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "is_decoder"})
 _RANDOM: Final = ("dropout", "pdrop", "layerdrop", "drop_rate", "jitter")
 """Parts of the names of settings that make a forward pass random."""
-_SOFTCAPS: Final = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _MAX_LAYERS: Final = 1024
 
 
@@ -29,7 +28,6 @@ def text_configuration(folder: Path, family: TransformersFamily) -> PreTrainedCo
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"the installed transformers does not know {kind!r}; install gradbus[families] with a newer transformers")
     config = CONFIG_MAPPING[kind].from_dict(_plain(stated)).get_text_config()
-    _check_softcaps(config)
     for name, value in config.to_dict().items():
         if isinstance(value, int | float) and any(part in name for part in _RANDOM):
             setattr(config, name, 0.0)
@@ -51,6 +49,13 @@ def logits_scale(config: PreTrainedConfig) -> float:
             return 1.0
 
 
+def logits_softcap(config: PreTrainedConfig) -> float | None:
+    """The bound of the logits, for the families that have one; None: none."""
+    names = {"recurrent_gemma": "logits_soft_cap", "nanochat": "final_logit_softcapping", "vaultgemma": "final_logit_softcapping"}
+    stated = getattr(config, names.get(config.model_type, ""), None)
+    return None if stated is None else float(stated)
+
+
 def _plain(stated: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _decoded(value) for name, value in stated.items() if name not in _IGNORED and not name.startswith("_")}
 
@@ -60,9 +65,3 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, dict):
         return float(value["__float__"]) if value.keys() == {"__float__"} else {name: _decoded(part) for name, part in value.items()}
     return [_decoded(part) for part in value] if isinstance(value, list) else value
-
-
-def _check_softcaps(config: PreTrainedConfig) -> None:
-    asked = [name for name in _SOFTCAPS if getattr(config, name, None)]
-    if asked:
-        raise ModelError(f"config.json asks for {', '.join(asked)}, which is not computed; choose another model")

@@ -33,7 +33,8 @@ def check_forward(model: TransformersLM) -> None:
     rows = [_Row(*np.split(draw(0, model.vocab_size, length).astype(np.int32), [2])) for length in _LENGTHS]
     batch = model.pack(rows)
     hidden = model(batch).index_select(0, batch.selected)
-    found = linear_logprob(hidden, model.head_weight, batch.targets, entropy=False, allow_nan=True).logprobs
+    temperature = model.tempered(1.0)
+    found = linear_logprob(hidden, model.head_weight, batch.targets, temperature=temperature, entropy=False, allow_nan=True).logprobs
     error = float((found - torch.cat([_alone(model, row) for row in rows])).abs().max())
     bound = _BOUNDS.get(hidden.dtype, _BOUNDS[torch.float32])
     if not error <= bound:

@@ -14,12 +14,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gradbus.errors import ModelError
 from gradbus.formats.transformers_families import TransformersFamily
-from gradbus_kernels.models.fallback.configuration import logits_scale
+from gradbus_kernels.models.fallback.configuration import logits_scale, logits_softcap
 from gradbus_kernels.models.fallback.rows import RowBlocks, row_blocks
 from gradbus_kernels.models.fallback.stored_names import StoredNames
 from gradbus_kernels.models.language_model import LanguageModel, Weight
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.operators import PackedGroups
+from gradbus_kernels.operators.base.softcap import Softcapped
 
 _NETWORK = "network."
 
@@ -34,12 +35,16 @@ class TransformersLM(LanguageModel):
         self.network: Any = network  # typed in part
         self.vocab_size = len(self.head_weight)
         self._names = names
-        self._scale = logits_scale(network.config)
+        self._scale, self._softcap = logits_scale(network.config), logits_softcap(network.config)
 
     @property
     def head_weight(self) -> nn.Parameter:
         """See `LanguageModel`."""
         return cast("nn.Parameter", self.network.get_output_embeddings().weight)
+
+    def tempered(self, temperature: float) -> float | Softcapped:
+        """See `LanguageModel`."""
+        return temperature if self._softcap is None else Softcapped(temperature, self._softcap)
 
     def set_checkpointing(self, on: bool) -> None:
         """See `LanguageModel`."""

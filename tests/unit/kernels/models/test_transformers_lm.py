@@ -58,7 +58,6 @@ def change(folder, config=(), tensors=(), without=()):
         ({"config": {"n_layer": 3}}, r"12 tensors are missing from the weight files"),
         ({"config": {"n_layer": 5000}}, r"config.json has n_layer = 5000; it must be a whole number above 0 and at most 1024"),
         ({"config": {"quantization_config": {"quant_method": "fp8"}}}, r"weights of 'fp8'"),
-        ({"config": {"final_logit_softcapping": 30.0}}, r"asks for final_logit_softcapping, which is not computed; choose another model"),
     ],
 )
 def test_a_folder_that_is_not_the_model_is_refused_before_anything_is_allocated(folder, unallocated, changes, message):
@@ -121,7 +120,9 @@ def test_a_family_that_cannot_compute_layers_again_says_so(folder):
         model.set_checkpointing(True)
 
 
-@pytest.mark.parametrize("given", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"layout": None}, {"attention_mask": torch.zeros(1)}])
+@pytest.mark.parametrize(
+    "given", [{"position_bias": torch.zeros(2)}, {"s_aux": torch.zeros(2)}, {"layout": None}, {"attention_mask": torch.zeros(1)}]
+)
 def test_attention_that_is_another_function_is_refused(given):
     heads = torch.zeros(1, 2, 4, 8)
     arguments = {"attention_mask": None, "layout": PrefixLayout.of_lengths([4], [None])} | given
