@@ -33,10 +33,14 @@ class Slots:
                 if not self.used:
                     self._idle.set()
 
+    def close(self) -> None:
+        """Lets no sample enter until the end of the next `closed`."""
+        self._open.clear()
+
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
         """Lets no sample enter during the block."""
-        self._open.clear()
+        self.close()
         try:
             yield
         finally:

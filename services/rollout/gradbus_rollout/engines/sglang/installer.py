@@ -18,8 +18,8 @@ from gradbus_rollout.engines.server.logprob_proof import prove_weights
 from gradbus_rollout.engines.server.version_folder import LoadedVersion
 from gradbus_rollout.engines.sglang.api import ServerApi
 
-_UNPROVEN: Final = "gradbus-unproven"
-"""Label of weights between the update and the proof. A sample that carries it is discarded."""
+UNPROVEN: Final = "gradbus-unproven"
+"""Label of weights between a release or the update and the proof. A sample that carries it is discarded."""
 _DIFFERENT: Final = "check tensor equality failed"
 _NO_PROOF: Final = (
     "the server's /weights_checker does not answer, and this version came without a probe; start SGLang with its weight checker, "
@@ -42,7 +42,7 @@ class Installer:
         """
         folder = str(version.folder.absolute())
         if not (self._compares and await self._compare(api, version, folder)):
-            await api.update_from_disk(folder, _UNPROVEN)
+            await api.update_from_disk(folder, UNPROVEN)
             if version.probe is None:
                 raise EngineError("refused", _NO_PROOF)
             await prove_weights(api, version.version, version.probe, self._previous)
@@ -51,7 +51,7 @@ class Installer:
 
     async def _compare(self, api: ServerApi, version: LoadedVersion, folder: str) -> bool:
         """Update, noise, update again, comparison. False, now and for every later load, for a server without these actions."""
-        await api.update_from_disk(folder, _UNPROVEN)
+        await api.update_from_disk(folder, UNPROVEN)
         try:
             await api.check_weights("snapshot")
             await api.check_weights("reset_tensors")

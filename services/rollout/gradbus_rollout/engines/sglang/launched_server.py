@@ -30,6 +30,9 @@ _NO_SGLANG: Final = "No module named 'sglang'"
 _OURS: Final = "GRADBUS_"
 _PROBES: Final = 1
 """Requests in addition to the samples, so that the proof of adapters does not wait for a sample to end."""
+_TURNS: Final = ("--enable-memory-saver", "--cuda-graph-backend-prefill", "disabled")
+"""The saver frees memory whose addresses stay. Prefill graphs that may be broken off and the saver exclude each other."""
+_TURNS_ENVIRONMENT: Final = {"NCCL_GRAPH_REGISTER": "0"}
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
 """Exit statuses of a server that was killed, mostly by the kernel when memory ran out."""
 
@@ -69,7 +72,7 @@ class LaunchedServer:
             with launch.log.open("wb") as log:
                 process = await asyncio.create_subprocess_exec(
                     *_guarded(_command(launch, port, secret)),
-                    env=_environment(launch.settings, scratch.name),
+                    env=_environment(launch, scratch.name),
                     stdin=DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -94,7 +97,8 @@ class LaunchedServer:
         """The reason why it ended or did not come up, from its log and exit status: `state`, or `out_of_memory`."""
         tail = f"its log ({self._launch.log}) ends with:\n{self._log_tail()}"
         if out_of_memory(tail) or self._process.returncode in _KILLED:
-            advice = "give it more memory, lower rollout.slots, or set --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS as its log says"
+            flag = "rollout.memory_fraction, or --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS,"
+            advice = f"give it more memory, lower rollout.slots, or set {flag} as its log says"
             return EngineError("out_of_memory", f"the SGLang server was killed or found no memory; {advice}; {tail}")
         status = "is still running" if self.running else f"ended with status {self._process.returncode}"
         advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in tail else "fix the cause that the log names"
@@ -138,6 +142,8 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         "--skip-server-warmup",  # the first health check warms it up
         *("--log-level", "warning"),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
+        *([] if launch.config.memory_fraction is None else ["--mem-fraction-static", str(launch.config.memory_fraction)]),
+        *(_TURNS if launch.config.takes_turns else ()),
         *launch.settings.arguments,
     ]
 
@@ -156,10 +162,10 @@ def _guarded(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
 
 
-def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
+def _environment(launch: LaunchConfig, scratch: str) -> dict[str, str]:
     """The worker's environment without its GRADBUS_ variables."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    return inherited | {"TMPDIR": scratch} | settings.environment
+    return inherited | {"TMPDIR": scratch} | (_TURNS_ENVIRONMENT if launch.config.takes_turns else {}) | launch.settings.environment
 
 
 def _check(settings: SGLangSettings) -> None:

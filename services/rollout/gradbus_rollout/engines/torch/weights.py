@@ -101,6 +101,11 @@ class ModelWeights:
                 missing.discard(name)
         refuse_tensors(missing, "are missing from the weights")
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, or a view of it."""
+        return [view for views in self.named.values() for view in views]
+
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
         return weights_digest({name: _narrowed(_as_stored(views), self._dtypes[name]) for name, views in self.named.items()})
