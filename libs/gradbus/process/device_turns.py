@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from gradbus import crash_points
 from gradbus.process.device_lease import DeviceLease
 
 
@@ -40,7 +41,9 @@ class DeviceTurns:
             with self._timed():
                 await self._lease.take()
                 self.is_on_device = True
+                crash_points.reached("device-taken")
                 await self._tenant.resume()
+                crash_points.reached("device-resumed")
 
     async def end(self) -> None:
         """Lets the other tenant have the device."""
@@ -48,7 +51,9 @@ class DeviceTurns:
             with self._timed():
                 await self._tenant.release()
                 self.is_on_device = False
+                crash_points.reached("device-released")
                 await self._lease.give_back()
+                crash_points.reached("device-given-back")
 
     async def wanted(self, is_idle: Callable[[], bool]) -> None:
         """Returns when the tenant should leave; see `DeviceLease.wanted`."""

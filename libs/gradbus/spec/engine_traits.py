@@ -34,7 +34,7 @@ ENGINES: Final[Mapping[EngineName, EngineTraits]] = MappingProxyType(
     {
         "torch": EngineTraits(embedded=True, deterministic=True, batch_invariant=True, needs_probe=False, pauses=False, leaves_device=True),
         "sglang": EngineTraits(
-            embedded=False, deterministic=False, batch_invariant=False, needs_probe=True, pauses=True, leaves_device=False
+            embedded=False, deterministic=False, batch_invariant=False, needs_probe=True, pauses=True, leaves_device=True
         ),
     }
 )

@@ -40,6 +40,9 @@ def _timed_faults(rollout: Any, sections: Mapping[str, Any]) -> Iterator[Fault]:
     if algorithm and trainer and algorithm.kl > 0 and trainer.lora is None:
         allowed = f"0, [trainer.lora], or rollout.placement = {others}"
         yield Fault("algorithm.kl", "the reference service would keep its memory on the device", str(algorithm.kl), allowed)
+    if trainer and trainer.lora is not None and not rollout.traits.embedded:
+        allowed = f'no [trainer.lora], rollout.engine = "torch", or rollout.placement = {others}'
+        yield Fault("trainer.lora", "nobody can prove the base model that comes back beneath a server's adapters", allowed=allowed)
     if trainer and trainer.deepspeed.offload != "none":
         allowed = '"none": between its turns all of the trainer is in host memory'
         yield Fault("trainer.deepspeed.offload", "DeepSpeed moves the same state by itself", f'"{trainer.deepspeed.offload}"', allowed)
