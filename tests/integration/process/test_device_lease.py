@@ -7,7 +7,7 @@ import secrets
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Bus, BusSettings, connection
@@ -84,31 +84,33 @@ class Table:
             await worker.dies()
 
 
-class Turns(RuleBasedStateMachine):
-    """Any sequence of wishes, ends of turns, deaths and freezes."""
+SEATS = {"trainer": True, "rollout": False, "other trainer": True}
+seats = st.sampled_from(sorted(SEATS))
 
-    workers = Bundle("workers")
+
+class Turns(RuleBasedStateMachine):
+    """Any sequence of wishes, ends of turns, deaths and freezes. A process that is gone is started again under another name."""
 
     def __init__(self, loop, leases):
         super().__init__()
         self._loop = loop
         self._numbers = itertools.count()
         self.table = Table(leases)
+        self.seated = {}
 
     def run(self, work):
         return self._loop.run_until_complete(work)
 
-    @rule(target=workers, goes_first=st.booleans())
-    def comes(self, goes_first):
-        worker = Worker(self.table, next(self._numbers), goes_first)
-        self.table.workers.append(worker)
-        return worker
+    def at(self, seat):
+        if seat not in self.seated or not self.seated[seat].alive:
+            self.seated[seat] = Worker(self.table, next(self._numbers), SEATS[seat])
+            self.table.workers.append(self.seated[seat])
+        return self.seated[seat]
 
-    @rule(worker=workers)
-    def wants(self, worker):
+    @rule(seat=seats)
+    def wants(self, seat):
         async def wants():
-            if worker.alive:
-                worker.wants()
+            self.at(seat).wants()
             await asyncio.sleep(0.1)
 
         self.run(wants())
@@ -118,20 +120,29 @@ class Turns(RuleBasedStateMachine):
         for holder in self.table.holders():
             self.run(holder.lease.give_back())
 
-    @rule(worker=workers)
-    def dies(self, worker):
-        self.run(worker.dies())
+    @rule(seat=seats)
+    def dies(self, seat):
+        self.run(self.at(seat).dies())
 
     @rule()
-    def freezes_and_is_killed_before_the_key_expires(self):
+    def freezes(self):
         for holder in self.table.holders():
             self.run(holder.stop_renewing())
 
-    @rule()
-    def somebody_gets_it_if_somebody_wants_it(self):
-        waiting = [worker for worker in self.table.workers if worker.alive and worker.taking and not worker.taking.done()]
-        if waiting:
-            self.run(self.table.until(self.table.holders))
+    @rule(seat=seats)
+    def somebody_else_gets_it_once_nobody_has_it(self, seat):
+        """After a death or a freeze this takes until the key has expired."""
+
+        async def gets_it():
+            self.at(seat).wants()
+            before = len(self.table.terms)
+            if self.table.holders() and not self.at(seat).holds and self.frozen():
+                await self.table.until(lambda: len(self.table.terms) > before)
+
+        self.run(gets_it())
+
+    def frozen(self):
+        return [holder for holder in self.table.holders() if holder.lease._lease._renewal.done()]
 
     @invariant()
     def at_most_one_holds_it(self):
@@ -141,7 +152,12 @@ class Turns(RuleBasedStateMachine):
                 worker.taking.result()
 
     def teardown(self):
-        self.run(self.table.close())
+        async def last():
+            self.at("trainer").wants()
+            await self.table.until(self.table.holders)
+            await self.table.close()
+
+        self.run(last())
 
 
 @pytest.fixture
@@ -154,7 +170,7 @@ def test_no_order_of_wishes_turns_deaths_and_freezes_gives_the_device_to_two(nat
     loop = asyncio.new_event_loop()
     bus = loop.run_until_complete(Bus.connect(BusSettings(nats_url), "test"))
     leases = loop.run_until_complete(bus.bucket("quick"))
-    some = settings(max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    some = settings(max_examples=6, stateful_step_count=16, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     try:
         run_state_machine_as_test(lambda: Turns(loop, leases), settings=some)
     finally:
@@ -200,6 +216,16 @@ async def test_a_dead_holders_lease_goes_to_the_next_and_a_restarted_process_is_
     await asyncio.sleep(TTL / 4)
     assert not next_one.holds, "the dead process may still have memory: its lease has not expired"
     await table.until(lambda: next_one.holds)
+
+
+async def test_a_holder_that_froze_is_killed_before_the_next_one_gets_the_device(table):
+    frozen, next_one = worker(table, 0), worker(table, 1)
+    await frozen.lease.take()
+    next_one.wants()
+    await frozen.stop_renewing()
+    await table.until(lambda: next_one.lease.is_held)
+    assert not frozen.alive
+    await next_one.taking
 
 
 async def test_a_lease_that_another_process_took_away_kills_its_holder(table):
