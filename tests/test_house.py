@@ -130,6 +130,22 @@ def test_trainer_and_reference_import_neither_transformers_nor_torchs_compiler()
     assert answer.stdout.strip() == ""
 
 
+LOAD_MODEL = """
+import sys
+from pathlib import Path
+from gradbus_kernels.models.causal_lm import load_causal_lm
+import gradbus_trainer.learners.torch, gradbus_trainer.tensors.base_folder, gradbus_reference.model
+load_causal_lm(Path(sys.argv[1]))
+print(*sorted({"transformers", "torch._dynamo"} & set(sys.modules)))
+"""
+
+
+def test_a_model_of_a_family_of_the_own_decoder_is_loaded_without_transformers(tmp_path, write_model):
+    answer = run("-c", LOAD_MODEL, str(write_model(tmp_path / "model")))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == ""
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_is_installed(service):
     assert find_spec(f"gradbus_{service}") is not None

@@ -33,6 +33,7 @@ _TINY: Final[Config] = {
 }
 _QWEN2: Final[Config] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu"}
 _LLAMA: Final[Config] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+_GEMMA2: Final[Config] = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
 _QWEN3: Final[Config] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu"}
 
 TINY: Final[Config] = _QWEN2 | _TINY
@@ -42,6 +43,7 @@ VARIANTS: Final[dict[str, Config]] = {
     | {"tie_word_embeddings": False, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "num_hidden_layers": 3},
     "llama, one key head": _LLAMA | _TINY | {"num_key_value_heads": 1},
     "llama, biases, wide heads": _LLAMA | _TINY | {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    "gemma2, softcaps": _GEMMA2 | _TINY | {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 3.0},
     "qwen3": _QWEN3 | _TINY | {"head_dim": 32},
 }
 """Tiny ones that the decoder must compute as transformers does; those of families that this checkout does not have are left out."""

@@ -26,7 +26,11 @@ REWARDS = {
     "GRADBUS_ALLOWED_HOSTS": '${REWARD_HOSTS:-["example-reward", "example-reward-http"]}',
     "GRADBUS_PYTHON_GRADERS": "${PYTHON_GRADERS:-true}",
 }
-NCCL = {"GRADBUS_BROADCAST_BACKEND": "nccl"}
+BROADCAST = {"GRADBUS_BROADCAST_BACKEND": "${BROADCAST_BACKEND:-gloo}"}
+"""By gloo, because NCCL refuses two processes on one card."""
+ONE_CARD = "${TRAINER_GPU:-0}"
+SHARED_CARD = '${SGLANG_ARGUMENTS:-["--mem-fraction-static", "0.4"]}'
+"""Of a card that is the trainer's too, SGLang would otherwise take nearly all memory."""
 GPU = '{{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: ["{}"], capabilities: [gpu]}}]}}}}}}'
 
 
@@ -47,6 +51,8 @@ class Container:
     start_period: str = ""
     extra: tuple[str, ...] = ()
     """More lines of its block."""
+    answers_as: str = ""
+    """Name by which others reach it, where it replaces another container."""
     gpu: str = ""
     """Variable and default of the device of a container of the profile `gpu`; empty: a container on the CPU."""
     engine: str = ""
@@ -67,25 +73,31 @@ CONTAINERS = {
         extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
         comment="Not ready while REWARD_SERVICE has an address that no scorer may have; the shorter start period shows that soon.",
     ),
-    "reference": Container("reference", "${REFERENCE_MEMORY:-4g}"),
+    "reference": Container("reference", "${REFERENCE_MEMORY:-4g}", extra=("scale: ${CPU_WORKERS:-1}",)),
     "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),
     "trainer": Container("trainer", "${TRAINER_MEMORY:-8g}", TRACE, extra=("scale: ${CPU_WORKERS:-1}",)),
     "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", extra=("scale: ${CPU_WORKERS:-1}",)),
+    "reference-gpu": Container(
+        "reference",
+        "${REFERENCE_MEMORY:-16g}",
+        {"GRADBUS_DEVICE": "cuda"},
+        answers_as="reference",
+        gpu=f"${{REFERENCE_GPU:-{ONE_CARD}}}",
+        engine="gpu",
+        comment="These three replace the three on the CPU: CPU_WORKERS=0 docker compose --profile gpu up. Unverified: no GPU has run them.",
+    ),
     "trainer-gpu": Container(
         "trainer",
         "${TRAINER_MEMORY:-64g}",
-        TRACE | {"GRADBUS_DEVICE": "cuda"} | NCCL | {"GRADBUS_BROADCAST_HOST": "trainer-gpu"},
-        gpu="${TRAINER_GPU:-0}",
+        TRACE | {"GRADBUS_DEVICE": "cuda"} | BROADCAST | {"GRADBUS_BROADCAST_HOST": "trainer-gpu"},
+        gpu=ONE_CARD,
         engine="deepspeed",
-        comment="Replaces the two services above: CPU_WORKERS=0 docker compose --profile gpu up. Unverified: no GPU has run it.",
     ),
     "rollout-gpu": Container(
         "rollout",
         "${ROLLOUT_MEMORY:-64g}",
-        {"GRADBUS_DEVICE": "cuda"}
-        | NCCL
-        | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": "${SGLANG_ARGUMENTS:-[]}"},
-        gpu="${ROLLOUT_GPU:-1}",
+        {"GRADBUS_DEVICE": "cuda"} | BROADCAST | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": SHARED_CARD},
+        gpu=f"${{ROLLOUT_GPU:-{ONE_CARD}}}",
         engine="sglang",
         python="/opt/gradbus/bin/python",
     ),
@@ -156,6 +168,9 @@ def _network_and_health(role: Role, container: Container) -> list[str]:
     """What differs from `x-service`, which has the networks of most roles and asks for readiness with the Python of most."""
     networks = ["internal", *(["storage"] if role.stores_objects else []), *container.networks]
     lines = [f"networks: [{', '.join(networks)}]"] if networks != ["internal", "storage"] else []
+    if container.answers_as:
+        others = "".join(f", {name}: {{}}" for name in networks if name != "internal")
+        lines = [f"networks: {{internal: {{aliases: [{container.answers_as}]}}{others}}}"]
     check = [f'  test: ["CMD", "{container.python}", "-IS", "/opt/ready.py", "{HEALTH_PORT}"]']
     differs = check if container.python != "python" else []
     differs += [f"  start_period: {container.start_period}"] if container.start_period else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Final
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
+from gradbus_kernels.operators import Softcapped
 
 VOCABULARY: Final = 256
 SIZES: Final[Mapping[str, object]] = {
@@ -35,16 +39,20 @@ SIZES: Final[Mapping[str, object]] = {
 }
 """All heads together are wider than the hidden state, and there are fewer key heads than query heads."""
 _LOCAL_FIRST: Final = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_EXPERTS: Final = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
 
 FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "llama": {"mlp_bias": True, "attention_bias": True},
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {},
     "mistral": {"sliding_window": 6},
+    "mixtral": {"sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": _EXPERTS | {"mlp_only_layers": [0], "decoder_sparse_step": 1},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "olmo2": {},
     "olmo3": _LOCAL_FIRST,
+    "gemma2": {"sliding_window": 6, "query_pre_attn_scalar": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     "gemma3_text": _LOCAL_FIRST | {"query_pre_attn_scalar": 20},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 4.0},
     "phi3": {"sliding_window": 6, "partial_rotary_factor": 0.75},
@@ -53,6 +61,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
 """By `model_type`, what the odd model of a family has beside SIZES. To add a family to the contract, add a line."""
 PLAIN: Final[Mapping[str, Mapping[str, object]]] = {
     "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": _EXPERTS | {"norm_topk_prob": False},
     "granite": {"attention_multiplier": 0.2, "logits_scaling": 2.0},
 }
 """The same for the plain model, whose embeddings are tied: what the embedded engine computes, in every family."""
@@ -95,7 +105,9 @@ def rows() -> list[Row]:
 
 def theirs(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model by transformers, eager."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model.config._experts_implementation = "eager"
+    return model
 
 
 def logprobs_of(model: PreTrainedModel, sequences: Sequence[Row], temperature: float) -> Tensor:
@@ -107,6 +119,16 @@ def logprobs_of(model: PreTrainedModel, sequences: Sequence[Row], temperature: f
         table = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
         found.append(table.gather(1, ids[0, len(row.prompt_ids) :, None])[:, 0])
     return torch.cat(found)
+
+
+def stored(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors in the place of the model's parameters, under the names and in the shapes that `save_pretrained` gives these."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter, tensor in zip(twin.parameters(), tensors, strict=True):
+            parameter.copy_(tensor)
+    twin.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -198,6 +220,57 @@ def _whole_heads_turned(model: CausalLM) -> None:
     rotations._kinds = [(frequencies.masked_fill(frequencies == 0.0, 0.3), factor) for frequencies, factor in rotations._kinds]
 
 
+def _scores_unbounded(model: CausalLM) -> None:
+    for attention in _attentions(model):
+        attention.scale = attention.scale.value
+
+
+def _scores_bounded_before_the_scale(model: CausalLM) -> None:
+    for attention in _attentions(model):
+        scale, softcap = attention.scale
+        attention.scale = Softcapped(scale, softcap * scale)
+
+
+def _bounds_swapped(model: CausalLM) -> None:
+    multipliers = model.config.multipliers
+    swapped = multipliers._replace(scores_softcap=multipliers.logits_softcap, logits_softcap=multipliers.scores_softcap)
+    model.config = dataclasses.replace(model.config, multipliers=swapped)
+
+
+def _logits_unbounded(model: CausalLM) -> None:
+    model.config = dataclasses.replace(model.config, multipliers=model.config.multipliers._replace(logits_softcap=0.0))
+
+
+def _temperature_before_the_bound(model: CausalLM) -> None:
+    tempered = model.tempered
+    model.tempered = lambda temperature: Softcapped(temperature, tempered(temperature).softcap * temperature)
+
+
+def _mixtures(model: CausalLM) -> list[MixtureOfExperts]:
+    return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+
+
+def _experts_rotated(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture.experts = torch.nn.ModuleList([*mixture.experts[1:], mixture.experts[0]])
+
+
+def _gates_and_ups_of_experts_swapped(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        gate, up, down = mixture._matrices
+        mixture._matrices = up, gate, down
+
+
+def _shares_as_they_are(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture._routing._shared_out = lambda shares: shares
+
+
+def _one_expert_fewer(model: CausalLM) -> None:
+    for mixture in _mixtures(model):
+        mixture._routing._chosen -= 1
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     "queries and keys are normalised after they are turned": Fault("qwen3", _norm_after_rotation),
     "head_dim is ignored": Fault("qwen3", _scale_of_narrow_heads),
@@ -211,6 +284,15 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "embeddings are not scaled": Fault("gemma3_text", _unscaled_embeddings),
     "residuals are not scaled": Fault("granite", _unscaled_residuals),
     "gates and ups are swapped": Fault("phi3", _gates_and_ups_swapped),
+    "scores are not bounded": Fault("gemma2", _scores_unbounded),
+    "scores are bounded before their scale": Fault("gemma2", _scores_bounded_before_the_scale),
+    "logits are not bounded": Fault("gemma2", _logits_unbounded),
+    "logits have the bound of scores": Fault("gemma2", _bounds_swapped),
+    "logits are bounded after the temperature": Fault("gemma2", _temperature_before_the_bound),
+    "experts are in another order": Fault("qwen3_moe", _experts_rotated),
+    "gates and ups of experts are swapped": Fault("mixtral", _gates_and_ups_of_experts_swapped),
+    "shares are not renormalised": Fault("qwen3_moe", _shares_as_they_are),
+    "a token has an expert fewer": Fault("qwen3_moe", _one_expert_fewer),
     "silu stands in for gelu": Fault("gemma3_text", _silu_for_gelu),
 }
 """What the contract must find, by far more than its bound."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gradbus.spec import DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
@@ -44,6 +45,23 @@ def make_model(path: Path) -> Path:
     """Random weights, the same ones each time; sizes that two ranks cannot share out evenly."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(path)
+    return path
+
+
+def make_mixture(path: Path) -> Path:
+    """The same with more experts than a short row has tokens, so ranks choose other ones."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 9, "mlp_only_layers": [0], "num_key_value_heads": 1}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, tie_word_embeddings=True)).save_pretrained(path)
+    return path
+
+
+def make_wide_model(path: Path) -> Path:
+    """Weights of 270 MB in float32, of which the largest takes 17 MB."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8}
     LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(path)
     return path
 
@@ -78,6 +96,8 @@ class Plan:
     last: int = 4
     rows: int = 8
     lora: bool = False
+    measured: bool = False
+    """Whether each rank writes the memory that loading the model takes to `rank-<number>.memory`: most of all, and in the end, bytes."""
     settings: dict = field(default_factory=dict)
 
 
@@ -92,12 +112,44 @@ def _main() -> int:
     end_with_launcher()
     plan, torchrun, settings = Plan(**json.loads(sys.argv[1])), TorchrunRank.of(os.environ), Settings()
     (Path(plan.out) / f"rank-{torchrun.rank}.pid").write_text(str(os.getpid()))
+    if plan.measured:
+        _measure_loading(Path(plan.out) / f"rank-{torchrun.rank}.memory")
     if torchrun.rank:
         from gradbus_trainer.learners.deepspeed.follower import follow
 
         return follow(settings, torchrun)
     _lead(plan, settings, torchrun)
     return 0
+
+
+def _measure_loading(file):
+    from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
+
+    load = RankEngine._load
+
+    def measured(engine, folder):
+        before, most, over = _held(), [0], threading.Event()
+
+        def sample():
+            while not over.wait(0.0005):
+                most[0] = max(most[0], _held())
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        try:
+            return load(engine, folder)
+        finally:
+            over.set()
+            sampler.join()
+            file.write_text(json.dumps({"most": most[0] - before, "end": _held() - before}))
+
+    RankEngine._load = measured
+
+
+def _held():
+    """Bytes of this process's own memory; mapped files do not count."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
 def _lead(plan, settings, torchrun):

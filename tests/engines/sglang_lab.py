@@ -26,7 +26,6 @@ ARGUMENTS = (
 )
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(Path(__file__).parent / "shims"),
 }
@@ -36,7 +35,7 @@ def settings(**changes) -> SGLangSettings:
     """Settings that launch a server here; skips the test where SGLang is not installed."""
     if not PYTHON:
         pytest.skip("needs the SGLang server that `make test-engines` sets up")
-    fixed = {"python": PYTHON, "arguments": ARGUMENTS, "environment": ENVIRONMENT, "key": KEY}
+    fixed = {"python": PYTHON, "arguments": ARGUMENTS, "environment": ENVIRONMENT, "threads": 1, "key": KEY}
     limits = {"start_seconds": 600.0, "load_seconds": 60.0, "sample_seconds": 200.0}
     return SGLangSettings(**fixed | limits | changes)
 
@@ -48,6 +47,7 @@ def variables() -> dict[str, str]:
         "GRADBUS_SGLANG_PYTHON": chosen.python,
         "GRADBUS_SGLANG_ARGUMENTS": json.dumps(chosen.arguments),
         "GRADBUS_SGLANG_ENVIRONMENT": json.dumps(chosen.environment),
+        "GRADBUS_SGLANG_THREADS": str(chosen.threads),
     }
 
 

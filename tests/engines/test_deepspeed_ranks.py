@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_model
+from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_mixture, make_model, make_wide_model
 
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
@@ -39,7 +39,7 @@ def run(tmp_path, model):
     def start(ranks, fault="", out="out", **plan):
         folder = tmp_path / out
         folder.mkdir(exist_ok=True)
-        plan = Plan(model=str(model), out=str(folder), **plan)
+        plan = Plan(**{"model": str(model), "out": str(folder)} | plan)
         environment = os.environ | {"GRADBUS_CRASH_POINT": fault, "GRADBUS_CRASH_DIR": str(folder), "DS_ACCELERATOR": "cpu"}
         return folder, subprocess.run(command(ranks, plan), env=environment, capture_output=True, text=True, timeout=600, check=False)
 
@@ -98,6 +98,30 @@ def test_two_ranks_compute_what_the_torch_learner_computes(run, model, stage):
     weights, optimizer = checkpoint(folder, 4)
     assert_alike(weights, plain.weights())
     assert_alike(optimizer, plain.optimizer_tensors())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_that_choose_other_experts_compute_what_the_torch_learner_computes(run, tmp_path, stage):
+    mixture = make_mixture(tmp_path / "mixture")
+    folder, done = run(2, settings={"zero_stage": stage}, model=str(mixture), rows=2, last=2)
+    assert done.returncode == 0, done.stderr
+    plain = TorchLearner(mixture, SPEC)
+    for step in range(2):
+        plain.train(Batch(step, batch(step).samples[:2]))
+    assert_alike(checkpoint(folder, 2)[0], plain.weights())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_rank_holds_its_shard_and_one_tensor_while_it_loads(run, tmp_path, monkeypatch, dtype):
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))  # what is freed then leaves the process at once
+    folder, done = run(2, model=str(make_wide_model(tmp_path / "wide")), last=1, measured=True, settings={"zero_stage": 3, "dtype": dtype})
+    assert done.returncode == 0, done.stderr
+    size = 4 if dtype == "fp32" else 2
+    whole, largest = size * (270 << 20) // 4, size * 1024 * 4096
+    for rank in range(2):
+        memory = json.loads((folder / f"rank-{rank}.memory").read_text())
+        assert memory["end"] == pytest.approx(whole / 2, rel=0.1), "the shard is in memory"
+        assert memory["most"] < memory["end"] + 1.2 * largest, memory
 
 
 @pytest.mark.parametrize("settings", [{"zero_stage": 2}, {"zero_stage": 3}], ids=str)

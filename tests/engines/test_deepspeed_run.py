@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,7 +17,7 @@ from ledger import check, read_ledger
 from run_lab import easier, learned, rewards
 from smoke import make_example, smoke_spec, train
 
-from gradbus.embedded import Stack, StackConfig
+from gradbus.embedded import Stack, StackConfig, StateFolder
 
 pytestmark = [
     pytest.mark.engines,
@@ -23,6 +26,7 @@ pytestmark = [
 ]
 STEPS = 40
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gradbus_trainer"]
+LAYOUT = '[[trainers]]\ndevices = ["cpu", "cpu"]\n[[rollouts]]\ndevices = ["cpu"]\n'
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +92,30 @@ async def follower(stack):
 
 def rank_one(launcher):
     return next(child.pid for child in psutil.Process(launcher).children() if child.environ()["RANK"] == "1")
+
+
+def gradbus(*arguments):
+    environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gradbus.cli", *arguments], env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+async def test_gradbus_up_starts_two_ranks_from_a_layout_and_nothing_else(tmp_path, example):
+    (tmp_path / "layout.toml").write_text(LAYOUT)
+    state = StateFolder(tmp_path / "state")
+    up = ("up", "--state", str(state.root), "--port", "0", "--layout", str(tmp_path / "layout.toml"), "--detach", "--json")
+    url = json.loads(gradbus(*up).splitlines()[-1])["url"]
+    try:
+        trainer = psutil.Process(json.loads((state.root / "stack.json").read_text())["processes"]["trainer-0"]["pid"])
+        assert sorted(rank.environ()["RANK"] for rank in trainer.children()) == ["0", "1"]
+        assert {rank.environ()["GRADBUS_DEVICE"] for rank in trainer.children()} == {"cpu"}
+        settings = {"trainer": {"backend": "deepspeed", "deepspeed": {"zero_stage": 2}}, "schedule": {"steps": 4}}
+        spec = smoke_spec(example, **settings, evaluation={"every": 4})
+        stack = SimpleNamespace(url=url, api_key=state.api_key_file.read_text().strip())
+        outcome = await train(stack, spec, seconds=400)
+        assert (outcome.state, outcome.steps) == ("succeeded", 4)
+    finally:
+        gradbus("down", "--state", str(state.root))

@@ -14,9 +14,10 @@ import pytest
 import sglang_lab
 from sglang_lab import make_folder
 
-from gradbus.errors import EngineError
+from gradbus.control.failures import RunFailures
+from gradbus.errors import EngineError, first_line
 from gradbus_rollout.engines.base import PromptGroup, TokenSpan
-from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
+from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings, launched_server
 from gradbus_rollout.engines.sglang.server import Server
 
 CONFIG = SGLangConfig(slots=8, max_new_tokens=200)
@@ -93,6 +94,53 @@ async def test_a_start_that_lacks_memory_says_so(folder, tmp_path, words):
     error = await fails(folder, python=str(poor))
     assert error.state == "out_of_memory"
     assert "rollout.slots" in str(error)
+
+
+SUICIDE = """#!/bin/sh
+echo "[2026-01-31 12:00:0$$ TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File 'scheduler.py', line 1
+RuntimeError: cannot open $TMPDIR/socket for process $$
+
+[2026-01-31 12:00:10] Received sigquit from a child process. It usually means the child failed." >&2
+kill -KILL $$
+"""
+
+
+def suicidal(tmp_path):
+    """A program that ends as a server whose child failed: it kills itself."""
+    (tmp_path / "suicidal").write_text(SUICIDE)
+    (tmp_path / "suicidal").chmod(0o755)
+    return str(tmp_path / "suicidal")
+
+
+async def test_a_server_that_kills_itself_tells_its_error_and_after_three_starts_the_run_ends_with_it(folder, tmp_path):
+    failures = RunFailures("run")
+    for _ in range(3):
+        assert not failures.ends_run
+        failures.add(error := await fails(folder, python=suicidal(tmp_path)))
+    assert error.state == "start_failed"
+    assert failures.ends_run
+    assert "ended with status 137 (RuntimeError: cannot open $TMPDIR for process" in failures.cause
+
+
+async def test_a_server_that_the_kernel_killed_for_memory_says_so(folder, tmp_path, monkeypatch):
+    kills = iter(range(9))
+    monkeypatch.setattr(launched_server, "kernel_kills", lambda: next(kills))
+    error = await fails(folder, python=suicidal(tmp_path))
+    assert error.state == "out_of_memory"
+    assert "was killed by the kernel for memory; give it more memory" in first_line(error)
+
+
+async def test_a_server_has_its_own_number_of_threads_and_of_devices(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "shows").write_text('#!/bin/sh\necho "threads ${OMP_NUM_THREADS:-unset}" "$@"\nexit 1\n')
+    (tmp_path / "shows").chmod(0o755)
+    plain = str(await fails(folder, python=str(tmp_path / "shows")))
+    assert "threads unset -m sglang.launch_server" in plain
+    assert "--tp-size" not in plain
+    chosen = str(await fails(folder, python=str(tmp_path / "shows"), threads=4, tensor_parallel=2))
+    assert "threads 4 -m sglang.launch_server" in chosen
+    assert "--tp-size 2" in chosen
 
 
 async def test_the_log_of_the_start_before_is_kept(folder, tmp_path):

@@ -2,67 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from gradbus.errors import ModelError
+from gradbus.formats.hf_model import transformers_family
 from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
+from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.files import check_stored, parts, stored_tensors
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
-from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
 
 
-def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
+def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
     """The model in `folder` (config.json, safetensors), its weights cast to `dtype`. No code of the folder is run.
+
+    It is Gradbus's decoder for the families of `MODEL_FAMILIES`, and transformers' model for those of `TRANSFORMERS_FAMILIES`.
 
     Tensors that older folders store and no forward reads are skipped. Raises ModelError when the folder cannot be read, asks for a
     feature that the decoder does not compute, holds the weights of another model or weights that are not finite, or when memory is short.
     """
     torch.empty(0, device=device)  # a device that is not here is no fault of the model
     with loading():
+        family = transformers_family(folder)
+        if family is not None:
+            return _load_by_transformers(folder, family, dtype, device)
+        model = empty_causal_lm(folder, dtype).to_empty(device=device)
+        _fill(model, folder)
+        return model
+
+
+def empty_causal_lm(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """Gradbus's decoder without its weights, on the device `meta`. Raises ModelError for what configuration and headers show."""
+    with loading():
         config = read_model_config(folder)
         check_weights(folder, config)
         with torch.device("meta"):
             model = CausalLM(config)
-        model = model.to(dtype).to_empty(device=device)
-        _fill(model, folder)
-        return model
+        return model.to(dtype)
+
+
+def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The stored weights of the model, each with its name, one at a time. Raises ModelError for weights that are not the model's."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    dtype, embedding = model.head_weight.dtype, f"model.{_EMBEDDING}"
+    seen: set[str] = set()
+    tied: dict[str, torch.Tensor] = {}
+    for name, tensor in stored_tensors(folder):
+        if name in shapes:
+            check_stored(name, tensor, shapes[name])
+            yield name, tensor
+            seen.add(name)
+        if name == embedding or (name == _HEAD and name not in shapes):
+            tied[name] = tensor
+    if missing := shapes.keys() - seen:
+        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    if _HEAD in tied and not _equal(tied[_HEAD], tied[embedding], dtype):
+        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+
+
+def _load_by_transformers(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> LanguageModel:
+    if find_spec("transformers") is None:
+        raise ModelError(f"{family.architecture} is computed by transformers, which is not installed here; install gradbus[families]")
+    from gradbus_kernels.models.fallback.loading import load_transformers_lm  # noqa: PLC0415 - transformers takes seconds and is for these families alone
+
+    return load_transformers_lm(folder, family, dtype, device)
 
 
 @torch.no_grad()
 def _fill(model: CausalLM, folder: Path) -> None:
     parameters = dict(model.named_parameters())
-    missing = set(parameters)
-    tied_head: torch.Tensor | None = None
-    for name, tensor in stored_tensors(folder):
-        if name in parameters:
-            _check_stored(name, tensor, parameters[name])
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-        elif name == _HEAD:
-            tied_head = tensor
-    if missing:
-        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
-    if tied_head is not None and not torch.equal(tied_head.to(model.head_weight), model.head_weight):
-        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+    for name, tensor in checked_tensors(model, folder):
+        parameters[name].copy_(tensor)
 
 
-def _check_stored(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
-    if tensor.shape != parameter.shape:
-        shapes = f"{tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
-        raise ModelError(f"tensor {name} has shape {shapes}; take config.json and weights that belong together")
-    if not tensor.is_floating_point():
-        raise ModelError(f"tensor {name} holds {tensor.dtype}; take weights that are not quantised")
-    if not tensor.isfinite().all():
-        raise ModelError(f"tensor {name} holds values that are not finite (NaN or infinity); save or train the model again")
+def _equal(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    return one.shape == other.shape and all(
+        torch.equal(left.to(dtype), right.to(dtype)) for left, right in zip(parts(one), parts(other), strict=True)
+    )
 
 
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -70,7 +98,7 @@ def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Ten
     return {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors}
 
 
-def load_weights(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """Copies `tensors` into the parameters of their names in place. Raises ModelError unless names and shapes are exactly theirs."""
     check_shapes({name: parameter.shape for name, parameter in parameters.items()}, tensors)
     with torch.no_grad():
@@ -91,20 +119,20 @@ def check_shapes(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.T
             raise ModelError(f"tensor {name} has shape {found}; start from the run's own model")
 
 
-def packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def packed_logprobs(model: LanguageModel, sequences: Sequence[TokenSequence], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of all response tokens, float32 [R] each, in order of sequence and position.
 
     Logits are divided by `temperature`. NaN in the weights comes out as NaN.
     """
-    found = linear_logprob(*head_inputs(model, sequences), temperature=temperature, allow_nan=True)
+    found = linear_logprob(*head_inputs(model, sequences), temperature=model.tempered(temperature), allow_nan=True)
     return found.logprobs, cast("torch.Tensor", found.entropies)
 
 
-def head_inputs(model: CausalLM, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def head_inputs(model: LanguageModel, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Inputs of the operators on the LM head: hidden states [R, H] and head [V, H] in the model's dtype, response tokens int64 [R].
 
-    One forward pass over the sequences, packed without padding; hidden states are those that predict a response token.
+    One forward pass over the sequences, packed without padding where the model allows it. Hidden states are those that predict a token.
     """
-    batch = pack(sequences, model.device)
+    batch = model.pack(sequences)
     hidden: torch.Tensor = model(batch)
     return hidden.index_select(0, batch.selected), model.head_weight, batch.targets

@@ -15,8 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
+from gradbus_kernels.models.experts import MixtureOfExperts
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
-from gradbus_kernels.operators import PackedGroups, PrefixLayout, prefix_shared_attention
+from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.operators import PackedGroups, PrefixLayout, Softcapped, prefix_shared_attention
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
@@ -51,12 +54,12 @@ class Decoder(nn.Module):
         return normed[:tokens]
 
 
-class CausalLM(nn.Module):
+class CausalLM(LanguageModel):
     """`model` and its head. A tied head is the embedding and has no parameter of its own."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.family, self.vocab_size = config, config.family, config.vocab_size
         self.model = Decoder(config)
         self.lm_head = None if config.tied else _Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -71,17 +74,27 @@ class CausalLM(nn.Module):
         owner = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return cast("nn.Parameter", owner.weight)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.head_weight.device
+    def tempered(self, temperature: float) -> float | Softcapped:
+        """See `LanguageModel`."""
+        softcap = self.config.multipliers.logits_softcap
+        return Softcapped(temperature, softcap) if softcap else temperature
+
+    def set_checkpointing(self, on: bool) -> None:
+        """See `LanguageModel`."""
+        self.model.checkpointing = on
+
+    def pack(self, sequences: Sequence[TokenSequence]) -> PackedGroups:
+        """See `LanguageModel`."""
+        return pack(sequences, self.device)
 
 
 class _Layer(nn.Module):
     def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
         self.self_attn = _Attention(config, number)
-        self.mlp = _FeedForward(config)
+        experts = config.experts_of(number)
+        self._feed_forward = experts.family.block if experts else "mlp"
+        self.add_module(self._feed_forward, MixtureOfExperts(experts, config) if experts else _FeedForward(config))
         for name, _ in config.family.norms:
             self.add_module(name, _Norm(config, config.hidden_size))
         places = {place: getattr(self, name) for name, place in config.family.norms}
@@ -92,7 +105,7 @@ class _Layer(nn.Module):
         before_attention, after_attention, before_mlp, after_mlp = self._norms
         attended = after_attention(self.self_attn(before_attention(hidden), rotation, layout))
         hidden = torch.add(hidden, attended, alpha=self._residual)
-        return torch.add(hidden, after_mlp(self.mlp(before_mlp(hidden))), alpha=self._residual)
+        return torch.add(hidden, after_mlp(getattr(self, self._feed_forward)(before_mlp(hidden))), alpha=self._residual)
 
 
 class _Attention(nn.Module):
@@ -101,7 +114,8 @@ class _Attention(nn.Module):
     def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
         self.head_dim, self.key_heads, self.window = config.head_dim, config.kv_heads, config.windows[number]
-        self.scale = config.multipliers.scores
+        scale, softcap = config.multipliers.scores, config.multipliers.scores_softcap
+        self.scale: float | Softcapped = Softcapped(scale, softcap) if softcap else scale
         for layer in config.attention_layers:
             self.add_module(layer.name, _Linear(layer.columns, layer.rows, bias=layer.biased))
         self.o_proj: nn.Module

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from gradbus.errors import ModelError
 from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators import using
@@ -29,9 +30,10 @@ from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayou
 from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups
 
 
-def invariant_packed_logprobs(model: CausalLM, sequences: Sequence[TokenSequence], temperature: float) -> tuple[Tensor, Tensor]:
+def invariant_packed_logprobs(model: LanguageModel, sequences: Sequence[TokenSequence], temperature: float) -> tuple[Tensor, Tensor]:
     """`packed_logprobs`, where no token's bits depend on the other sequences. Raises ModelError for a model that the engine cannot run."""
-    model.config.family.require("batch_invariant")
+    model.family.require("batch_invariant")
+    model = cast("CausalLM", model)
     if features := model.config.invariant_lacks:
         raise ModelError(f'numerics = "batch_invariant" does not compute {", ".join(features)}; choose another model, or numerics = "fast"')
     batch = pack(sequences, model.device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradbus.formats.peft import PREFIX, adapter_names
 from gradbus.spec import LoraSpec
-from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.operators.linear.api import linear
 
 
@@ -48,13 +48,13 @@ class Merged(NamedTuple):
 
 
 @torch.no_grad()
-def add_adapters(model: CausalLM, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
+def add_adapters(model: LanguageModel, lora: LoraSpec, seed: int) -> dict[str, nn.Parameter]:
     """Freezes the model and puts an adapter beside each linear layer that `lora` names; the model's output does not change.
 
     Both are float32 at least, whatever the model's dtype. A is Kaiming-uniform, drawn from `seed` on the CPU layer by layer, and B is zero,
     as in the paper's code. Returns both by name. Raises ModelError for a family that takes no adapters.
     """
-    model.config.family.require("lora")
+    model.family.require("lora")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for path, layer in list(model.named_modules()):

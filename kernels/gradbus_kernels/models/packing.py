@@ -29,10 +29,24 @@ class TokenSequence(Protocol):
         ...
 
 
+class Packed(Protocol):
+    """A batch of N tokens, and the R response tokens that it predicts."""
+
+    @property
+    def selected(self) -> torch.Tensor:
+        """int64 `[R]`: the position whose hidden state predicts each response token, in order of sequence and position."""
+        ...
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """int64 `[R]`: the response tokens."""
+        ...
+
+
 Row = TypeVar("Row", bound=TokenSequence)
 
 
-def split_by_tokens(sequences: Sequence[Row], budget: int) -> Iterator[Sequence[Row]]:
+def split_by_tokens(sequences: Sequence[Row], budget: int, shares_prompts: bool = True) -> Iterator[Sequence[Row]]:
     """Micro-batches of neighbouring sequences with at most `budget` packed tokens; a longer sequence is one by itself. Keeps the order.
 
     A prompt counts once if `pack` shares it, so a group stays together if it fits.
@@ -44,7 +58,7 @@ def split_by_tokens(sequences: Sequence[Row], budget: int) -> Iterator[Sequence[
     groups: dict[bytes, tuple[int, int]] = {}  # rows of each prompt, and tokens of their responses
     for end, sequence in enumerate(sequences):
         prompt, length, response = sequence.prompt_ids.tobytes(), len(sequence.prompt_ids), len(sequence.token_ids)
-        rows, tokens = groups.get(prompt, (0, 0))
+        rows, tokens = groups.get(prompt, (0, 0)) if shares_prompts else (0, 0)
         more = response + _prompt_tokens(length, rows + 1, tokens + response) - _prompt_tokens(length, rows, tokens)
         if end > start and used + more > budget:
             yield sequences[start:end]

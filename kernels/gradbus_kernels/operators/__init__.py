@@ -6,6 +6,7 @@ The batch-invariant operators share a package. `base` has what all stand on.
 
 from gradbus_kernels.operators.base.counter import counter_uniform
 from gradbus_kernels.operators.base.dispatch import Ran, provenance, using
+from gradbus_kernels.operators.base.softcap import Softcapped, softcapped
 from gradbus_kernels.operators.batch_invariant.attention import invariant_attention, invariant_attention_reference
 from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedding, invariant_embedding_reference
 from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
@@ -36,6 +37,7 @@ __all__ = [
     "Sampled",
     "SamplingParams",
     "SelectedLogprob",
+    "Softcapped",
     "counter_uniform",
     "invariant_attention",
     "invariant_attention_reference",
@@ -64,6 +66,7 @@ __all__ = [
     "sample_reference",
     "selected_logprob",
     "selected_logprob_reference",
+    "softcapped",
     "token_weights",
     "using",
 ]

@@ -58,7 +58,7 @@ async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancels `task` until it has ended. Once is not enough: before Python 3.12 `wait_for` can lose a cancellation.
+    """Cancels `task` until it has ended. Once is not enough: a library's `wait_for` can lose a cancellation before Python 3.12.
 
     A cancellation of the caller meanwhile is raised after `task` has ended; raised at once, it would leave `task` running.
     """

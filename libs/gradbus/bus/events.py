@@ -102,7 +102,8 @@ class EventLog:
                         await self._bus.jetstream.publish_async(subject, payload, wait_stall=5.0, headers={"Nats-Msg-Id": key})
                         for key, payload in batch
                     ]
-                    await asyncio.wait_for(asyncio.gather(*stored), _STORE_SECONDS)
+                    async with asyncio.timeout(_STORE_SECONDS):
+                        await asyncio.gather(*stored)
                 del self._waiting[: len(batch)]
 
     def take(self) -> list[Message]:

@@ -6,13 +6,16 @@ import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradbus.cli.options import State, state_option, taking
 from gradbus.cli.output import AsJson, JsonLines, print_json_line
 from gradbus.errors import StackError
+
+if TYPE_CHECKING:
+    from gradbus.embedded import StackConfig
 
 _STOP_SECONDS = 60.0
 
@@ -23,8 +26,13 @@ class StackOptions:
 
     state: State = None
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 chooses a free one and keeps it.")] = 8080
-    trainers: Annotated[int, typer.Option(min=1, help="Number of trainer workers: as many runs train at a time.")] = 1
-    rollouts: Annotated[int, typer.Option(min=1, help="Number of rollout workers.")] = 1
+    trainers: Annotated[
+        int | None, typer.Option(min=1, help="Number of trainer workers: as many runs train at a time. Default: 1.", show_default=False)
+    ] = None
+    rollouts: Annotated[int | None, typer.Option(min=1, help="Number of rollout workers. Default: 1.", show_default=False)] = None
+    layout: Annotated[
+        Path | None, typer.Option(help="TOML file with the devices of each worker, instead of the two numbers.", show_default=False)
+    ] = None
     memory: Annotated[
         list[str] | None,
         typer.Option(help="ROLE=SIZE, e.g. trainer=8GiB: limit of each process of a role; repeatable. Default: a share of the machine's."),
@@ -40,12 +48,10 @@ def up(options: StackOptions) -> None:
 
     from rich.console import Console
 
-    from gradbus.embedded import StackConfig
-    from gradbus.embedded.memory import parse_limits
     from gradbus.embedded.supervisor import serve, start_detached
     from gradbus.telemetry import configure_logging
 
-    config = StackConfig(_state(options.state), options.port, options.trainers, options.rollouts, memory=parse_limits(options.memory or []))
+    config = _config(options)
     started_at = time.monotonic()
     with Console(stderr=options.as_json).status("starting servers and services") as waiting:
 
@@ -57,12 +63,23 @@ def up(options: StackOptions) -> None:
                 _show_ready(config.state, time.monotonic() - started_at, detached=options.detach)
 
         if options.detach:
-            start_detached(config)
+            start_detached(config, options.layout)
             ready()
         else:
             configure_logging("supervisor", "WARNING")
             asyncio.run(serve(config, ready, _ignore if options.as_json else _print_stopping))
             _show_stopped(config.state, options.as_json)
+
+
+def _config(options: StackOptions) -> StackConfig:
+    from gradbus.deploy.layout import read_layout
+    from gradbus.embedded import StackConfig
+    from gradbus.embedded.memory import parse_limits
+
+    layout = read_layout(options.layout) if options.layout else None
+    trainers = options.trainers or (len(layout.trainers) if layout else 1)
+    rollouts = options.rollouts or (len(layout.rollouts) if layout else 1)
+    return StackConfig(_state(options.state), options.port, trainers, rollouts, layout, memory=parse_limits(options.memory or []))
 
 
 def down(state: State = None, as_json: AsJson = False) -> None:

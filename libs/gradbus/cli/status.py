@@ -98,10 +98,11 @@ def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
 def _worker_table(workers: list[Json]) -> Table:
     from rich.markup import escape
 
-    table = _table(("worker", "role", "run", "trouble"), ("version",))
+    table = _table(("worker", "role", "run", "note"), ("version",))
     for worker in workers:
         version = "-" if worker["version"] < 0 else str(worker["version"])
-        table.add_row(worker["worker"], worker["role"], worker["run_id"] or "-", escape(printable(worker["trouble"])) or "-", version)
+        note = escape(printable(worker["trouble"] or worker["preparing"]))
+        table.add_row(worker["worker"], worker["role"], worker["run_id"] or "-", note or "-", version)
     return table
 
 

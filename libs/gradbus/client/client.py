@@ -13,7 +13,7 @@ import httpx2
 
 from gradbus.client.answers import checked, reached, trusting
 from gradbus.client.discovery import find_authority, find_gateway
-from gradbus.client.export import check_empty, write_export, write_merged_export
+from gradbus.client.export import Download, check_empty, write_export, write_merged_export
 from gradbus.client.retries import RetryPolicy
 from gradbus.client.upload import merged_faults, upload_local_files, with_local_names
 from gradbus.control.runs import FINAL_STATES
@@ -26,6 +26,8 @@ _QUIET_SECONDS = 60.0  # the gateway sends a heartbeat every 15 s
 _RECONNECTS = 8
 _LONGEST_PAUSE_SECONDS = 5.0
 _LARGEST_PAGE = 1000
+_EXPORTS = 5
+"""Newest versions, each deleted while it was downloaded, before an export fails."""
 
 
 class Client:
@@ -179,16 +181,21 @@ class Client:
         """Writes a version (default: the newest) into `folder` as a Hugging Face model; returns the export's plan.
 
         For a LoRA run the adapters are merged into the base model or, with `adapters`, written alone as a folder that peft loads.
-        Raises StackError for a folder that is not empty, unless `overwrite`.
+        If the run deletes the newest version meanwhile, the export begins again with the one that is newest then. Raises StackError for a
+        folder that is not empty, unless `overwrite`.
         """
         if not overwrite:
             check_empty(folder)
         asked = {"adapters": adapters} | ({} if version is None else {"version": version})
-        plan = self._json("GET", f"/v1/runs/{run_id}/export", params=asked)
-        if plan["merge"]:
-            write_merged_export(plan, folder, self._download, self.retries)
-        else:
-            write_export(plan["files"], folder, self._download, self.retries)
+        for attempt in range(1, _EXPORTS + 1):
+            plan = self._json("GET", f"/v1/runs/{run_id}/export", params=asked)
+            try:
+                (write_merged_export if plan["merge"] else _write_files)(plan, folder, self._download, self.retries)
+            except ApiError as error:
+                if error.status != httpx2.codes.NOT_FOUND or version is not None or attempt == _EXPORTS:
+                    raise
+                continue
+            break
         return plan
 
     def upload(self, path: Path, digest: str) -> None:
@@ -225,6 +232,10 @@ class Client:
             return answer
 
         return self.retries.run(send)
+
+
+def _write_files(plan: Json, folder: Path, download: Download, retries: RetryPolicy) -> None:
+    write_export(plan["files"], folder, download, retries)
 
 
 def _pause(attempt: int) -> float:

@@ -12,8 +12,7 @@ from typing import Any
 
 from gradbus.errors import Fault, ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus.formats.model_config import read_model_config
-from gradbus.formats.model_weights import check_weights
+from gradbus.formats.model_weights import read_name_plan
 from gradbus.ids import is_digest
 
 Upload = Callable[[Path, str], None]
@@ -70,7 +69,7 @@ def _upload_model(model: object, base_dir: Path, upload: Upload) -> Iterator[Fau
     try:
         if folder := _local(base_dir, model.get("path")):
             info = check_model_folder(folder)
-            check_weights(folder, read_model_config(folder))
+            read_name_plan(folder)
             model["files"] = {name: _uploaded(folder / name, upload) for name in info.files}
     except ModelError as error:
         model["files"] = {}

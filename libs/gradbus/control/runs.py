@@ -13,12 +13,19 @@ from gradbus.spec import RunSpec
 DesiredState = Literal["running", "paused", "cancelled", "deleted"]
 DELETED: Final = b'"deleted"'
 """The value of `<run>.desired` of a run that is being deleted."""
+DELETED_SECONDS: Final = 86_400.0
+"""How long a deleted run is remembered, so that a repeated request to delete it succeeds too."""
 RunState = Literal[
     "queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"
 ]
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
 _DESIRED: TypeAdapter[DesiredState] = TypeAdapter(DesiredState)
 Role = Literal["rollout", "trainer", "reference", "reward"]
+
+
+def deletion_key(run_id: str) -> str:
+    """The key in the bucket `runs` that remembers a deleted run. Of three parts, so that no view of runs holds it."""
+    return f"deleted.run.{run_id}"
 
 
 class StoredModel(BaseModel):
@@ -127,6 +134,8 @@ class WorkerPresence(StoredModel):
     """Of a trainer: mean staleness of the samples of its newest step, in versions."""
     receives: bool = False
     """Of a rollout: whether it takes part in broadcasts of weights."""
+    preparing: str = ""
+    """Of a rollout: what it does before it can sample, e.g. `starts its sglang engine`; empty once it can."""
     trouble: str = ""
     """Why the worker cannot serve; empty if it can."""
     fatal: bool = False

@@ -15,8 +15,10 @@ def main() -> int:
     parser.add_argument("--trainers", type=int, required=True)
     parser.add_argument("--rollouts", type=int, required=True)
     parser.add_argument("--memory", action="append", default=[], help="ROLE=SIZE")
+    parser.add_argument("--layout", type=Path)
     parser.add_argument("--report", type=int, required=True, help="file descriptor that receives the result of the start")
     arguments = parser.parse_args()
+    from gradbus.deploy.layout import read_layout
     from gradbus.embedded.config import StackConfig
     from gradbus.embedded.memory import parse_limits
     from gradbus.embedded.supervisor import run_detached
@@ -24,7 +26,8 @@ def main() -> int:
 
     configure_logging("supervisor")
     limits = parse_limits(arguments.memory)
-    config = StackConfig(arguments.state, arguments.port, arguments.trainers, arguments.rollouts, memory=limits)
+    layout = read_layout(arguments.layout) if arguments.layout else None
+    config = StackConfig(arguments.state, arguments.port, arguments.trainers, arguments.rollouts, layout, memory=limits)
     return run_detached(config, arguments.report)
 
 

@@ -103,7 +103,8 @@ class SupervisedProcess:
             self._warn("process_ended", reason=reason, lifetime_seconds=round(lifetime, 1), restart_in_seconds=delay)
             self._enter("waiting")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._stopping.wait()
             self.restarts += 1
         self._enter("stopped")
 

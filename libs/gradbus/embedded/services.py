@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gradbus.access import CALLERS
 from gradbus.deploy.credentials import Credentials
+from gradbus.deploy.layout import CPU, check_device, check_layout, device_environment
 from gradbus.deploy.roles import ROLES, SHARED_SETTINGS, Placement, Role, role_environment
 from gradbus.embedded.config import StackConfig
 from gradbus.embedded.ports import Ports
@@ -24,7 +25,10 @@ _INHERITED: Final = (
     *("PYTHONPATH", "LD_LIBRARY_PATH"),  # a service finds the packages and the GPU's libraries that the stack itself finds
     *("GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS", "NUMBA_CACHE_DIR"),
 )
+_DEVICE: Final = "GRADBUS_DEVICE"
 _MOST_CORES_TO_PIN: Final = 4
+_LAUNCHER_BYTES: Final = 1 << 30
+"""What torchrun may take beside the ranks: it imports torch."""
 
 
 def service_names(trainers: int, rollouts: int) -> list[str]:
@@ -46,6 +50,13 @@ class StackPrograms:
     state: StateFolder
     credentials: Credentials
     ports: Ports
+
+    def check(self) -> None:
+        """Raises StackError if this machine lacks what the configuration or the operator's variables ask for."""
+        if self.config.layout:
+            check_layout(self.config.layout, os.environ)
+        else:
+            check_device(os.environ.get(_DEVICE, ""), os.environ)
 
     def choose_ports(self, services: Sequence[str]) -> None:
         """Chooses every port of the stack and stores them. Raises StackError if the requested one is taken."""
@@ -69,8 +80,12 @@ class StackPrograms:
     def service(self, name: str) -> Program:
         """The program of a service process; read anew at each start."""
         role = ROLES[role_of(name)]
-        program = self._program(name, [sys.executable, "-m", role.module], self._environment(name, role))
-        return replace(program, memory=self.config.memory_limit(role.name))
+        ranks = self.config.ranks(name)
+        program = self._program(
+            name, [sys.executable, *(_torchrun(ranks) if ranks > 1 else ()), "-m", role.module], self._environment(name, role)
+        )
+        launcher = _LAUNCHER_BYTES if ranks > 1 else 0
+        return replace(program, memory=self.config.memory_limit(role.name) * ranks + launcher)
 
     def server(self, name: str, command: list[str]) -> Program:
         """The program of NATS or of the buffer; everything else is in its configuration file."""
@@ -87,7 +102,9 @@ class StackPrograms:
     def _environment(self, name: str, role: Role) -> dict[str, str]:
         environment = _from_operator((), role.operator_settings) | role_environment(role, self._placement(name, role))
         environment |= {"GRADBUS_WORKER_ID": name, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        if environment.get("GRADBUS_DEVICE", "cpu") == "cpu":  # a GPU's driver reserves far more than it takes
+        if role.computes:
+            environment |= self._devices(name, environment)
+        if environment.get(_DEVICE, CPU) == CPU:  # a GPU's driver reserves far more than it takes
             environment["GRADBUS_MEMORY_LIMIT"] = str(self.config.memory_limit(role.name))
         # On loopback the user is the operator, so scorers on this machine and Python graders are allowed.
         if role.name in {"reward", "gateway"}:
@@ -95,6 +112,17 @@ class StackPrograms:
         if role.name == "gateway" and self.config.model_roots:
             environment["GRADBUS_MODEL_ROOTS"] = json.dumps([str(root.absolute()) for root in self.config.model_roots])
         return environment
+
+    def _devices(self, name: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """The devices of a process that computes: the layout's, or the operator's GPU by its number."""
+        worker = self.config.layout.worker(name) if self.config.layout else None
+        if worker is None:
+            device = environment.get(_DEVICE, "")
+            return device_environment((device,), environment) if device.startswith("cuda:") else {}
+        found = device_environment(worker.devices, environment)
+        if role_of(name) == "rollout":
+            found["GRADBUS_SGLANG_TENSOR_PARALLEL"] = str(len(worker.devices))
+        return found
 
     def _placement(self, name: str, role: Role) -> Placement:
         return Placement(
@@ -107,6 +135,12 @@ class StackPrograms:
             health=f"127.0.0.1:{self.ports[f'{name}.health']}",
             listen=f"127.0.0.1:{self.ports[name]}" if role.serves else "",
         )
+
+
+def _torchrun(ranks: int) -> list[str]:
+    """Arguments of Python that start so many ranks, which meet on loopback."""
+    addresses = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
+    return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks), *addresses]
 
 
 def cores_of(role: str) -> frozenset[int]:

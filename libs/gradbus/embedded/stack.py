@@ -103,6 +103,7 @@ class Stack:
         services = service_names(self.config.trainers, self.config.rollouts)
         self._ports = Ports(self.state.read("ports.json"))
         self._programs = programs = StackPrograms(self.config, self.state, Credentials(self.state.secrets), self._ports)
+        programs.check()
         programs.choose_ports([*services, REFERENCE])
         self._start_servers()
         await self.until_ready(_SERVERS, deadline - time.monotonic())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from gradbus.embedded.config import StackConfig
 from gradbus.embedded.stack import Stack
@@ -44,14 +45,18 @@ async def _run(config: StackConfig, ready: Callable[[], None]) -> None:
         await asyncio.Event().wait()
 
 
-def start_detached(config: StackConfig) -> None:
-    """Starts a supervisor that outlives this process; returns when the stack is ready. Raises StackError when it does not start."""
+def start_detached(config: StackConfig, layout: Path | None = None) -> None:
+    """Starts a supervisor that outlives this process; returns when the stack is ready. Raises StackError when it does not start.
+
+    `layout` is the file that the configuration's layout was read from.
+    """
     state = StateFolder(config.state)
     state.logs.mkdir(parents=True, exist_ok=True)
     answers, report = os.pipe()
     command = [sys.executable, "-m", "gradbus.embedded", "--state", str(state.root), "--port", str(config.port)]
     command += ["--trainers", str(config.trainers), "--rollouts", str(config.rollouts), "--report", str(report)]
     command += [f"--memory={role}={size}" for role, size in config.memory.items()]
+    command += ["--layout", str(layout.absolute())] if layout else []
     with state.log_file("supervisor").open("ab") as log:
         subprocess.Popen(  # it is meant to outlive this process
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), start_new_session=True

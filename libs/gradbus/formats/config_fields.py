@@ -20,6 +20,11 @@ def flag(fields: Mapping[str, Any], name: str) -> bool:
     return value
 
 
+def stated_flag(stated: bool | str, fields: Mapping[str, Any]) -> bool:
+    """The value of a property that all models of a family have, or that the field of this name states. Raises ModelError."""
+    return flag(fields, stated) if isinstance(stated, str) else stated
+
+
 def number(fields: Mapping[str, Any], name: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
     """A number above `least` and at most `most`. Raises ModelError."""
     value = value_of(fields, name, default)

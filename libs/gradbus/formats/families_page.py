@@ -17,8 +17,9 @@ _WINDOWS: Final = {
 }
 _BEFORE: Final = f"""# Model families
 
-Dense decoders of these families are trained; every other architecture is refused at submission with this list. A family is a row of
-`MODEL_FAMILIES` (`libs/gradbus/formats/model_families.py`), and this page is written from it: `python -m gradbus_gateway.documents docs`.
+Decoders of these families are trained, dense ones and mixtures of experts; every other architecture is refused at submission with this
+list. A family is a row of `MODEL_FAMILIES` (`libs/gradbus/formats/model_families.py`), and this page is written from it:
+`python -m gradbus_gateway.documents docs`.
 [Extending](extending.md#a-model-family) says how to add one.
 
 Proof: `{_CONTRACT}` holds for every row, on random models of a plain and an odd configuration (heads
@@ -30,7 +31,8 @@ wider than the hidden state, fewer key heads, window, tied and untied head, bias
 - what the embedded engine recorded with what the trainer computes, without and with adapters (merged there, beside the base here),
 - a resumed trainer with an undisturbed one, in float32 and bfloat16.
 
-Faults planted in the decoder, such as norms after the rotation or a window off by one, exceed the bound tenfold and more.
+Faults planted in the decoder, such as norms after the rotation, a window off by one or experts in another order, exceed the bound
+tenfold and more.
 """
 _AFTER: Final = f"""
 - *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
@@ -39,6 +41,11 @@ _AFTER: Final = f"""
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
   `tests/contract/test_model_families_deepspeed.py` the stages 0, 2 and 3 on every family (`make test-engines`).
+- *Experts*: versions name each expert as the folder does. The router's softmax and the sums over a token's experts are float32. No loss
+  balances the experts. The trainer computes an expert once for all of its tokens, with plain products; the embedded engine computes every
+  expert that any row needs for all rows, so that no row's bits depend on the others. It is correct and slow. With DeepSpeed a layer's
+  experts are gathered together. `trainer.lora.target_modules` may name attention layers only. `batch_invariant` is refused: the trainer's
+  groups of tokens and the engine's rows are products of different shapes.
 - *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window is refused.
 - *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Tests run SGLang with Qwen2 models only; for any
   family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a family's names fails loudly.
@@ -46,7 +53,7 @@ _AFTER: Final = f"""
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}.
 
-Not computed: softcaps (Gemma 2), longrope (Phi-4-mini, Phi-3 with 128k), experts, MLA, gated delta nets, Mamba layers and images.
+Not computed: longrope (Phi-4-mini, Phi-3 with 128k), MLA, gated delta nets, Mamba layers and images.
 """
 
 
@@ -57,7 +64,7 @@ def families_page() -> str:
     layers = "\n".join(
         f"| `{family.architecture}` | {', '.join(f'`{name}`' for name in family.linear_layers)} |"
         for family in MODEL_FAMILIES.values()
-        if "q_proj" not in family.linear_layers or "gate_proj" not in family.linear_layers
+        if {"qkv_proj", "gate_up_proj"} & set(family.linear_layers)
     )
     fused = f"\n| fused | layers that adapters may name |\n|---|---|\n{layers}\n"
     return f"{_BEFORE}\n{head}\n|---|---|---|---|---|---|---|---|\n{rows}\n{fused}{_AFTER}"
@@ -71,7 +78,7 @@ def _row(family: ModelFamily) -> str:
     cells = (
         f"`{family.architecture}`",
         "; ".join(_differences(family)) or "nothing",
-        *(mark("embedded_engine"), "yes", "yes", mark("lora"), mark("batch_invariant"), served),
+        *(mark("embedded_engine"), "yes", "yes", "attention" if family.experts else mark("lora"), mark("batch_invariant"), served),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -91,7 +98,10 @@ def _differences(family: ModelFamily) -> list[str]:
         "rotary pairs are neighbours": family.rope_pairs == "neighbours",
         "a part of each head is turned": family.has_partial_rope,
         "multipliers of embeddings, scores and more": family.multipliers != "none",
+        "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",
+        "experts": family.experts is not None,
+        "dense layers among those with experts": family.experts is not None and family.experts.has_dense_layers,
         "fused queries, keys and values": "qkv_proj" in fused,
         "fused gates and ups": "gate_up_proj" in fused,
     }

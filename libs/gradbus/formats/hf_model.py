@@ -13,9 +13,11 @@ from typing import Final
 from gradbus.errors import ModelError
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
 from gradbus.formats.safetensors import MAX_TENSORS
+from gradbus.formats.transformers_families import TransformersFamily, transformers_family_of
 from gradbus.strict_json import parse_json
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+Family = ModelFamily | TransformersFamily
 _WHOLE: Final = "model.safetensors"
 _TOKENIZER: Final = "tokenizer.json"
 STORED_NAMES: Final = frozenset(
@@ -42,6 +44,10 @@ _SMALL_INDEX: Final = 100
 """Values of an index beside its tensors."""
 _MAX_WEIGHT_FILES: Final = 1024
 _MAX_SIZE: Final[Mapping[str, int]] = {"vocab_size": 1 << 22, "max_position_embeddings": 1 << 24}
+_CONTEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""What families call the length of the context; models without positions state none of them."""
+_UNLIMITED: Final = 1 << 17
+"""The context of a model that states no length."""
 _LONGER: Final = reprlib.Repr()
 _LONGER.maxstring = 80  # the names of architectures, whole
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -51,7 +57,7 @@ _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 class ModelInfo:
     """Facts about a model that its folder states."""
 
-    family: ModelFamily
+    family: Family
     context_length: int
     """Tokens of prompt and response together (`max_position_embeddings`)."""
     vocab_size: int
@@ -62,17 +68,25 @@ class ModelInfo:
 def check_model_folder(path: Path) -> ModelInfo:
     """Reads the folder's ModelInfo. Raises ModelError if it is not a Hugging Face folder that can be trained."""
     config = read_object(path / CONFIG)
+    family = _family(config)
+    text = family.text_config(config) if isinstance(family, TransformersFamily) else config
     return ModelInfo(
-        family=_family(config),
-        context_length=positive(config, "max_position_embeddings"),
-        vocab_size=positive(config, "vocab_size"),
+        family=family,
+        context_length=positive(config, "max_position_embeddings") if isinstance(family, ModelFamily) else _context_length(text),
+        vocab_size=positive(text, "vocab_size"),
         files=_files(path),
     )
 
 
-def read_family(path: Path) -> ModelFamily:
+def read_family(path: Path) -> Family:
     """The family of the model, by its config.json alone. Raises ModelError for a family that cannot be trained."""
     return _family(read_object(path / CONFIG))
+
+
+def transformers_family(path: Path) -> TransformersFamily | None:
+    """The family if transformers computes it; None for all others, which `read_model_config` takes or refuses. Raises ModelError."""
+    architecture = _architecture(read_object(path / CONFIG))
+    return None if family_of_architecture(architecture) else transformers_family_of(architecture)
 
 
 def weight_files(path: Path) -> tuple[str, ...]:
@@ -151,18 +165,43 @@ def _without_auto_map(value: object) -> object:
     return [_without_auto_map(item) for item in value] if isinstance(value, list) else value
 
 
-def _family(config: Mapping[str, object]) -> ModelFamily:
+def _architecture(config: Mapping[str, object]) -> object:
     named = config.get("architectures")
-    family = family_of_architecture(named[0]) if isinstance(named, list) and len(named) == 1 else None
+    return named[0] if isinstance(named, list) and len(named) == 1 else None
+
+
+def _family(config: Mapping[str, object]) -> Family:
+    architecture = _architecture(config)
+    family = family_of_architecture(architecture) or transformers_family_of(architecture)
     if family is None:
         allowed = ", ".join(family.architecture for family in MODEL_FAMILIES.values())
-        raise ModelError(f"config.json names the architectures {_LONGER.repr(named)}, which are not supported; use one of {allowed}")
+        code = "; the code that it names is never run" if config.get("auto_map") else ""
+        raise ModelError(
+            f"config.json names the architectures {_LONGER.repr(config.get('architectures'))}, which are not supported{code}; "
+            f"use one of {allowed}, or of the families that transformers computes (docs/families.md)"
+        )
     if config.get("model_type") != family.model_type:
         raise ModelError(
             f"config.json says model_type {reprlib.repr(config.get('model_type'))} with architecture {family.architecture}; "
             f"set model_type to {family.model_type!r}, or take the folder that belongs together"
         )
+    _refuse_quantised(config)
     return family
+
+
+def _refuse_quantised(config: Mapping[str, object]) -> None:
+    stated = config.get("quantization_config")
+    if stated:
+        method = stated.get("quant_method") if isinstance(stated, dict) else stated
+        raise ModelError(
+            f"the folder holds weights of {reprlib.repr(method)} (quantization_config of config.json), which are not trained; load it with "
+            "transformers, call `dequantize()`, save it in bfloat16 with `save_pretrained` and give that folder"
+        )
+
+
+def _context_length(text: Mapping[str, object]) -> int:
+    stated = next((name for name in _CONTEXT_FIELDS if text.get(name) is not None), None)
+    return _UNLIMITED if stated is None else positive(text, stated, _MAX_SIZE["max_position_embeddings"])
 
 
 def _files(path: Path) -> tuple[str, ...]:

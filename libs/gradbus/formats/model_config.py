@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, value_of
+from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, stated_flag, value_of
+from gradbus.formats.expert_config import ExpertsConfig, expert_shapes, read_experts
 from gradbus.formats.hf_model import CONFIG, positive, read_object
-from gradbus.formats.model_families import ModelFamily, Stated, family_of
+from gradbus.formats.model_families import ModelFamily, family_of
 from gradbus.formats.rope_config import RopeConfig, layers_with_rope, read_ropes
 
 Shape = tuple[int, ...]
@@ -48,7 +49,7 @@ class LinearShape(NamedTuple):
 
 
 class Multipliers(NamedTuple):
-    """Factors of what the decoder adds up and compares."""
+    """Factors of what the decoder adds up and compares, and bounds of what it compares."""
 
     embedding: float
     """Of the embeddings, rounded to the dtype of the weights."""
@@ -58,6 +59,10 @@ class Multipliers(NamedTuple):
     """Of the products of queries and keys."""
     hidden: float
     """Of the last hidden states, and so of the logits."""
+    scores_softcap: float = 0.0
+    """Scores x become c · tanh(x / c) with this c; 0: no bound."""
+    logits_softcap: float = 0.0
+    """The same for the logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,17 @@ class ModelConfig:
     """For each layer, its rotary position embedding; None: none."""
     windows: tuple[int | None, ...]
     """For each layer, the number of tokens that a token sees back, itself included; None: all."""
+    experts: ExpertsConfig | None = None
+    """The experts of some or all layers; None: no layer has any."""
 
     @property
     def layers(self) -> int:
         """Number of decoder layers."""
         return len(self.windows)
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The experts of a decoder layer; None if it has one feed-forward part for all tokens."""
+        return self.experts if self.experts and layer in self.experts.layers else None
 
     @property
     def engine_lacks(self) -> tuple[str, ...]:
@@ -161,9 +172,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Name to shape of every weight, named and ordered as by transformers; `[out, in]` for a linear layer."""
     embedding = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
-    layer = dict(_layer_shapes(config))
+    dense, sparse = dict(_layer_shapes(config, None)), dict(_layer_shapes(config, config.experts))
     for at in range(config.layers):
-        shapes |= {f"model.layers.{at}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{at}.{name}": shape for name, shape in (sparse if config.experts_of(at) else dense).items()}
     shapes["model.norm.weight"] = (config.hidden_size,)
     return shapes if config.tied else shapes | {"lm_head.weight": embedding}
 
@@ -175,14 +186,16 @@ def redundant_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes | {"lm_head.weight": (config.vocab_size, config.hidden_size)} if config.tied else shapes
 
 
-def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    for owner, layers in (("self_attn", config.attention_layers), ("mlp", config.mlp_layers)):
+def _layer_shapes(config: ModelConfig, experts: ExpertsConfig | None) -> Iterator[tuple[str, Shape]]:
+    for owner, layers in (("self_attn", config.attention_layers), ("mlp", () if experts else config.mlp_layers)):
         for name, rows, columns, biased in layers:
             yield f"{owner}.{name}.weight", (rows, columns)
             if biased:
                 yield f"{owner}.{name}.bias", (rows,)
         if owner == "self_attn" and config.family.qk_norm:
             yield from zip(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), ((size,) for size in config.qk_norm_sizes), strict=True)
+    if experts:
+        yield from expert_shapes(experts, config.hidden_size)
     for name, _ in config.family.norms:
         yield f"{name}.weight", (config.hidden_size,)
 
@@ -216,11 +229,12 @@ def _model_config(fields: Mapping[str, Any], family: ModelFamily) -> ModelConfig
         head_dim=head_dim,
         norm_eps=number(fields, "rms_norm_eps", 1e-6, most=1.0),
         context_length=positive(fields, "max_position_embeddings"),
-        biases=Biases(*(_is_stated(stated, fields) for stated in (family.qkv_bias, family.out_bias, family.mlp_bias))),
-        tied=_is_stated(family.tied, fields),
+        biases=Biases(*(stated_flag(stated, fields) for stated in (family.qkv_bias, family.out_bias, family.mlp_bias))),
+        tied=stated_flag(family.tied, fields),
         multipliers=_multipliers(fields, family, hidden, head_dim),
         ropes=read_ropes(fields, family, kinds),
         windows=_windows(fields, family, kinds),
+        experts=read_experts(fields, family.experts, len(kinds)) if family.experts else None,
     )
 
 
@@ -229,11 +243,18 @@ def _multipliers(fields: Mapping[str, Any], family: ModelFamily, hidden: int, he
         case "none":
             return Multipliers(1.0, 1.0, head_dim**-0.5, 1.0)
         case "gemma":
-            return Multipliers(hidden**0.5, 1.0, number(fields, "query_pre_attn_scalar", 256.0, most=_MAX_SCALE) ** -0.5, 1.0)
+            scores = number(fields, "query_pre_attn_scalar", 256.0, most=_MAX_SCALE) ** -0.5
+            return Multipliers(hidden**0.5, 1.0, scores, 1.0, *_softcaps(fields, family))
         case "stated":
             names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
             embedding, residual, scores, logits = (number(fields, name, 1.0, 1 / _MAX_SCALE, _MAX_SCALE) for name in names)
             return Multipliers(embedding, residual, scores, 1.0 / logits)
+
+
+def _softcaps(fields: Mapping[str, Any], family: ModelFamily) -> tuple[float, ...]:
+    """Of scores and of logits; 0 where config.json says null."""
+    names = ("attn_logit_softcapping", "final_logit_softcapping") if family.has_softcaps else ()
+    return tuple(0.0 if fields.get(name) is None else number(fields, name, 0.0, 1 / _MAX_SCALE, _MAX_SCALE) for name in names)
 
 
 def _layer_kinds(fields: Mapping[str, Any], family: ModelFamily) -> tuple[str, ...]:
@@ -281,11 +302,6 @@ def _check_token_ids(fields: Mapping[str, Any], name: str, vocabulary: int) -> N
     for token in value if isinstance(value, list) else [] if value is None else [value]:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
             raise misstated(name, value)
-
-
-def _is_stated(stated: Stated, fields: Mapping[str, Any]) -> bool:
-    """The value of a property that all models of a family have, or that config.json states."""
-    return flag(fields, stated) if isinstance(stated, str) else stated
 
 
 def _refuse_unsupported(fields: Mapping[str, Any], family: ModelFamily) -> None:

@@ -30,8 +30,31 @@ NORM_PLACES: Final[tuple[NormPlace, ...]] = get_args(NormPlace)
 Windows = Literal["none", "optional", "everywhere", "alternating"]
 Multiplied = Literal["none", "stated", "gemma"]
 
+RouterScores = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+
 _ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
-_LINEAR_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LINEAR_LAYERS: Final = (*_ATTENTION_LAYERS, "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFamily:
+    """Properties that the layers with experts (Shazeer et al. 2017) of all models of a family share."""
+
+    scores: RouterScores
+    """What the router makes of its logits: a softmax over all experts, or over the chosen ones alone; or a sigmoid of each."""
+    renormalised: Stated
+    """Whether the shares of the chosen experts are divided by their sum."""
+    width: str
+    """The field of config.json with an expert's intermediate size."""
+    block: str = "mlp"
+    """Name of the module in a decoder layer."""
+    router: str = "gate"
+    """Name of the router in that module."""
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Names of an expert's matrices: of gates, of ups, and the one that leads back."""
+    has_dense_layers: bool = False
+    """Whether `decoder_sparse_step` and `mlp_only_layers` count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,8 @@ class ModelFamily:
     """The field of config.json and the only value that is computed: silu, or gelu_pytorch_tanh."""
     multipliers: Multiplied = "none"
     """Factors of embeddings, residuals, scores and logits: none, stated in config.json, or those of Gemma."""
+    has_softcaps: bool = False
+    """Whether `attn_logit_softcapping` and `final_logit_softcapping` count: c · tanh(x / c) takes the place of a score or logit x."""
     has_layers_without_rope: bool = False
     """Whether `no_rope_layers` counts."""
     has_partial_rope: bool = False
@@ -69,12 +94,19 @@ class ModelFamily:
     """In older folders, the field with the base of layers that have a window; empty: they have that of the others."""
     rope_kinds: tuple[str, ...] = _ROPE_KINDS
     linear_layers: tuple[str, ...] = _LINEAR_LAYERS
-    """Names of a decoder layer's matrices: the layers that LoRA may target."""
+    """Names of a decoder layer's matrices, without those of experts."""
+    experts: ExpertFamily | None = None
+    """How its layers with experts are; None: it has none."""
     capabilities: frozenset[Capability] = frozenset({"embedded_engine", "batch_invariant", "lora"})
     defaults: Mapping[str, object] = field(default_factory=dict)
     """What transformers takes for a field that config.json lacks, where this differs from other families."""
     not_computed: tuple[str, ...] = ()
     """Fields of config.json that must be missing, null or false."""
+
+    @property
+    def adapted_layers(self) -> tuple[str, ...]:
+        """The layers that LoRA may target: all matrices, or those of attention where a layer may have experts."""
+        return self.linear_layers if self.experts is None else _ATTENTION_LAYERS
 
     def require(self, capability: Capability) -> None:
         """Raises ModelError unless the family has the capability."""
@@ -94,10 +126,11 @@ class ModelFamily:
             return
         if "lora" not in self.capabilities:
             yield Fault("trainer.lora", f"adapters are not trained beside {self.architecture}", allowed="a spec without [trainer.lora]")
-        unknown = [name for name in lora.target_modules if name not in self.linear_layers]
+        unknown = [name for name in lora.target_modules if name not in self.adapted_layers]
         if unknown:
-            message = f"{self.architecture} has no such layers"
-            yield Fault("trainer.lora.target_modules", message, ", ".join(unknown), ", ".join(self.linear_layers))
+            reason = "has no such layers" if self.experts is None else "has experts, and adapters are trained beside attention only"
+            message = f"{self.architecture} {reason}"
+            yield Fault("trainer.lora.target_modules", message, ", ".join(unknown), ", ".join(self.adapted_layers))
 
 
 def _architectures_with(capability: Capability) -> str:
@@ -118,6 +151,22 @@ def family_of_architecture(architecture: object) -> ModelFamily | None:
 
 
 _WITHOUT_INVARIANT: Final[frozenset[Capability]] = frozenset({"embedded_engine", "lora"})
+_GEMMA: Final[Mapping[str, Any]] = {
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "mlp_bias": False,
+    "windows": "alternating",
+    "norm_kind": "offset",
+    "norms": (
+        ("input_layernorm", "before_attention"),
+        ("post_attention_layernorm", "after_attention"),
+        ("pre_feedforward_layernorm", "before_mlp"),
+        ("post_feedforward_layernorm", "after_mlp"),
+    ),
+    "activation": ("hidden_activation", "gelu_pytorch_tanh"),
+    "multipliers": "gemma",
+    "capabilities": _WITHOUT_INVARIANT,
+}
 _OLMO: Final[Mapping[str, Any]] = {
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
@@ -151,6 +200,28 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             defaults={"sliding_window": 4096},
         ),
         ModelFamily(
+            *("mixtral", "MixtralForCausalLM"),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            windows="everywhere",
+            linear_layers=_ATTENTION_LAYERS,
+            experts=ExpertFamily("softmax", True, "intermediate_size", "block_sparse_moe", matrices=("w1", "w3", "w2")),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+        ),
+        ModelFamily(
+            *("qwen3_moe", "Qwen3MoeForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias=False,
+            qk_norm="head",
+            experts=ExpertFamily("softmax", "norm_topk_prob", "moe_intermediate_size", has_dense_layers=True),
+            capabilities=_WITHOUT_INVARIANT,
+            defaults={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+            not_computed=("use_sliding_window",),
+        ),
+        ModelFamily(
             *("smollm3", "SmolLM3ForCausalLM"),
             qkv_bias="attention_bias",
             out_bias="attention_bias",
@@ -175,23 +246,23 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window_pattern": 4},
         ),
         ModelFamily(
+            *("gemma2", "Gemma2ForCausalLM"),
+            **_GEMMA,
+            has_softcaps=True,
+            defaults={
+                "tie_word_embeddings": True,
+                "head_dim": 256,
+                "sliding_window_pattern": 2,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            },
+            not_computed=("use_bidirectional_attention",),
+        ),
+        ModelFamily(
             *("gemma3_text", "Gemma3ForCausalLM"),
-            qkv_bias="attention_bias",
-            out_bias="attention_bias",
-            mlp_bias=False,
-            windows="alternating",
+            **_GEMMA,
             qk_norm="head",
-            norm_kind="offset",
-            norms=(
-                ("input_layernorm", "before_attention"),
-                ("post_attention_layernorm", "after_attention"),
-                ("pre_feedforward_layernorm", "before_mlp"),
-                ("post_feedforward_layernorm", "after_mlp"),
-            ),
-            activation=("hidden_activation", "gelu_pytorch_tanh"),
-            multipliers="gemma",
             local_rope_theta="rope_local_base_freq",
-            capabilities=_WITHOUT_INVARIANT,
             defaults={"tie_word_embeddings": True, "head_dim": 256, "rope_theta": 1e6, "sliding_window_pattern": 6},
             not_computed=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
         ),

@@ -9,11 +9,15 @@ from typing import Final
 
 from gradbus.errors import ModelError
 from gradbus.formats.frozen import is_frozen
-from gradbus.formats.hf_model import INDEX, weight_files, weight_map
-from gradbus.formats.model_config import ModelConfig, redundant_shapes, tensor_shapes
+from gradbus.formats.hf_model import CONFIG, INDEX, read_object, transformers_family, weight_files, weight_map
+from gradbus.formats.model_config import ModelConfig, read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
 
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
+HEADS: Final = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
+"""What families call the head."""
+_NEVER_READ: Final = (".rotary_emb.inv_freq", ".masked_bias")
+"""Ends of the names of tensors that older folders store and no forward reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +25,26 @@ class NamePlan:
     """The tensors of every version of a model: the names of its base folder, except tensors that no forward reads."""
 
     trained: Mapping[str, StoredTensor]
-    """Where the folder stores each weight of the decoder, in the order of `tensor_shapes`."""
+    """Where the folder stores each weight of the decoder, in the order of `tensor_shapes`, or of names."""
     frozen: Mapping[str, StoredTensor]
     """Where it stores what no run trains (`is_frozen`), in order of name; a version carries it with the same bits."""
+
+
+def read_name_plan(folder: Path) -> NamePlan:
+    """The plan of names of a model of any family. Raises ModelError for weights that are not the model's, as far as their headers say.
+
+    What tensors a family has that transformers computes is known to transformers alone: the trainer checks their names.
+    """
+    family = transformers_family(folder)
+    if family is None:
+        return check_weights(folder, read_model_config(folder))
+    found = _stored(folder)
+    tied = family.is_tied(read_object(folder / CONFIG))
+    frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
+    redundant = {name for name, tensor in found.items() if (tied and name in HEADS) or _is_never_read(name, tensor.shape)}
+    trained = {name: found[name] for name in sorted(found.keys() - frozen.keys() - redundant)}
+    _refuse_quantised(trained)
+    return NamePlan(trained, frozen)
 
 
 def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
@@ -31,17 +52,31 @@ def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
 
     Beside them there may be frozen tensors, and what older folders store and no forward reads (`redundant_shapes`).
     """
-    files = weight_files(folder)
-    found = read_headers([folder / name for name in files])
-    if files != ("model.safetensors",):
-        _check_index(folder, found)
+    found = _stored(folder)
     redundant = redundant_shapes(config)
     needed = tensor_shapes(config)
     frozen = {name: found[name] for name in sorted(found) if is_frozen(name)}
     read = {name: tensor for name, tensor in found.items() if name not in frozen}
     check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
-    refuse_tensors({name for name, tensor in read.items() if tensor.dtype not in _DTYPES}, "are quantised or no floating-point numbers")
+    _refuse_quantised(read)
     return NamePlan({name: found[name] for name in needed}, frozen)
+
+
+def _is_never_read(name: str, shape: tuple[int, ...]) -> bool:
+    """Frequencies of rotary embeddings, and causal masks, which GPT-2 and others call biases of their attention."""
+    return name.endswith(_NEVER_READ) or (name.endswith(".bias") and len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3])
+
+
+def _stored(folder: Path) -> dict[str, StoredTensor]:
+    files = weight_files(folder)
+    found = read_headers([folder / name for name in files])
+    if files != ("model.safetensors",):
+        _check_index(folder, found)
+    return found
+
+
+def _refuse_quantised(tensors: Mapping[str, StoredTensor]) -> None:
+    refuse_tensors({name for name, tensor in tensors.items() if tensor.dtype not in _DTYPES}, "are quantised or no floating-point numbers")
 
 
 def _check_index(folder: Path, found: dict[str, StoredTensor]) -> None:

@@ -172,4 +172,5 @@ class WorkerHeartbeat:
             await self._publish()
             await asyncio.sleep(_SHORTEST_BEAT_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._publish_requested.wait(), _BEAT_SECONDS - _SHORTEST_BEAT_SECONDS)
+                async with asyncio.timeout(_BEAT_SECONDS - _SHORTEST_BEAT_SECONDS):
+                    await self._publish_requested.wait()

@@ -133,7 +133,8 @@ async def _locust(bench: Bench, plan: Json) -> list[Answers]:
         "PYTHONPATH": SOURCES,
     }
     locust = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    output, errors = await asyncio.wait_for(locust.communicate(), plan["most_seconds"] + _START_SECONDS)
+    async with asyncio.timeout(plan["most_seconds"] + _START_SECONDS):
+        output, errors = await locust.communicate()
     rows = json.loads(output) if output.strip().startswith(b"[") else []
     if not rows:
         raise LoadError(f"locust measured nothing; it says:\n{errors.decode()[-2000:]}")

@@ -71,7 +71,8 @@ class Conductor:
                 while not process.stopping.is_set():
                     self._start_runs(runs_bucket, runs, pool)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(process.stopping.wait(), _POLL_SECONDS)
+                        async with asyncio.timeout(_POLL_SECONDS):
+                            await process.stopping.wait()
                 await self._release_runs()
 
     def _start_runs(self, runs_bucket: Bucket, runs: RunIndex, pool: WorkerPool) -> None:

@@ -45,7 +45,7 @@ class ReferenceModel:
     @property
     def vocabulary(self) -> int:
         """Size of the vocabulary: every token id is below it."""
-        return self._model.config.vocab_size
+        return self._model.vocab_size
 
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> list[NDArray[np.float32]]:
@@ -55,7 +55,7 @@ class ReferenceModel:
         """
         results: list[NDArray[np.float32]] = []
         with enough_memory():
-            for part in split_by_tokens(sequences, self._budget):
+            for part in split_by_tokens(sequences, self._budget, self._model.shares_prompts):
                 logprobs, _ = packed_logprobs(self._model, part, temperature)
                 results.extend(np.split(logprobs.cpu().numpy(), np.cumsum([len(sequence.token_ids) for sequence in part])[:-1]))
         return results

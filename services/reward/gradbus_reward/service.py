@@ -23,6 +23,7 @@ from gradbus_reward.sandbox.process import GraderProcess
 from gradbus_reward.scorers.addresses import HostUnknownError
 from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.cache import DEFAULT_TIMEOUT_SECONDS, ScorerCache
+from gradbus_reward.scorers.relay import remove_abandoned_folders
 from gradbus_reward.scorers.results import failed_results
 from gradbus_reward.settings import RewardSettings
 
@@ -68,6 +69,7 @@ async def _results(scorer: Scorer, request: ScoreRequest, seconds: float) -> Seq
 async def serve(settings: RewardSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes the calls in flight."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    await asyncio.to_thread(remove_abandoned_folders)
     if settings.python_graders:
         await _log_confinement(settings.scorer.pool)
     scorers = ScorerCache(settings.scorer, size=settings.scorers, concurrency=settings.calls_per_scorer)
@@ -79,7 +81,8 @@ async def serve(settings: RewardSettings, process: Process) -> None:
         if await scorers.close_idle(_IDLE_SECONDS):
             await asyncio.to_thread(return_memory)  # large calls leave over a hundred megabytes with the allocator
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.stopping.wait(), _IDLE_SECONDS / 4)
+            async with asyncio.timeout(_IDLE_SECONDS / 4):
+                await process.stopping.wait()
     await server.stop()
     await scorers.close()
 
@@ -99,7 +102,8 @@ async def _check_operator_scorer(settings: RewardSettings, stopping: asyncio.Eve
         except ScorerError as error:
             _log.error("scorer_refused", error=f"REWARD_SERVICE={settings.reward_service}: {error}; set another address")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _RETRY_SECONDS)
+            async with asyncio.timeout(_RETRY_SECONDS):
+                await stopping.wait()
     return not stopping.is_set()
 
 

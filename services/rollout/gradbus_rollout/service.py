@@ -81,17 +81,21 @@ class RolloutService:
     async def _prepared(self, record: RunRecord, opened: AsyncExitStack) -> _Prepared:
         """Opens the run's tokenizer and engine, which `opened` closes, and checks its prompts."""
         runs = await self._clients.bus.bucket(Buckets.RUNS)
+        self._show_preparing("fetches the model")
         folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
         rollout = record.spec.rollout
         limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids, record.created_unix_ns)
+        self._show_preparing("reads the tokenizer and the prompts")
         tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES)
         opened.push_async_callback(tokenizer.close)
         status = await self._status(record, runs)
         training = await self._table(tokenizer, status.prompts)
         evaluation = await self._table(tokenizer, status.evaluation_prompts) if status.evaluation_prompts else None
         lease = await self._lease(record.spec)
+        self._show_preparing(f"starts its {rollout.engine} engine")
         engine = self._watched(await self._engines.open(folder, record.spec, tokenizer.stop_token_ids))
         opened.push_async_callback(engine.close)
+        self._show_preparing("")
         return _Prepared(folder, tokenizer, training, evaluation, engine, lease)
 
     async def _lease(self, spec: RunSpec) -> DeviceLease | None:
@@ -101,8 +105,14 @@ class RolloutService:
         if self._device is None:
             name = device_name(self._settings.device, self._settings.device_name)
             self._device = await DeviceLease.of(self._clients.bus, name, self._clients.heartbeat.presence)
+        if not self._device.is_held:
+            self._show_preparing("waits for its device, which the trainer has")
         await self._device.take()
         return self._device
+
+    def _show_preparing(self, what: str) -> None:
+        self._clients.heartbeat.presence.preparing = what
+        self._clients.heartbeat.publish_now()
 
     async def _serve(self, record: RunRecord, prepared: _Prepared) -> None:
         engine = prepared.engine

@@ -20,7 +20,7 @@ class Settings(ProcessSettings):
     """GRADBUS_* variables of the trainer."""
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
-    device: str = Field("cpu", description="Torch device of the learner.")
+    device: str = Field("cpu", description="Torch device of the learner; of ranks on one machine, the first one's.")
     device_name: str = Field(
         "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."
     )

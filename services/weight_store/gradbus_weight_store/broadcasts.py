@@ -100,7 +100,8 @@ class Broadcasts:
                 return
             opened.joined.clear()
             with contextlib.suppress(TimeoutError):  # look at the presence of workers again
-                await asyncio.wait_for(opened.joined.wait(), min(left, _POLL_SECONDS))
+                async with asyncio.timeout(min(left, _POLL_SECONDS)):
+                    await opened.joined.wait()
 
     def _membership(self, opened: _OpenBroadcast, trainer_group: str) -> BroadcastMembership:
         """Reuses the newest process group if the workers are the same and each member still has it."""

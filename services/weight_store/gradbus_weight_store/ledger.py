@@ -14,6 +14,7 @@ from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import Heads
 from gradbus.v1.weights_pb2 import CheckpointHead, CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
+from gradbus_weight_store.holders import Holders
 from gradbus_weight_store.manifests import Manifests, checkpoint_payload, named_shards, named_versions, needed_blobs
 
 _ATTEMPTS = 5
@@ -39,6 +40,7 @@ class Ledger:
         self._checkpoint = OwnedKey(heads, f"{run_id}.checkpoint")
         self._loaded = False
         self._versions: dict[int, list[WeightManifest]] = {}
+        self.holders = Holders(heads, run_id)
 
     @property
     def version_head(self) -> WeightManifest | None:
@@ -143,12 +145,16 @@ class Ledger:
             for path in await self._manifests.paths(self.run_id):
                 await self._manifests.delete(path)
             self._versions = {}
+            await self.holders.delete()
 
     def forget(self, manifests: Iterable[WeightManifest]) -> None:
         """Stops serving these manifests, before they are deleted."""
+        manifests = list(manifests)
         gone = {(manifest.step, manifest.term) for manifest in manifests}
         kept = {step: [one for one in found if (step, one.term) not in gone] for step, found in self._versions.items()}
         self._versions = {step: found for step, found in kept.items() if found}
+        served = {(one.step, one.digest) for found in self._versions.values() for one in found}
+        self.holders.forget({(manifest.step, manifest.digest) for manifest in manifests} - served)
 
     async def _write(self, act: Callable[[], Awaitable[Result]]) -> Result:
         async with self._lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from nats.errors import Error as NatsError
@@ -26,8 +28,10 @@ from gradbus.errors import (
 from gradbus.ids import checked_name, is_digest
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
+from gradbus.telemetry import get_logger
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceServicer, add_WeightStoreServiceServicer_to_server
+from gradbus.v1.weights_pb2 import Attestation
 from gradbus_weight_store.attestations import Attestations, LagLimit
 from gradbus_weight_store.broadcasts import Broadcasts
 from gradbus_weight_store.delete_lock import StoreDeleteLock
@@ -38,6 +42,8 @@ from gradbus_weight_store.retention import Retention
 from gradbus_weight_store.settings import WeightStoreSettings
 from gradbus_weight_store.unnamed_blobs import UnnamedBlobs
 
+_log = get_logger(__name__)
+_STORE_SECONDS: Final = 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _STATUS: dict[type[GradbusError], grpc.StatusCode] = {
@@ -100,14 +106,14 @@ class WeightStoreService(WeightStoreServiceServicer):
         """See the proto."""
         async with _errors_answered(context):
             manifest = await self._ledger(request.run_id).version(request.step)
-            attestations = [one for one in self._attestations.of(request.run_id) if one.step == request.step]
+            attestations = [one for one in await self._attested(request.run_id) if one.step == request.step]
             return pb.GetVersionResponse(manifest=manifest, attestations=attestations)
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:  # noqa: N802
         """See the proto."""
         async with _errors_answered(context):
             ledger = self._ledger(request.run_id)
-            attestations = self._attestations.of(request.run_id)
+            attestations = await self._attested(request.run_id)
             return pb.ListVersionsResponse(manifests=await ledger.versions(), attestations=attestations, heads=await ledger.heads())
 
     async def GetHeads(self, request: pb.GetHeadsRequest, context: Context) -> pb.GetHeadsResponse:  # noqa: N802
@@ -127,7 +133,10 @@ class WeightStoreService(WeightStoreServiceServicer):
             attestation = request.attestation
             checked_name(attestation.worker, "worker")
             expected = await self._ledger(attestation.run_id).digest(attestation.step, attestation.digest)
-            return pb.AttestResponse(matches=self._attestations.record(attestation, expected))
+            matches = self._attestations.record(attestation, expected)
+            if matches:
+                self._ledger(attestation.run_id).holders.add(attestation)
+            return pb.AttestResponse(matches=matches)
 
     async def OpenBroadcast(self, request: pb.OpenBroadcastRequest, context: Context) -> pb.OpenBroadcastResponse:  # noqa: N802
         """See the proto."""
@@ -150,6 +159,26 @@ class WeightStoreService(WeightStoreServiceServicer):
             await self._ledger(request.run_id).delete()
             self._ledgers.pop(request.run_id, None)
             return pb.DeleteRunResponse()
+
+    async def store_holders(self) -> None:
+        """Stores who attested which version, of every run where that changed."""
+        for ledger in list(self._ledgers.values()):
+            await ledger.holders.store()
+
+    async def store_holders_forever(self) -> None:
+        """Stores them once a second until cancelled."""
+        while True:
+            await asyncio.sleep(_STORE_SECONDS)
+            try:
+                await self.store_holders()
+            except (NatsError, APIError, TimeoutError) as error:
+                _log.warning("holders_not_stored", error=f"{type(error).__name__}: {error}")
+
+    async def _attested(self, run_id: str) -> list[Attestation]:
+        """By whom the versions of a run were attested: by the workers that hold them, as their heartbeats say, and by those before."""
+        live = self._attestations.of(run_id)
+        held = {(one.worker, one.step, one.digest) for one in live}
+        return live + [one for one in await self._ledger(run_id).holders.attestations() if (one.worker, one.step, one.digest) not in held]
 
     def _ledger(self, run_id: str) -> Ledger:
         if run_id not in self._ledgers:
@@ -186,9 +215,12 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
         async with (
             background(attestations.watch(service.head_step), "lagging workers"),
             background(unnamed.sweep_forever(), "unnamed blobs"),
+            background(service.store_holders_forever(), "holders"),
         ):
             process.ready = True
             await process.stopping.wait()
             await server.stop()
+        with contextlib.suppress(NatsError, APIError, TimeoutError):
+            await service.store_holders()
         await retention.settle()
     await bus.close()

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.buffer import keys
 from gradbus.bus import Bucket, Buckets, EventLog
-from gradbus.control.runs import RunStatus
+from gradbus.control.runs import RunStatus, deletion_key
 from gradbus.errors import CorruptRecordError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.experience.archive import ArchiveWriter
@@ -91,6 +91,17 @@ async def test_a_deleted_run_leaves_only_what_fences_old_processes_and_that_expi
     await life.deletion.delete(life.run_id)
 
 
+async def test_a_deleted_run_is_remembered_for_a_day(life, monkeypatch):
+    monkeypatch.setattr(deletion, "DELETED_SECONDS", 1.0)
+    await life.lives(begun=False)
+    await request(life)
+    await life.deletion.delete(life.run_id)
+    assert await life.runs.get(deletion_key(life.run_id)) is not None
+    async with asyncio.timeout(60):
+        while await life.runs.get(deletion_key(life.run_id)) is not None:  # noqa: ASYNC110 - NATS removes it
+            await asyncio.sleep(0.2)
+
+
 async def test_a_run_that_never_began_is_deleted_without_the_weight_store(life, weight_store):
     await life.lives(begun=False)
     await request(life)
@@ -127,7 +138,7 @@ async def test_whenever_a_conductor_dies_the_next_one_completes_the_deletion(lif
         assert await life.left() == [keys.term(life.run_id)]
         if not died:
             break
-    assert fatal == 9, "it died before each of its eight writes"
+    assert fatal == 10, "it died before each of its nine writes"
     assert not died
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gradbus.deploy.layout import read_layout
 from gradbus.embedded import Stack, StackConfig
 from gradbus.embedded.supervisor import start_detached
 from gradbus.errors import StackError
@@ -61,3 +62,15 @@ async def test_a_command_that_does_not_exist_is_named(stack_config):
 def test_a_detached_start_that_fails_says_why(tmp_path, taken_port):
     with pytest.raises(StackError, match=f"port {taken_port} is taken"):
         start_detached(StackConfig(tmp_path, taken_port))
+
+
+async def test_a_layout_that_this_machine_cannot_serve_is_refused_before_anything_starts(stack_config, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "layout.toml").write_text('[[trainers]]\ndevices = ["cuda:0"]\n[[rollouts]]\ndevices = ["cpu"]\n')
+    stack = Stack(stack_config(layout=read_layout(tmp_path / "layout.toml")))
+    with pytest.raises(StackError, match=r"trainers\[0\]: cuda:0 is not here, 0 GPUs are visible"):
+        async with stack:
+            pass
+    assert not stack.processes
+    with pytest.raises(StackError, match=r"trainers\[0\]: cuda:0 is not here"):
+        start_detached(stack.config, tmp_path / "layout.toml")

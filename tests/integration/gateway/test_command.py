@@ -209,16 +209,18 @@ def test_an_export_refuses_a_folder_that_is_not_empty(gradbus, run_id, tmp_path)
 
 async def test_the_status_of_a_gateway_elsewhere_lists_its_workers(gradbus, bus):
     presence = WorkerPresence(worker="trainer-9", role="trainer", incarnation="a", trouble="[no] disk")
+    starting = WorkerPresence(worker="rollout-9", role="rollout", incarnation="a", preparing="starts its engine")
 
     async def beat():
         while True:
             await (await bus.bucket(Buckets.WORKERS)).put("trainer-9", presence.to_bytes())
+            await (await bus.bucket(Buckets.WORKERS)).put("rollout-9", starting.to_bytes())
             await asyncio.sleep(1.0)
 
     async with background(beat(), "presence"):
         status, output, _ = await asyncio.to_thread(gradbus, "status")
         shown = json.loads((await asyncio.to_thread(gradbus, "status", "--json"))[1])
-    assert (status, "trainer-9" in output, "[no] disk" in output) == (0, True, True)
+    assert (status, "trainer-9" in output, "[no] disk" in output, "starts its engine" in output) == (0, True, True, True)
     assert "trainer-9" in [worker["worker"] for worker in shown["workers"]]
 
 

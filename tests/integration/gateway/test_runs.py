@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gradbus.control.condemned import CondemnedBlobs
-from gradbus.control.runs import RunRecord
+from gradbus.control.runs import RunRecord, deletion_key
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake, Submission
 from gradbus_gateway.quotas.runs import RunQuota
@@ -246,6 +246,19 @@ async def test_a_deleted_run_does_not_exist_for_users(http, client, bus, submitt
     for kind in ("spec", "status", "desired"):
         await bucket.delete(f"{run_id}.{kind}")
     assert http.delete(f"/v1/runs/{run_id}").status_code == 404
+
+
+async def test_deleting_again_succeeds_after_the_run_is_gone(http, bus, submitted, set_state):
+    """As a client does that got no answer to its first request."""
+    run_id, bucket = submitted["id"], await bus.bucket("runs")
+    await set_state(run_id, "cancelled")
+    assert http.delete(f"/v1/runs/{run_id}").status_code == 204
+    await bucket.put_for(deletion_key(run_id), b"true", 3600.0)
+    for kind in ("spec", "status", "desired"):
+        await bucket.purge(f"{run_id}.{kind}")
+    assert http.delete(f"/v1/runs/{run_id}").status_code == 204
+    assert http.get(f"/v1/runs/{run_id}").status_code == 404
+    assert http.delete("/v1/runs/a.b").status_code == 404
 
 
 async def test_deleting_needs_the_scope_of_cancelling(stack, http, submitted, set_state):

@@ -36,6 +36,7 @@ def entry(run_id, index):
     ]
     trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
     group = Group(run_id=run_id, index=index, row=index % 4, prompt_text=f"prompt {index}", samples=samples, worker="w", traceparent=trace)
+    group.prompt_ids = struct.pack("<2i", 3, index)
     references = [struct.pack("<3f", -1.0, -1.0, -1.0)] * 2
     entry = LogEntry(index=index, verdict=Verdict.VERDICT_TRAIN, group=group.SerializeToString(), rewards=rewards, version=index // 2)
     entry.reference_logprobs.extend(references)
@@ -69,11 +70,14 @@ async def test_pages_give_each_sample_once_in_order(client, run_id, limit):
     assert found == [f"{index}.{n}" for index in range(GROUPS) for n in range(2)]
 
 
-async def test_a_page_of_long_samples_is_shorter_than_asked_and_the_next_goes_on(client, http, submitted, buffer):
+@pytest.mark.parametrize("long_prompt", [False, True], ids=["response", "prompt"])
+async def test_a_page_of_long_samples_is_shorter_than_asked_and_the_next_goes_on(client, http, submitted, buffer, long_prompt):
     long = [entry(submitted["id"], index) for index in range(3)]
     for one in long:
         group = Group.FromString(one.group)
-        for sample in group.samples:
+        if long_prompt:
+            group.prompt_ids = bytes(4 * 60_000)
+        for sample in [] if long_prompt else group.samples:
             sample.token_ids, sample.logprobs = bytes(4 * 60_000), bytes(4 * 60_000)
         one.group = group.SerializeToString()
         await ExperienceLog(buffer, submitted["id"]).append(1, {one.index: one})
@@ -105,7 +109,7 @@ async def test_a_sample_tells_its_worker_and_when_it_was_admitted(client, run_id
 
 async def test_tokens_are_included_on_request(client, run_id):
     tokens = client.samples(run_id, index=3, include="tokens")["data"][0]["tokens"]
-    assert tokens == {"ids": [5, 7, 1], "logprobs": [-0.5, -2.0, 0.0], "reference_logprobs": [-1.0] * 3}
+    assert tokens == {"prompt_ids": [3, 3], "ids": [5, 7, 1], "logprobs": [-0.5, -2.0, 0.0], "reference_logprobs": [-1.0] * 3}
 
 
 async def test_a_row_selects_every_group_of_it(client, run_id):

@@ -13,9 +13,9 @@ from gradbus.bus import Buckets
 from gradbus.control.runs import WorkerPresence
 from gradbus.formats.peft import adapter_names
 from gradbus.ids import digest_of
-from gradbus.v1.weight_store_service_pb2 import OpenTermRequest, PublishVersionRequest
+from gradbus.v1.weight_store_service_pb2 import AttestRequest, OpenTermRequest, PublishVersionRequest
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
+from gradbus.v1.weights_pb2 import Attestation, Shard, ShardDelta, WeightManifest
 
 
 @pytest.fixture
@@ -56,6 +56,14 @@ async def test_versions_name_the_workers_that_loaded_them(client, submitted, pub
         await asyncio.sleep(0.05)
     assert [(version["version"], version["bytes"], version["held_by"]) for version in page["data"]] == [(0, 4, []), (1, 6, ["w1"])]
     assert [version["version"] for version in client.versions(submitted["id"], after=0)["data"]] == [1]
+
+
+async def test_a_version_names_its_workers_after_they_hold_a_newer_one(client, submitted, publish, channel):
+    for step, content in enumerate((b"base", b"better")):
+        await publish(step, content)
+        claim = Attestation(run_id=submitted["id"], worker="w1", step=step, digest=digest_of(content))
+        assert (await WeightStoreServiceStub(channel).Attest(AttestRequest(attestation=claim))).matches
+    assert [version["held_by"] for version in client.versions(submitted["id"])["data"]] == [["w1"], ["w1"]]
 
 
 async def test_an_export_holds_the_newest_weights_and_the_model_s_own_files(client, submitted, publish, model_folder, tmp_path):

@@ -93,6 +93,26 @@ async def test_an_assigned_worker_waits_for_the_prompts_then_proves_itself_and_s
     await until(lambda: serving.run_id == "")
 
 
+async def test_a_worker_says_what_it_prepares_until_it_can_sample(
+    new_record, model_files, objects, prompts, bus, run_id, serving, monkeypatch
+):
+    started, make = threading.Event(), TorchEngine.from_folder
+    monkeypatch.setattr(TorchEngine, "from_folder", lambda *given: started.wait(60) and make(*given))
+    await new_record(files=model_files)
+    await until(lambda: serving.preparing == "reads the tokenizer and the prompts")
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.preparing == "starts its torch engine")
+
+    async def is_told():
+        stored = await (await bus.bucket(Buckets.WORKERS)).get(serving.worker)
+        return WorkerPresence.model_validate_json(stored.value).preparing == "starts its torch engine"
+
+    await until(is_told)
+    started.set()
+    await until(lambda: serving.engine.startswith("torch"))
+    assert serving.preparing == ""
+
+
 async def test_prompts_that_the_model_cannot_take_are_fatal_trouble(new_record, model_files, objects, bus, run_id, serving):
     await new_record(files=model_files)
     await write_status(bus, run_id, await objects.put_blob(json.dumps({"prompt": "a" * 500}).encode()))

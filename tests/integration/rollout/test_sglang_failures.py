@@ -24,11 +24,16 @@ class Server:
         self.dropping = asyncio.Event()
         self.unhealthy = 0
         """Health checks that fail, before the next succeeds."""
+        self.ends_in_load = False
+        """Whether it ends when it is to load weights, and answers nothing more."""
         self.checked, self.health_checks = asyncio.Event(), 0
 
     async def reply(self, route, body):
         if route == b"/update_weight_version":
             self.label = body["new_version"]
+        if route == b"/update_weights_from_disk" and self.ends_in_load:
+            self.unhealthy = MANY
+            return DROPPED
         if route == b"/health":
             return self.health()
         if route != b"/generate":
@@ -135,3 +140,13 @@ async def test_a_server_without_an_answer_for_all_the_patience_is_restarted(begi
     (group,) = await engine.generate([GOOD])
     assert group.completions[0].token_ids == (5,)
     assert engine.server.starts == 2
+
+
+async def test_a_server_that_cannot_load_its_first_version_is_not_restarted_by_the_engine(server, model_folder, tmp_path):
+    settings = SGLangSettings(url=server.url, key="of-the-test", health_seconds=0.01, start_seconds=1)
+    engine = SGLangEngine(model_folder, SGLangConfig(max_new_tokens=4), settings, tmp_path / "cache")
+    server.ends_in_load = True
+    with pytest.raises(EngineError, match=r"dead: .*update_weights_from_disk does not answer"):
+        await engine.load([model_folder / "model.safetensors"], 0)
+    assert engine.server.starts == 1
+    await engine.close()

@@ -73,6 +73,42 @@ async def test_attestations_of_live_workers_outlive_the_service(trainer, run_id,
     await seen()
 
 
+async def attested_until(trainer, expected):
+    async with asyncio.timeout(60):
+        while [(step, digest) for _, step, digest in await listed(trainer)] != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_who_attested_a_version_is_told_after_a_newer_one_and_after_a_restart(trainer, bus, run_id, store_process):
+    digests = []
+    for step in range(2):
+        await trainer.publish(step)
+        digests.append((await trainer.manifest(step)).digest)
+        assert await attest(trainer, step, digests[step])
+    assert not await attest(trainer, 0, digest_of(b"wrong"))
+    expected = [(0, digests[0]), (1, digests[1])]
+    await attested_until(trainer, expected)
+    heads = await bus.bucket(Buckets.HEADS)
+    async with asyncio.timeout(60):
+        while (stored := await heads.get(f"{run_id}.attested")) is None or digests[1].encode() not in stored.value:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    store_process.kill()
+    store_process.start()
+    await attested_until(trainer, expected)
+    await trainer.delete_run()
+    assert await heads.get(f"{run_id}.attested") is None
+
+
+async def test_versions_that_retention_deletes_lose_their_holders(trainer, run_id, write_spec):
+    await write_spec(run_id, keep=1, max_staleness=0)
+    digests = [(await trainer.manifest(step)).digest for step in range(2)]
+    for step, digest in enumerate(digests):
+        await trainer.publish(step)
+        assert await attest(trainer, step, digest)
+    await trainer.commit(1)
+    await attested_until(trainer, [(1, digests[1])])
+
+
 async def test_a_worker_with_work_that_stays_behind_is_reported_once_and_an_idle_one_never(trainer, bus, run_id, beat):
     digest = (await trainer.manifest(0)).digest
 

@@ -11,6 +11,7 @@ from gradbus.control.runs import WorkerPresence
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig
 from gradbus.v1.weights_pb2 import Shard
+from gradbus_weight_store.broadcasts import Broadcasts
 
 LATE_SECONDS = 3.0  # who comes at once is in time also on a machine that is busy with other things
 SHARD = Shard(digest="sha256:" + 64 * "0", size_bytes=1)
@@ -162,3 +163,28 @@ async def test_an_older_term_and_what_is_no_digest_are_refused(rendezvous):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rendezvous.open(term=2, shards=shards)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_trainer_that_leaves_while_a_worker_joins_ends_the_broadcast(rendezvous, bus, turns):
+    """Whatever turn of the event loop the two meet in: `asyncio.wait_for` lost the cancellation in one of them."""
+    await rendezvous.present("a", "b")
+    workers = await bus.bucket(Buckets.WORKERS)
+    async with workers.view() as presence:
+        broadcasts = Broadcasts(bus, presence)
+        await presence.catch_up()
+        config = BroadcastConfig(join_seconds=20.0)
+        request = pb.OpenBroadcastRequest(broadcast=Broadcast(run_id=rendezvous.run_id, term=1, shards=[SHARD], config=config))
+        opening = asyncio.create_task(broadcasts.open(request))
+        broadcast = await rendezvous.announced.get()
+        joining = asyncio.create_task(
+            broadcasts.join(
+                pb.JoinBroadcastRequest(run_id=rendezvous.run_id, broadcast_id=broadcast.broadcast_id, worker=rendezvous.name("b"))
+            )
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        assert not (await joining).workers

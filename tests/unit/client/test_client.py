@@ -9,7 +9,8 @@ import pytest
 
 from gradbus.client import Client
 from gradbus.client.answers import checked
-from gradbus.errors import SpecError, StackError
+from gradbus.errors import ApiError, SpecError, StackError
+from gradbus.ids import digest_of
 
 
 @pytest.mark.parametrize("value", ["\ud800", float("nan"), 10**400])
@@ -87,3 +88,35 @@ def test_events_behind_the_end_of_a_stream_that_was_closed_early_are_read_too():
         with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
             assert [event["id"] for event in client.follow_events("run-1")] == [1, 2, 3]
         server.shutdown()
+
+
+class DeletingGateway(Gateway):
+    """Deletes each version before it is downloaded, up to the third."""
+
+    exports, kept = 0, 3
+
+    def do_GET(self):
+        if "/export" in self.path:
+            type(self).exports += 1
+            files = [{"name": "model.safetensors", "id": digest_of(str(self.exports).encode())}]
+            self._send("application/json", json.dumps({"version": self.exports, "files": files, "merge": None}))
+        elif self.exports < self.kept:
+            self.send_error(404)
+        else:
+            self._send("application/octet-stream", str(self.exports))
+
+
+@pytest.mark.parametrize(("version", "kept", "exports"), [(None, 3, 3), (None, 9, 5), (1, 9, 1)], ids=["newest", "never kept", "chosen"])
+def test_an_export_whose_version_is_deleted_begins_again_with_the_newest(tmp_path, version, kept, exports):
+    gateway = type("Of", (DeletingGateway,), {"exports": 0, "kept": kept})
+    with ThreadingHTTPServer(("127.0.0.1", 0), gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
+            if kept == 3:
+                assert client.export("run-1", tmp_path, version)["version"] == 3
+                assert (tmp_path / "model.safetensors").read_text() == "3"
+            else:
+                with pytest.raises(ApiError, match="404"):
+                    client.export("run-1", tmp_path, version)
+        server.shutdown()
+    assert gateway.exports == exports

@@ -7,11 +7,12 @@ from gradbus_conductor.run import stall
 from gradbus_conductor.run.stall import Blockers, StallDetector
 
 
-def worker(name, role="rollout", trouble=""):
-    return WorkerPresence(worker=name, role=role, incarnation="1", trouble=trouble)
+def worker(name, role="rollout", trouble="", preparing=""):
+    return WorkerPresence(worker=name, role=role, incarnation="1", trouble=trouble, preparing=preparing)
 
 
 TRAINER = worker("trainer-0", "trainer")
+STARTS = worker("rollout-1", preparing="starts its sglang engine")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,8 @@ TRAINER = worker("trainer-0", "trainer")
     [
         (Blockers([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0, which is in trouble: the engine broke"),
         (Blockers([], [worker("rollout-0")], [4]), "a trainer: none serves the run; start one"),
+        (Blockers([TRAINER], [STARTS], [4, 5]), "rollout-1, which starts its sglang engine"),
+        (Blockers([TRAINER], [worker("rollout-0"), STARTS], [4]), "1 groups outstanding (lowest 4) at rollout-0, rollout-1 or the scorer"),
         (Blockers([TRAINER], [], [4, 5]), "a rollout worker for 2 groups: none serves the run; start one"),
         (Blockers([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups outstanding (lowest 4) at rollout-0 or the scorer"),
         (Blockers([TRAINER], [worker("rollout-0")], []), "the next version from trainer-0"),
@@ -38,3 +41,13 @@ async def test_progress_is_no_stall_and_its_absence_becomes_one(monkeypatch):
     monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
     assert detector.reason(2, 4, blockers) == "", "a new version is progress"
     assert detector.reason(2, 3, blockers) == "", "a group less is progress"
+
+
+async def test_an_engine_that_starts_is_told_at_once(monkeypatch):
+    detector, blockers = StallDetector(), Blockers([TRAINER], [STARTS], range(48))
+    assert detector.reason(0, 48, blockers) == "rollout-1, which starts its sglang engine"
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
+    assert detector.reason(0, 48, blockers) == "rollout-1, which starts its sglang engine; no progress for 0 s"
+    assert detector.reason(0, 48, Blockers([TRAINER], [worker("rollout-0"), STARTS], range(47))) != ""
+    monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
+    assert detector.reason(0, 47, Blockers([TRAINER], [worker("rollout-0"), STARTS], range(47))) == "", "one samples already"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +26,7 @@ SERVICES = COMPOSE["services"]
 JOBS = {"secrets", "stores"}
 SERVERS = {"nats", "buffer", "objects"}
 EXAMPLES = {"example-reward", "example-reward-http"}
-GPU = {"trainer-gpu", "rollout-gpu"}
+GPU = {"reference-gpu", "trainer-gpu", "rollout-gpu"}
 OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
 ALONE = {"collector"}
 """Its image has only one program, so no health check can run in it."""
@@ -38,6 +40,7 @@ SETTINGS = {
     "trainer": "gradbus_trainer.settings.Settings",
     "rollout": "gradbus_rollout.settings.Settings",
     "gateway": "gradbus_gateway.settings.GatewaySettings",
+    "reference-gpu": "gradbus_reference.settings.ReferenceSettings",
     "trainer-gpu": "gradbus_trainer.settings.Settings",
     "rollout-gpu": "gradbus_rollout.settings.Settings",
     "stores": "gradbus.process.ProcessSettings",
@@ -95,10 +98,52 @@ def test_a_service_has_the_environment_of_its_role_and_options_that_an_operator_
     assert [variable for variable in environment.keys() - own.keys() - shared if not variable.startswith(allowed)] == []
 
 
-@every(*GPU)
+def given(value, **variables):
+    """`value` as compose reads it with these variables."""
+    while (found := re.search(r"\$\{(\w+):-([^${}]*)\}", value)) is not None:
+        value = value.replace(found[0], variables.get(found[1]) or found[2])
+    return value
+
+
+def card(name, **variables):
+    (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
+    return given(device["device_ids"][0], **variables)
+
+
+@every("trainer-gpu", "rollout-gpu")
 def test_a_worker_that_broadcasts_by_nccl_has_its_buckets_on_the_gpu(name):
     environment = SERVICES[name]["environment"]
-    assert (environment["GRADBUS_BROADCAST_BACKEND"], environment["GRADBUS_DEVICE"]) == ("nccl", "cuda")
+    assert (given(environment["GRADBUS_BROADCAST_BACKEND"], BROADCAST_BACKEND="nccl"), environment["GRADBUS_DEVICE"]) == ("nccl", "cuda")
+
+
+def test_one_card_is_enough_for_the_profile_gpu():
+    assert {card(name) for name in GPU} == {"0"}
+    assert {card(name, TRAINER_GPU="2") for name in GPU} == {"2"}
+    assert [card(name, ROLLOUT_GPU="1", REFERENCE_GPU="3") for name in sorted(GPU)] == ["3", "1", "0"]
+    environment = SERVICES["rollout-gpu"]["environment"]
+    assert given(environment["GRADBUS_BROADCAST_BACKEND"]) == "gloo", "NCCL refuses two processes on one card"
+    assert json.loads(given(environment["GRADBUS_SGLANG_ARGUMENTS"])) == ["--mem-fraction-static", "0.4"]
+    assert given(environment["GRADBUS_SGLANG_ARGUMENTS"], SGLANG_ARGUMENTS="[]") == "[]"
+
+
+@every(*GPU)
+def test_a_container_on_a_gpu_replaces_the_one_on_the_cpu(name):
+    replaced = SERVICES[name.removesuffix("-gpu")]
+    assert replaced["scale"] == "${CPU_WORKERS:-1}"
+    assert SERVICES[name]["environment"]["GRADBUS_DEVICE"] == "cuda"
+    assert "GRADBUS_MEMORY_LIMIT" not in SERVICES[name]["environment"]
+    if role_of(name).serves:
+        assert SERVICES[name]["networks"]["internal"]["aliases"] == [role_of(name).hostname], "the conductor finds it by this name"
+
+
+@pytest.mark.skipif(not _speaks_compose(), reason="docker compose is not installed; it asks no engine")
+def test_the_profile_gpu_as_compose_reads_it_has_one_card_and_no_worker_on_the_cpu():
+    command = ["docker", "compose", "--profile", "gpu", "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"CPU_WORKERS": "0"}, check=True, capture_output=True, text=True)
+    services = json.loads(done.stdout)["services"]
+    assert [services[name.removesuffix("-gpu")]["scale"] for name in GPU] == [0] * 3
+    devices = [services[name]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for name in sorted(GPU)]
+    assert devices == [["0"]] * 3
 
 
 @every(*OURS, *GPU)

@@ -7,6 +7,7 @@ import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
 from gradbus.deploy.credentials import Credentials
+from gradbus.deploy.layout import Layout
 from gradbus.deploy.secrets import OBJECT_USERS
 from gradbus.embedded import StackConfig, StateFolder
 from gradbus.embedded.ports import Ports
@@ -119,6 +120,51 @@ def test_what_computes_learns_of_the_gpus_and_rollouts_alone_of_a_sampling_serve
     assert [name for name, environment in told.items() if environment.items() >= server.items()] == ["rollout-0"]
 
 
+def layout(trainers, rollouts, reference=("cpu",)):
+    workers = {"trainers": [{"devices": one} for one in trainers], "rollouts": [{"devices": one} for one in rollouts]}
+    return Layout.model_validate(workers | {"reference": {"devices": reference}})
+
+
+def test_a_layout_gives_each_worker_its_devices_and_a_server_as_many(programs, tmp_path):
+    chosen = layout([["cuda:0", "cuda:1"]], [["cuda:2"], ["cuda:3", "cuda:4"]], ["cuda:5"])
+    programs = dataclasses.replace(programs, config=StackConfig(tmp_path, 0, rollouts=2, layout=chosen))
+    names = ("trainer-0", "rollout-0", "rollout-1", "reference", "gateway")
+    told = {name: programs.service(name).environment for name in names}
+    assert [told[name].get("CUDA_VISIBLE_DEVICES") for name in names] == ["0,1", "2", "3,4", "5", None]
+    assert [told[name].get("GRADBUS_DEVICE") for name in names] == ["cuda"] * 4 + [None]
+    assert [told[name].get("GRADBUS_SGLANG_TENSOR_PARALLEL") for name in names] == [None, "1", "2", None, None]
+    assert "GRADBUS_MEMORY_LIMIT" not in told["trainer-0"]
+
+
+def test_a_trainer_of_several_devices_is_started_by_torchrun_on_loopback_and_has_their_memory(programs, tmp_path):
+    chosen = layout([["cpu"] * 3], [["cpu"]])
+    programs = dataclasses.replace(programs, config=StackConfig(tmp_path, 0, layout=chosen, memory={"trainer": 1 << 31}))
+    program = programs.service("trainer-0")
+    assert program.command[:7] == [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "3"]
+    assert program.command[-2:] == ["-m", "gradbus_trainer"]
+    assert program.command[program.command.index("--local-addr") + 1] == "127.0.0.1"
+    assert (program.environment["GRADBUS_DEVICE"], program.environment["GRADBUS_MEMORY_LIMIT"]) == ("cpu", str(1 << 31))
+    assert program.memory == (3 << 31) + (1 << 30), "three ranks and their launcher"
+    assert programs.service("rollout-0").command == [sys.executable, "-m", "gradbus_rollout"]
+
+
+def test_ranks_share_the_trainers_part_of_the_machine(tmp_path):
+    one, three = (StackConfig(tmp_path, layout=layout([["cpu"] * ranks], [["cpu"]])) for ranks in (1, 3))
+    assert three.memory_limit("trainer") == max(1 << 30, one.memory_limit("trainer") // 3)
+
+
+def test_a_gpu_by_its_number_is_the_only_one_that_a_process_sees(programs, monkeypatch):
+    monkeypatch.setenv("GRADBUS_DEVICE", "cuda:1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    programs.check()
+    for name in ("rollout-0", "trainer-0", "reference"):
+        environment = programs.service(name).environment
+        assert (environment["GRADBUS_DEVICE"], environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")
+    with pytest.raises(StackError, match="cuda:1 is not here"):
+        programs.check()
+
+
 def test_a_service_finds_the_packages_and_libraries_that_the_stack_finds(programs, monkeypatch):
     found = {"PYTHONPATH": "/opt/packages", "LD_LIBRARY_PATH": "/opt/driver"}
     for name, value in found.items():
@@ -158,7 +204,9 @@ def test_the_trainer_has_a_core_of_its_own_where_cores_are_few(monkeypatch, core
     assert cores_of("rollout") == cores_of("nats") == others
 
 
-@pytest.mark.parametrize("wrong", [{"port": -1}, {"port": 70_000}, {"trainers": 0}, {"rollouts": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"port": -1}, {"port": 70_000}, {"trainers": 0}, {"rollouts": 0}, {"rollouts": 2, "layout": layout([["cpu"]], [["cpu"]])}]
+)
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(StackError):
         StackConfig(**wrong)

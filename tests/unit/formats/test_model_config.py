@@ -105,7 +105,7 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mixtral"}, "use one of .*llama.* qwen2, qwen3"),
+        ({"model_type": "mixtrals"}, "use one of .*llama.* qwen2, qwen3"),
         ({"model_type": None}, "use one of .*llama.* qwen2, qwen3"),
         ({"hidden_size": "wide"}, "must be a whole number above 0"),
         ({"num_hidden_layers": 0}, "must be a whole number above 0"),
@@ -262,7 +262,9 @@ FIELDS = [
     *("hidden_act", "partial_rotary_factor", "quantization_config", "original_max_position_embeddings"),
     *("no_rope_layers", "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq", "attention_out_bias"),
     *("query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
-    *("hidden_activation", "final_logit_softcapping"),
+    *("hidden_activation", "final_logit_softcapping", "attn_logit_softcapping"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    *("mlp_only_layers", "decoder_sparse_step"),
 ]
 
 
@@ -297,6 +299,8 @@ def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp
             {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
             "final_logit_softcapping = 30.0, which is not computed",
         ),
+        ({"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.0}, r"misstates final_logit_softcapping \(0\.0\)"),
+        ({"model_type": "gemma2", "head_dim": 8, "attn_logit_softcapping": "50"}, r"misstates attn_logit_softcapping \('50'\)"),
         ({"model_type": "gemma3_text", "head_dim": 8, "hidden_activation": "silu"}, "hidden_activation = 'silu', which is not computed"),
         ({"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
         (
@@ -321,6 +325,13 @@ def test_what_a_family_does_not_compute_is_refused_by_its_name(shape_of, fields,
         shape_of(**fields)
 
 
+def test_a_softcap_that_is_missing_has_its_default_and_one_that_is_null_is_none(shape_of):
+    gemma = {"model_type": "gemma2", "head_dim": 8}
+    assert shape_of(**gemma).multipliers[4:] == (50.0, 30.0)
+    assert shape_of(**gemma, attn_logit_softcapping=None, final_logit_softcapping=20).multipliers[4:] == (0.0, 20.0)
+    assert shape_of(**gemma).windows == (4096, None, 4096, None)
+
+
 def test_layers_differ_as_the_family_says(shape_of):
     local, everywhere = RopeConfig(5000.0, "default", {}), RopeConfig(1e6, "linear", {"factor": 8.0})
     gemma = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 3, "sliding_window": 7}
@@ -333,4 +344,4 @@ def test_layers_differ_as_the_family_says(shape_of):
     assert shape_of(model_type="mistral").windows == (4096,) * 4
     assert shape_of(model_type="mistral", sliding_window=None).windows == (None,) * 4
     factors = {"embedding_multiplier": 12, "residual_multiplier": 0.2, "attention_multiplier": 0.5, "logits_scaling": 8}
-    assert shape_of(model_type="granite", **factors).multipliers == (12.0, 0.2, 0.5, 0.125)
+    assert shape_of(model_type="granite", **factors).multipliers == (12.0, 0.2, 0.5, 0.125, 0.0, 0.0)

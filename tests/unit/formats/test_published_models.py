@@ -141,6 +141,13 @@ PUBLISHED |= {
         | {"vocab_size": 100278},
         7_298_011_136,
     ),
+    "gemma-2-2b-it": (
+        {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0}
+        | sizes(2304, 9216, 26, 8, 4, 8192)
+        | {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "vocab_size": 256000, "eos_token_id": [1, 107]}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention_bias": False, "rms_norm_eps": 1e-6},
+        2_614_341_888,
+    ),
     "gemma-3-1b-it": (
         {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
         | sizes(1152, 6912, 26, 4, 1, 32768)
@@ -148,6 +155,21 @@ PUBLISHED |= {
         | {"sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144, "eos_token_id": [1, 106]}
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": False, "rms_norm_eps": 1e-6},
         999_885_952,
+    ),
+    "Qwen3-30B-A3B": (
+        DENSE
+        | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "mlp_only_layers": [], "decoder_sparse_step": 1}
+        | sizes(2048, 6144, 48, 32, 4, 40960)
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True, "max_window_layers": 48}
+        | {"head_dim": 128, "rope_theta": 1e6, "vocab_size": 151936, "router_aux_loss_coef": 0.001, "use_sliding_window": False},
+        30_532_122_624,
+    ),
+    "Mixtral-8x7B-v0.1": (
+        DENSE
+        | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
+        | sizes(4096, 14336, 32, 32, 8, 32768)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "vocab_size": 32000},
+        46_702_792_704,
     ),
     "granite-3.3-2b": (
         {**DENSE, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "mlp_bias": False, "tie_word_embeddings": True}
@@ -207,8 +229,14 @@ def test_transformers_reads_the_same_model_in_it(name, tmp_path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("MixtralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
-        *("Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "GPT2LMHeadModel"),
+        *(
+            "ShieldGemma2ForImageClassification",
+            "Gemma3ForConditionalGeneration",
+            "Gemma4ForCausalLM",
+            "DeepseekV32ForCausalLM",
+            "BertLMHeadModel",
+        ),
+        *("Qwen2_5_VLForConditionalGeneration", "LlamaForSequenceClassification", "BartForCausalLM", "CodeOfTheFolder"),
     ],
 )
 def test_another_family_is_refused_by_its_name(architecture, tmp_path):

@@ -2,13 +2,18 @@
 
 import asyncio
 import ipaddress
+import os
+import subprocess
+import sys
+import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gradbus_reward.scorers.addresses import Endpoint
-from gradbus_reward.scorers.relay import HEAD_BYTES, Relay
+from gradbus_reward.scorers.relay import Relay, remove_abandoned_folders
+from gradbus_reward.scorers.response_bounds import HEAD_BYTES
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
@@ -115,3 +120,29 @@ async def test_a_closed_relay_leaves_no_connection_no_task_and_no_file():
         writer.close()
         assert not Path(relay.target.removeprefix("unix:")).parent.exists()
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("relay")]
+
+
+KILLED = """
+import ipaddress, os, signal
+from gradbus_reward.scorers.addresses import Endpoint
+from gradbus_reward.scorers.relay import Relay
+
+relay = Relay(Endpoint("scorer", 1, (ipaddress.ip_address("127.0.0.1"),)))
+print(relay.target.removeprefix("unix:"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_the_folder_of_a_process_that_was_killed_is_removed_and_that_of_a_living_one_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, env=environment, stdout=subprocess.PIPE)
+    abandoned = Path((await killed.communicate())[0].decode().strip()).parent
+    assert abandoned.parent == tmp_path
+    assert abandoned.exists()
+    async with relayed(bytes.upper) as (relay, connect):
+        remove_abandoned_folders()
+        assert not abandoned.exists()
+        relay.allow(100)
+        assert await ask(connect, b"sun\n") == b"SUN\n"
+    assert list(tmp_path.iterdir()) == []

@@ -79,7 +79,9 @@ def of_family(model_type: str) -> torch.nn.Module:
     computed = {"attention_out_bias": False, "mlp_bias": False, "initializer_range": 0.2}
     computed["partial_rotary_factor"] = 0.5 if model_type == "glm4" else 1.0
     sizes = SIZES | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 12, "bos_token_id": 0, "pad_token_id": None}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | ODD[model_type] | computed), dtype=torch.float32)
+    config = AutoConfig.for_model(model_type, **sizes | ODD[model_type] | computed)
+    config._experts_implementation = "eager"  # which computes in float64 too
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 FAMILIES |= {model_type: partial(of_family, model_type) for model_type in OTHERS}

@@ -7,12 +7,13 @@ products, where a CPU multiplies bfloat16. float16 is multiplied as float32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.base.block_sizes import slices
+from gradbus_kernels.operators.base.softcap import softcap_in_place, softcap_slopes
 from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, matmul
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 
@@ -84,15 +85,15 @@ class _Chunk:
         self._work, self._rows, self._buffer = work, rows, buffer
         head = work.head
         self._ids, self._inverse = head.ids[rows], 1.0 / head.temperature
-        self._own, self._total, self._moment = head.hidden.new_zeros(3, len(self._ids), dtype=head.accumulator).unbind()
+        self._top, self._own, self._total, self._moment = head.hidden.new_zeros(4, len(self._ids), dtype=head.accumulator).unbind()
 
     def statistics(self) -> Statistics:
         """Computes the logits, then e."""
-        top = self._multiply()
-        self._own = self._own * self._inverse - top
+        self._top = self._multiply()
+        self._own = self._own * self._inverse - self._top
         for _, tile in self._tiles():
             shifted = self._work.scratch(tile)
-            torch.add(-top[:, None], tile, alpha=self._inverse, out=shifted)
+            torch.add(-self._top[:, None], tile, alpha=self._inverse, out=shifted)
             shares = torch.exp(shifted, out=tile)
             self._total.add_(shares.sum(1))
             self._moment.add_(shifted.clamp_(min=LOWEST).mul_(shares).sum(1))
@@ -103,6 +104,9 @@ class _Chunk:
         """Turns e into the gradient of the loss in the logits, up to a factor for each token, which is returned."""
         slope, share = coefficients.logprobs, self._own.exp()
         if coefficients.entropies is None:
+            if self._work.head.softcap is not None:
+                for _, shares in self._tiles():
+                    shares.mul_(self._slopes(shares.log()))
             self._replace_own(share - self._total)
             return -slope * self._inverse / self._total
         # An entropy's gradient is -p (log p + entropy).
@@ -110,7 +114,10 @@ class _Chunk:
         level = -slope - bend * self._moment / self._total
         for _, shares in self._tiles():
             shifted = torch.log(shares, out=self._work.scratch(shares)).clamp_(min=LOWEST)
+            slopes = None if self._work.head.softcap is None else self._slopes(shifted.clone())
             torch.mul(shifted.mul_(bend[:, None]).add_(level[:, None]), shares, out=shares)
+            if slopes is not None:
+                shares.mul_(slopes)
         self._replace_own(share * (level + bend * self._own.clamp(min=LOWEST)) + slope * self._total)
         return self._inverse / self._total
 
@@ -137,7 +144,14 @@ class _Chunk:
             _choose(self._own, tile, self._ids, columns)
         return torch.stack(tops).amax(0) * self._inverse
 
+    def _slopes(self, shifted: Tensor) -> Tensor:
+        """Derivatives of the bounded logits by the logits, from log e, `[n, v]`; in place."""
+        bounded = shifted.clamp_(min=LOWEST).add_(self._top[:, None]).mul_(self._work.head.temperature)
+        return softcap_slopes(bounded, cast("float", self._work.head.softcap))
+
     def _replace_own(self, entries: Tensor) -> None:
+        if self._work.head.softcap is not None:
+            entries = entries * self._slopes(self._own[:, None].clone()).squeeze(1)
         for columns, tile in self._tiles():
             tokens = ((self._ids >= columns.start) & (self._ids < columns.stop)).nonzero().squeeze(1)
             tile[tokens, self._ids[tokens] - columns.start] = entries[tokens]
@@ -164,12 +178,13 @@ class _Work:
         return self.head.weight[columns].to(self.wide.dtype)
 
     def multiply(self, rows: slice, part: Tensor, out: Tensor) -> None:
-        """The logits of these tokens at the ids of `part`."""
+        """The logits of these tokens at the ids of `part`, bounded if the head has a softcap."""
         hidden = self.wide[rows]
         if is_product_for_onednn(hidden, part.T, LEAST_ONEDNN):
             out.copy_(matmul(hidden, part.T))
         else:
             torch.mm(hidden, part.T, out=out)
+        softcap_in_place(out, self.head.softcap)
 
     def scratch(self, tile: Tensor) -> Tensor:
         """A buffer of the tile's shape."""

@@ -21,6 +21,8 @@ class Head:
     ids: Tensor
     """int64 `[N]`."""
     temperature: float
+    softcap: float | None = None
+    """Bounds the logits before the temperature; None: no bound."""
 
     @property
     def accumulator(self) -> torch.dtype:

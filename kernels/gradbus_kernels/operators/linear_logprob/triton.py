@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.block_sizes import LINEAR_LOGPROB as LAUNCH
 from gradbus_kernels.operators.base.block_sizes import slices
+from gradbus_kernels.operators.base.softcap import softcap_in_place, softcap_slopes
 from gradbus_kernels.operators.linear_logprob.head import Differentiate, Gradients, Head, Statistics, add_product, multiply
 from gradbus_kernels.operators.selected_logprob.rows import RowGradients, RowInputs, RowStatistics
 from gradbus_kernels.operators.selected_logprob.triton import backward_triton, forward_triton
@@ -41,7 +42,9 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
         passed = forward_triton(inputs, entropy=True)
         part = _keep(found, rows, _of(passed))
         slopes = differentiate(rows, part)
-        wide = backward_triton(inputs, passed, RowGradients(slopes.logprobs, slopes.entropies, None), in_place=True)
+        wide = backward_triton(inputs, passed, RowGradients(slopes.logprobs, slopes.entropies, None), in_place=head.softcap is None)
+        if head.softcap is not None:
+            wide.mul_(softcap_slopes(inputs.logits, head.softcap))
         grad_logits = wide.to(head.hidden.dtype)
         if grad_hidden is not None:
             torch.mm(grad_logits, head.weight, out=grad_hidden[rows])
@@ -52,7 +55,8 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
 
 def _tokens(head: Head) -> int:
     """The number of tokens whose logits fit the workspace; a multiple of the tile if at least one tile fits."""
-    room = max(1, LAUNCH.workspace // (len(head.weight) * head.accumulator.itemsize))
+    copies = 1 if head.softcap is None else 2  # the bounded logits are needed beside their gradient
+    room = max(1, LAUNCH.workspace // (copies * len(head.weight) * head.accumulator.itemsize))
     return room if room < LAUNCH.tile else room - room % LAUNCH.tile
 
 
@@ -63,6 +67,7 @@ def _slices(head: Head) -> Iterator[slice]:
 def _logits(head: Head, rows: slice) -> RowInputs:
     logits = head.hidden.new_empty(rows.stop - rows.start, len(head.weight), dtype=head.accumulator)
     multiply(head.hidden[rows], head.weight.T, logits)  # into `out`, because autocast would change the dtype of a result
+    softcap_in_place(logits, head.softcap)
     return RowInputs(logits, head.ids[rows], None, None, head.temperature)
 
 

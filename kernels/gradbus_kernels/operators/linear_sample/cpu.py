@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from gradbus_kernels.operators.base.softcap import softcap_in_place
 from gradbus_kernels.operators.sample.cpu import draw_cpu
 from gradbus_kernels.operators.sample.reference import Columns, Sampled
 
@@ -21,11 +22,11 @@ _TILE: Final = 1 << 13
 _BLOCK: Final = 1 << 8
 
 
-def draw_linear_cpu(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
-    """`draw_rows` from `hidden @ weight.T`."""
+def draw_linear_cpu(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns, softcap: float | None = None) -> Sampled:
+    """`draw_rows` from `hidden @ weight.T`, bounded by the softcap."""
     if rows.cuts:
-        return draw_cpu(hidden @ weight.T, uniforms, rows)
-    ids, logprobs = _draw(hidden, weight, uniforms, rows)
+        return draw_cpu(softcap_in_place(hidden @ weight.T, softcap), uniforms, rows)
+    ids, logprobs = _draw(hidden, weight, uniforms, rows, softcap)
     return Sampled(ids, logprobs, logprobs)
 
 
@@ -37,8 +38,8 @@ class _Blocks(NamedTuple):
     best: Tensor
 
 
-def _draw(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> tuple[Tensor, Tensor]:
-    blocks = _blocks(hidden, weight, rows.temperature)
+def _draw(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns, softcap: float | None) -> tuple[Tensor, Tensor]:
+    blocks = _blocks(hidden, weight, rows.temperature, softcap)
     peak = blocks.peaks.amax(1, keepdim=True)
     cumulative = (blocks.totals.double() * (blocks.peaks - peak).double().exp()).cumsum(1)
     target = uniforms * cumulative[:, -1:]
@@ -50,7 +51,8 @@ def _draw(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> tu
     normaliser = peak.double() + cumulative[:, -1:].log()
     for row in range(len(hidden)):
         for draw, block in enumerate(chosen[row].tolist()):
-            logits = _scaled(hidden[row : row + 1], weight[block * _BLOCK : (block + 1) * _BLOCK], _row(rows.temperature, row))[0]
+            part = weight[block * _BLOCK : (block + 1) * _BLOCK]
+            logits = _scaled(hidden[row : row + 1], part, _row(rows.temperature, row), softcap)[0]
             inside = (logits - peak[row]).double().exp()
             index = torch.searchsorted(inside.cumsum(0), rest[row, draw], right=True)
             index = torch.minimum(index, inside.nonzero().amax())  # by rounding, none may exceed
@@ -61,14 +63,14 @@ def _draw(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> tu
     return ids, logprobs
 
 
-def _blocks(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> _Blocks:
+def _blocks(hidden: Tensor, weight: Tensor, temperature: float | Tensor, softcap: float | None) -> _Blocks:
     peaks, totals = [], []
     highest, best = (
         hidden.new_full((len(hidden),), -math.inf, dtype=torch.float32),
         torch.zeros(len(hidden), dtype=torch.int64).to(hidden.device),
     )
     for start in range(0, len(weight), _TILE):
-        logits = _scaled(hidden, weight[start : start + _TILE], temperature)
+        logits = _scaled(hidden, weight[start : start + _TILE], temperature, softcap)
         top, index = logits.max(1)
         best = torch.where(top > highest, start + index, best)
         highest = torch.maximum(highest, top)
@@ -81,8 +83,8 @@ def _blocks(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> _Blo
     return _Blocks(torch.cat(peaks, 1), torch.cat(totals, 1), best)
 
 
-def _scaled(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
-    return (hidden @ weight.T).float().div_(temperature)
+def _scaled(hidden: Tensor, weight: Tensor, temperature: float | Tensor, softcap: float | None) -> Tensor:
+    return softcap_in_place((hidden @ weight.T).float(), softcap).div_(temperature)
 
 
 def _row(temperature: float | Tensor, row: int) -> float | Tensor:

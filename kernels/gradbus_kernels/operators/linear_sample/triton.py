@@ -13,13 +13,14 @@ from torch import Tensor
 from gradbus_kernels.operators.base.block_sizes import INTERPRETED
 from gradbus_kernels.operators.base.block_sizes import SAMPLE as GROUPS
 from gradbus_kernels.operators.base.block_sizes import SAMPLE_LINEAR as LAUNCH
+from gradbus_kernels.operators.base.triton import tanh
 from gradbus_kernels.operators.sample.reference import Columns, Sampled
 from gradbus_kernels.operators.sample.triton import draw_read, empty_read, temperature_of
 from gradbus_kernels.operators.sample.triton_kernels import power
 
 
-def draw_linear_triton(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns) -> Sampled:
-    """`draw_rows` from `hidden @ weight.T`."""
+def draw_linear_triton(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: Columns, softcap: float | None = None) -> Sampled:
+    """`draw_rows` from `hidden @ weight.T`, bounded by the softcap."""
     hidden, weight = hidden.contiguous(), weight.contiguous()
     (count, width), vocabulary = hidden.shape, len(weight)
     logits = hidden.new_empty(count, vocabulary)
@@ -30,7 +31,7 @@ def draw_linear_triton(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: C
             hidden, weight, logits, *temperature_of(rows, logits), *read.sums, read.highest, read.maxima,
             count, vocabulary, width, read.highest.shape[1], triton.cdiv(vocabulary, GROUPS.group),
             ROWS=LAUNCH.rows, COLUMNS=LAUNCH.columns, INNER=LAUNCH.inner_bytes // hidden.element_size(), GROUP=GROUPS.group,
-            WIDEN=INTERPRETED, num_warps=LAUNCH.warps, num_stages=LAUNCH.stages,
+            SOFTCAP=softcap or 0.0, WIDEN=INTERPRETED, num_warps=LAUNCH.warps, num_stages=LAUNCH.stages,
         )  # fmt: skip
     return draw_read(logits, read, uniforms, rows)
 
@@ -38,7 +39,8 @@ def draw_linear_triton(hidden: Tensor, weight: Tensor, uniforms: Tensor, rows: C
 @triton.jit
 def _head(
     hidden, weight, logits, temperatures, apart, peaks, totals, highest, maxima, count, vocabulary, width, slices, groups,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr,
+    SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     number = tl.program_id(1)
@@ -52,6 +54,8 @@ def _head(
         if WIDEN:
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision="ieee")
+    if SOFTCAP > 0:
+        total = tanh(total / SOFTCAP) * SOFTCAP
     made = total.to(logits.dtype.element_ty)
     tl.store(logits + row[:, None] * vocabulary + column[None, :], made, here[:, None] & inside)
     value = tl.where(inside, made.to(tl.float32), float("-inf"))

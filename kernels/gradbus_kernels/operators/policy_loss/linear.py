@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.base.arguments import check_finite, check_head, check_ids
 from gradbus_kernels.operators.base.dispatch import Implementation, choose
+from gradbus_kernels.operators.base.softcap import Softcapped
 from gradbus_kernels.operators.linear_logprob.api import backend, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Head, Statistics
 from gradbus_kernels.operators.policy_loss.api import PolicyLoss, policy_loss, policy_loss_of_used
@@ -24,20 +25,23 @@ from gradbus_kernels.operators.policy_loss.terms import policy_terms
 
 
 def linear_grpo_loss(
-    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
+    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float | Softcapped = 1.0
 ) -> PolicyLoss:
     """`policy_loss` of softmax(hidden · weightᵀ / temperature) at `ids`.
 
-    `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]`; `tokens` as there. Tokens whose weights are 0
-    cost nothing, and their ids and hidden states may be anything. `total` is differentiable in hidden and weight:
-    backward scales the stored gradients and releases them; it can run once. The loss and its statistics are float32 (float64 for float64).
+    `hidden` float `[N, H]`, `weight` `[V, H]` of the same dtype, `ids` int64 `[N]`; `tokens` as there, `temperature` as in
+    `linear_logprob`. Tokens whose weights are 0 cost nothing, and their ids and hidden states may be anything. `total` is differentiable
+    in hidden and weight: backward scales the stored gradients and releases them; it can run once. The loss and its statistics are float32
+    (float64 for float64).
     Raises ValueError for arguments that do not fit, and for NaN in what is used of them unless `settings.allow_nan`.
     """
-    check_head(hidden, weight, temperature)
+    scaled = Softcapped.of(temperature)
+    check_head(hidden, weight, scaled.value)
+    scaled.check("temperature")
     tokens.check(len(hidden), settings, hidden)
     used = tokens.used
     check_ids("ids", ids.where(used, 0) if ids.shape == used.shape else ids, (len(hidden),), len(weight), hidden)
-    loss = _Loss(tokens, settings, temperature, choose("linear_grpo_loss", hidden, ("reference", "cpu", "triton")))
+    loss = _Loss(tokens, settings, scaled, choose("linear_grpo_loss", hidden, ("reference", "cpu", "triton")))
     outcome = loss.of(hidden, weight, ids) if bool(used.all()) else _of_used(loss, used, hidden, weight, ids)
     if not settings.allow_nan and bool(outcome.total.isnan()):
         _name_nan(outcome, tokens)
@@ -54,7 +58,7 @@ def _of_used(loss: _Loss, used: Tensor, hidden: Tensor, weight: Tensor, ids: Ten
 
 
 def linear_grpo_loss_reference(
-    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float = 1.0
+    hidden: Tensor, weight: Tensor, ids: Tensor, tokens: PolicyTokens, settings: PolicySettings, *, temperature: float | Softcapped = 1.0
 ) -> PolicyLoss:
     """`linear_grpo_loss` in plain torch, differentiated by autograd; holds several `[N, V]` tensors."""
     found = linear_logprob_reference(hidden, weight, ids.where(tokens.used, 0), temperature=temperature)
@@ -67,7 +71,7 @@ class _Loss:
 
     tokens: PolicyTokens
     settings: PolicySettings
-    temperature: float
+    temperature: Softcapped
     implementation: Implementation
 
     def of(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
@@ -79,7 +83,7 @@ class _Loss:
         return self._in_one_pass(hidden, weight, ids)
 
     def _in_one_pass(self, hidden: Tensor, weight: Tensor, ids: Tensor) -> PolicyLoss:
-        head, chosen = Head(hidden.detach(), weight.detach(), ids, self.temperature), backend(self.implementation)
+        head, chosen = Head(hidden.detach(), weight.detach(), ids, *self.temperature), backend(self.implementation)
         wanted = (torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad)
         if not any(wanted):
             return self._given(chosen.statistics(head, entropy=True))

@@ -1,7 +1,7 @@
 """Causal attention over packed sequences that share prompts: a response sees itself and its prompt, which is stored once.
 
 For a token i, with V(i) the tokens of its prompt and of its own segment up to itself:
-out_i = sum over j in V(i) of softmax_j(scale * q_i . k_j) v_j.
+out_i = sum over j in V(i) of softmax_j(scale * q_i . k_j) v_j. A softcap c puts c * tanh(x / c) in the place of a score x.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import check_floats, require
 from gradbus_kernels.operators.base.dispatch import choose
+from gradbus_kernels.operators.base.softcap import Softcapped, softcapped
 from gradbus_kernels.operators.prefix_shared_attention.cpu import attend_on_cpu
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
@@ -20,24 +21,27 @@ _LARGEST_HEAD = 256
 
 
 def prefix_shared_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float | None = None, window: int | None = None
+    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float | Softcapped | None = None, window: int | None = None
 ) -> Tensor:
     """Attention of each token to the tokens before it in its sequence, `[N, H, D]` in the query's dtype; differentiable once.
 
     query: `[N, H, D]`, key and value: `[N, K, D]` with K dividing H (grouped-query heads, Ainslie et al. 2023), any
-    strides (a last stride other than 1 costs a copy), D at most 256. `layout` has N tokens. `scale` defaults to 1/sqrt(D). `window`, if
-    given, is the number of tokens, itself included, that a token sees back in its sequence, which begins with its prompt.
+    strides (a last stride other than 1 costs a copy), D at most 256. `layout` has N tokens. `scale` defaults to 1/sqrt(D); `Softcapped`
+    adds a bound of the scaled scores. `window`, if given, is the number of tokens, itself included, that a token sees back in its
+    sequence, which begins with its prompt.
 
-    Sums are float32 at least. On a CPU the bits of a segment's output depend on the segment and its root alone, except in a group
-    of at most 96 tokens. Raises ValueError, which names the argument, for wrong shapes, dtypes or devices.
+    Sums are float32 at least. On a CPU, without a softcap, the bits of a segment's output depend on the segment and its root alone, except
+    in a group of at most 96 tokens. Raises ValueError, which names the argument, for wrong shapes, dtypes or devices.
     """
     _check(query, key, value, layout, window)
-    require(scale is None or isfinite(scale), "scale", f"is {scale}; pass a finite number")
+    bounded = _bounded(query, scale)
+    require(isfinite(bounded.value), "scale", f"is {bounded.value}; pass a finite number")
+    bounded.check("scale")
     chosen = choose("prefix_shared_attention", query, ("reference", "cpu", "triton"))
     if chosen == "reference":
-        return prefix_shared_attention_reference(query, key, value, layout, scale, window)
+        return prefix_shared_attention_reference(query, key, value, layout, bounded, window)
     query, key, value = (_dense(tensor) for tensor in (query, key, value))
-    rule = AttentionRule(layout, query.shape[2] ** -0.5 if scale is None else scale, window)
+    rule = AttentionRule(layout, bounded.value, window, bounded.softcap)
     if chosen == "cpu":
         return attend_on_cpu(query, key, value, rule)
     from gradbus_kernels.operators.prefix_shared_attention.triton import attend_on_gpu  # noqa: PLC0415 - needs Triton
@@ -46,15 +50,19 @@ def prefix_shared_attention(
 
 
 def prefix_shared_attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float | None = None, window: int | None = None
+    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float | Softcapped | None = None, window: int | None = None
 ) -> Tensor:
     """The same by its definition: a softmax over all N tokens with a mask. Needs memory for `[H, N, N]`."""
-    scale = query.shape[2] ** -0.5 if scale is None else scale
+    bounded = _bounded(query, scale)
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = torch.einsum("ihd,jhd->hij", query, key) * scale
+    scores = softcapped(torch.einsum("ihd,jhd->hij", query, key) * bounded.value, bounded.softcap)
     weights = scores.masked_fill(~layout.visible(window, query.device), float("-inf")).softmax(dim=-1)
     return torch.einsum("hij,jhd->ihd", weights, value)
+
+
+def _bounded(query: Tensor, scale: float | Softcapped | None) -> Softcapped:
+    return Softcapped.of(query.shape[2] ** -0.5 if scale is None else scale)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.prefix_shared_attention import short
+from gradbus_kernels.operators.prefix_shared_attention.capped import CappedAttention
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -67,7 +68,7 @@ class _Attention(torch.autograd.Function):
         saved: list[Tensor] = []
         for block in rule.layout.short.blocks:
             heads = short.Heads.of(block, query, key, value, wide)
-            found, weights = short.attend(heads, block.bias(rule.window, wide, query.shape[1], key.shape[1]), rule.scale)
+            found, weights = short.attend(heads, block.bias(rule.window, wide, query.shape[1], key.shape[1]), rule)
             block.scatter(found, output)
             saved += *heads, weights
         if rule.layout.runs:
@@ -86,7 +87,7 @@ class _Attention(torch.autograd.Function):
         for block in rule.layout.short.blocks:
             heads, weights = short.Heads(next(saved), next(saved), next(saved)), next(saved)
             above = block.gathered(upstream, of_key[1], weights.dtype)
-            for rows, gradient in zip(short.gradients(above, heads, weights, rule.scale), gradients, strict=True):
+            for rows, gradient in zip(short.gradients(above, heads, weights, rule), gradients, strict=True):
                 block.scatter(rows, gradient)
         if rule.layout.runs:
             _collect_long(gradients, upstream, tuple(saved), rule)
@@ -97,10 +98,7 @@ def _attend_long(output: Tensor, query: Tensor, key: Tensor, value: Tensor, rule
     """Writes the output of all groups that are not short; returns their log-sum-exps, `[N, H]`."""
     sums = torch.empty(query.shape[:2], dtype=_wide(query.dtype))
     for part in (*_own(rule.layout), *_prefixes(rule, joined=False)):
-        mask = part.mask(rule.window, query.dtype)
-        causal = part.keys is None and mask is None
-        inputs = part.of(query), part.of_keys(key), part.of_keys(value)
-        found, logs = _forward(*inputs, 0.0, causal, attn_mask=mask, scale=rule.scale)
+        found, logs = _attend_part(part, (part.of(query), part.of_keys(key), part.of_keys(value)), rule)
         if part.keys is None:
             part.of(output).copy_(found)
             part.of(sums).copy_(logs)
@@ -114,11 +112,30 @@ def _collect_long(gradients: list[Tensor], upstream: Tensor, saved: tuple[Tensor
     query, key, value, output, sums = saved
     wide = sums.dtype
     for part in (*_own(rule.layout), *_prefixes(rule, joined=True)):
-        mask = part.mask(rule.window, wide)
-        causal = part.keys is None and mask is None
-        inputs = [tensor.to(wide) for tensor in (part.of(query), part.of_keys(key), part.of_keys(value), part.of(output))]
-        found = _backward(part.of(upstream).to(wide), *inputs, part.of(sums), 0.0, causal, attn_mask=mask, scale=rule.scale)
-        _collect(part, gradients, found)
+        inputs = [
+            tensor.to(wide) for tensor in (part.of(upstream), part.of(query), part.of_keys(key), part.of_keys(value), part.of(output))
+        ]
+        _collect(part, gradients, _part_gradients(part, (*inputs, part.of(sums)), rule))
+
+
+def _attend_part(part: _Part, inputs: tuple[Tensor, ...], rule: AttentionRule) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exps; `inputs` are query, key and value."""
+    if rule.softcap is not None:
+        query, key, value = (tensor.to(_wide(tensor.dtype)) for tensor in inputs)
+        return CappedAttention(rule.scale, rule.softcap, part.depth, rule.window).forward(query, key, value)
+    mask = part.mask(rule.window, inputs[0].dtype)
+    found: tuple[Tensor, Tensor] = _forward(*inputs, 0.0, part.keys is None and mask is None, attn_mask=mask, scale=rule.scale)
+    return found
+
+
+def _part_gradients(part: _Part, inputs: tuple[Tensor, ...], rule: AttentionRule) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; `inputs` are the output's gradient, query, key, value, output and log-sum-exps."""
+    if rule.softcap is not None:
+        return CappedAttention(rule.scale, rule.softcap, part.depth, rule.window).backward(*inputs)
+    mask = part.mask(rule.window, inputs[0].dtype)
+    causal = part.keys is None and mask is None
+    found: tuple[Tensor, Tensor, Tensor] = _backward(*inputs, 0.0, causal, attn_mask=mask, scale=rule.scale)
+    return found
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

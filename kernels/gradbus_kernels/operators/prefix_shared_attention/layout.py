@@ -104,3 +104,5 @@ class AttentionRule:
     layout: PrefixLayout
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    """Scores x become softcap · tanh(x / softcap) before the softmax."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.prefix_shared_attention.blocks import Block
+from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule
 
 
 class Heads(NamedTuple):
@@ -28,16 +29,27 @@ class Heads(NamedTuple):
         return cls(*(block.gathered(tensor, key.shape[1], dtype) for tensor in (query, key, value)))
 
 
-def attend(heads: Heads, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attend(heads: Heads, bias: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
     """Output `[B * K, H / K * L, D]` and weights `[B * K, L, H / K * L]`, by key and query; `bias` is the block's."""
     query, key, value = heads
-    weights = torch.baddbmm(bias, key, query.transpose(1, 2), alpha=scale).softmax(1)
+    if rule.softcap is None:
+        scores = torch.baddbmm(bias, key, query.transpose(1, 2), alpha=rule.scale)
+    else:
+        scores = _tanh(heads, rule.scale / rule.softcap).mul_(rule.softcap).add_(bias)
+    weights = scores.softmax(1)
     return torch.bmm(weights.transpose(1, 2), value), weights
 
 
-def gradients(upstream: Tensor, heads: Heads, weights: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(upstream: Tensor, heads: Heads, weights: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; `upstream` is the output's, `weights` are those of `attend`."""
     query, key, value = heads
     of_weights = torch.bmm(value, upstream.transpose(1, 2))
-    of_scores = torch._softmax_backward_data(of_weights, weights, 1, weights.dtype).mul_(scale)
+    of_scores = torch._softmax_backward_data(of_weights, weights, 1, weights.dtype).mul_(rule.scale)
+    if rule.softcap is not None:
+        of_scores.mul_(1.0 - _tanh(heads, rule.scale / rule.softcap).square_())
     return torch.bmm(of_scores.transpose(1, 2), key), torch.bmm(of_scores, query), torch.bmm(weights, upstream)
+
+
+def _tanh(heads: Heads, factor: float) -> Tensor:
+    """The bounded products of keys and queries, `[B * K, L, H / K * L]`."""
+    return torch.bmm(heads.key, heads.query.transpose(1, 2)).mul_(factor).tanh_()

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.base.block_sizes import INTERPRETED
 from gradbus_kernels.operators.base.block_sizes import prefix_shared_attention as launch
+from gradbus_kernels.operators.base.triton import tanh
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule, PrefixLayout
 
 
@@ -81,6 +82,7 @@ def _launch_arguments(query: Tensor, key: Tensor, rule: AttentionRule) -> dict[s
         "QUERIES": table.queries,
         "KEYS": table.keys,
         "WINDOW": rule.window or 0,
+        "SOFTCAP": rule.softcap or 0.0,
         "WIDE": INTERPRETED or query.dtype == torch.float32,
         "num_warps": table.warps,
         "num_stages": table.stages,
@@ -129,13 +131,25 @@ def _tile(base, tokens, last, stride, HEAD: tl.constexpr, DIMS: tl.constexpr, WI
 
 
 @triton.jit
-def _scores(q, k, back, valid, scale, WINDOW: tl.constexpr):
+def _scores(q, k, back, valid, scale, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
     """Scores to the base 2, -inf where a query does not see a key; `back` is the distance from key to query."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
+    factor = scale / SOFTCAP if SOFTCAP > 0 else scale * 1.4426950408889634
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+    if SOFTCAP > 0:
+        scores = tanh(scores) * (SOFTCAP * 1.4426950408889634)
     seen = valid & (back >= 0)
     if WINDOW > 0:
         seen = seen & (back < WINDOW)
     return tl.where(seen, scores, -float("inf"))
+
+
+@triton.jit
+def _before_softcap(change, scores, SOFTCAP: tl.constexpr):
+    """The gradient of scores before their bound, from that of the `scores`; both are 0 where a query does not see a key."""
+    if SOFTCAP > 0:
+        bounded = tl.where(scores == -float("inf"), 0.0, scores) / (SOFTCAP * 1.4426950408889634)
+        change = change * (1.0 - bounded * bounded)
+    return change
 
 
 @triton.jit
@@ -148,14 +162,14 @@ def _nearest(first, position, WINDOW: tl.constexpr):
 def _attend(
     acc, total, top, q, positions, keys_at, values_at, begin, end, origin, scale, k_n, v_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Continues the running softmax (output, sum, maximum) of `q` over the keys [begin, end); `origin` is position 0."""
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
         k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, WIDE)
         v = _tile(values_at, tokens, end, v_n, HEAD, DIMS, WIDE)
-        scores = _scores(q, k, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], scale, WINDOW)
+        scores = _scores(q, k, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], scale, WINDOW, SOFTCAP)
         higher = tl.maximum(top, tl.max(scores, 1))
         level = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp2(scores - level[:, None])
@@ -170,7 +184,7 @@ def _attend(
 def _forward(
     query, key, value, output, sums, blocks, q_n, q_h, k_n, k_h, v_n, v_h, tokens, scale,
     GROUP: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     block, head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     first, begin, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
@@ -186,11 +200,11 @@ def _forward(
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     acc, total, top = _attend(
         acc, total, top, q, positions, keys_at, values_at, _nearest(root, position, WINDOW), root_end, root,
-        scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+        scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     acc, total, top = _attend(
         acc, total, top, q, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
-        begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+        begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     valid = rows < end
     total = tl.where(valid, total, 1.0)
@@ -210,16 +224,17 @@ def _store(to, rows, valid, head, heads, values, HEAD: tl.constexpr, DIMS: tl.co
 def _query_gradient(
     acc, q, up, level, shift, positions, keys_at, values_at, begin, end, origin, scale, k_n, v_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds the part of the keys [begin, end) to the gradient of `q`, before the scale."""
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
         k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, WIDE)
         v = _tile(values_at, tokens, end, v_n, HEAD, DIMS, WIDE)
-        scores = _scores(q, k, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], scale, WINDOW)
+        scores = _scores(q, k, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], scale, WINDOW, SOFTCAP)
         weights = tl.exp2(scores - level[:, None])
         change = weights * (tl.dot(up, tl.trans(v), input_precision="ieee") - shift[:, None])
+        change = _before_softcap(change, scores, SOFTCAP)
         acc += tl.dot(change.to(k.dtype), k, input_precision="ieee")
     return acc
 
@@ -228,7 +243,7 @@ def _query_gradient(
 def _backward_query(
     query, key, value, output, upstream, of_query, sums, shifts, blocks, q_n, q_h, k_n, k_h, v_n, v_h, tokens, scale,
     GROUP: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries. Also stores into `shifts` the sum of output times its gradient, for each head and token."""
     block, head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
@@ -250,11 +265,11 @@ def _backward_query(
     acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
     acc = _query_gradient(
         acc, q, up, level, shift, positions, keys_at, values_at, _nearest(root, position, WINDOW), root_end, root,
-        scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+        scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     acc = _query_gradient(
         acc, q, up, level, shift, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
-        begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, WIDE,
+        begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     _store(of_query, rows, valid, head, heads, acc * scale, HEAD, DIMS)
 
@@ -263,7 +278,7 @@ def _backward_query(
 def _key_gradient(
     of_key, of_value, k, v, positions, valid, queries_at, upstream_at, sums_at, shifts_at, begin, end, origin, scale, q_n, u_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds the part of the queries [begin, end) to the gradients of `k`, before the scale, and `v`; `origin` is position 0."""
     for first in range(begin, end, QUERIES):
@@ -274,9 +289,11 @@ def _key_gradient(
         level = tl.load(sums_at + rows, mask=there, other=0.0)
         shift = tl.load(shifts_at + rows, mask=there, other=0.0)
         back = (rows - origin)[:, None] - positions[None]
-        weights = tl.exp2(_scores(q, k, back, there[:, None] & valid[None], scale, WINDOW) - level[:, None])
+        scores = _scores(q, k, back, there[:, None] & valid[None], scale, WINDOW, SOFTCAP)
+        weights = tl.exp2(scores - level[:, None])
         of_value += tl.dot(tl.trans(weights).to(up.dtype), up, input_precision="ieee")
         change = weights * (tl.dot(up, tl.trans(v), input_precision="ieee") - shift[:, None])
+        change = _before_softcap(change, scores, SOFTCAP)
         of_key += tl.dot(tl.trans(change).to(q.dtype), q, input_precision="ieee")
     return of_key, of_value
 
@@ -285,7 +302,7 @@ def _key_gradient(
 def _backward_key(
     query, key, value, upstream, of_key, of_value, sums, shifts, blocks, branches, q_n, q_h, k_n, k_h, v_n, v_h, tokens, scale,
     GROUP: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values: for each head, from their own segment's queries, then from each branch's."""
     block, kv_head = blocks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
@@ -307,7 +324,7 @@ def _backward_key(
         last = tl.minimum(end, begin + reach) if WINDOW > 0 else end
         key_sum, value_sum = _key_gradient(
             key_sum, value_sum, k, v, columns - begin, valid, queries_at, upstream_at, sums_at, shifts_at, first, last, begin,
-            scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, WIDE,
+            scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, SOFTCAP, WIDE,
         )  # fmt: skip
         for branch in range(known, known_end):
             opens, closes = tl.load(branches + branch * 2), tl.load(branches + branch * 2 + 1)
@@ -315,7 +332,7 @@ def _backward_key(
             last = tl.minimum(closes, origin + reach) if WINDOW > 0 else closes
             key_sum, value_sum = _key_gradient(
                 key_sum, value_sum, k, v, columns - begin, valid, queries_at, upstream_at, sums_at, shifts_at, opens, last, origin,
-                scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, WIDE,
+                scale, q_n, u_n, HEAD, DIMS, QUERIES, WINDOW, SOFTCAP, WIDE,
             )  # fmt: skip
     _store(of_key, columns, valid, kv_head, kv_heads, key_sum * scale, HEAD, DIMS)
     _store(of_value, columns, valid, kv_head, kv_heads, value_sum, HEAD, DIMS)

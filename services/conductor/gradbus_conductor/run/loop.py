@@ -83,7 +83,8 @@ class RunLoop:
                 self._register_outstanding()
                 while (ending := await self._pass()) is None:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), _TICK_SECONDS)
+                        async with asyncio.timeout(_TICK_SECONDS):
+                            await self._wake.wait()
                     self._wake.clear()
                 if ending.state in {"cancelled", "failed"}:
                     self._pipeline.traces.abandon(ending.state)

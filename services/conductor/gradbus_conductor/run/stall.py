@@ -22,12 +22,25 @@ class Blockers:
     evaluated: int | None = None
     """The version under evaluation."""
 
+    @property
+    def preparing(self) -> bool:
+        """Whether no rollout can sample yet, but some prepare for it: that takes minutes where a server starts, and is no stall."""
+        return bool(self.rollouts) and all(worker.preparing for worker in self.rollouts)
+
     def __str__(self) -> str:
+        return self._unable() or self._owed()
+
+    def _unable(self) -> str:
+        """Workers that cannot work yet or any more; empty if all can."""
         for worker in (*self.trainers, *self.rollouts):
             if worker.trouble:
                 return f"{worker.worker}, which is in trouble: {worker.trouble}"
         if not self.trainers:
             return "a trainer: none serves the run; start one, or look into the log of the one that is assigned"
+        return ", ".join(f"{worker.worker}, which {worker.preparing}" for worker in self.rollouts) if self.preparing else ""
+
+    def _owed(self) -> str:
+        """Work that is under way, and where."""
         evaluation = "" if self.evaluated is None else f"the evaluation of version {self.evaluated}"
         if (self.outstanding or evaluation) and not self.rollouts:
             work = f"{len(self.outstanding)} groups" if self.outstanding else evaluation
@@ -48,10 +61,13 @@ class StallDetector:
         self._since = 0.0
 
     def reason(self, version: int, outstanding: int, blockers: Blockers) -> str:
-        """Empty while the version or the number of outstanding groups changes; then what the run waits for, and how long."""
+        """Empty while the version or the number of outstanding groups changes; then what the run waits for, and how long.
+
+        What rollouts prepare is told at once.
+        """
         now = asyncio.get_running_loop().time()
         if (version, outstanding) != self._seen:
             self._seen, self._since = (version, outstanding), now
         if now - self._since < STALL_SECONDS:
-            return ""
+            return str(blockers) if blockers.preparing else ""
         return f"{blockers}; no progress for {now - self._since:.0f} s"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from gradbus.bus import Bucket, Buckets, Conflict, Entry, EventLog
-from gradbus.control.runs import FINAL_STATES, RunRecord, RunStatus
+from gradbus.control.runs import DELETED_SECONDS, FINAL_STATES, RunRecord, RunStatus, deletion_key
 from gradbus.errors import CorruptRecordError, GradbusError
 from gradbus.experience import GroupStore
 from gradbus.experience.archive import remove_archive
@@ -91,6 +91,7 @@ class RunDeletion:
         await self._remove_idempotency_key(spec, run_id)
         for kind in ("evaluations", "spec", "status"):
             await self._bucket.purge(f"{run_id}.{kind}")
+        await self._bucket.put_for(deletion_key(run_id), b"true", DELETED_SECONDS)
         with contextlib.suppress(Conflict):  # another conductor was first
             await self._bucket.purge(f"{run_id}.desired", desired.revision)
 

@@ -84,6 +84,7 @@ class LoggedGroup:
     def _tokens(self, at: int, sample: Sample) -> SampleTokens:
         references = self.entry.reference_logprobs
         return SampleTokens(
+            prompt_ids=list(unpack_ids(self.group.prompt_ids)),
             ids=list(unpack_ids(sample.token_ids)),
             logprobs=list(unpack_logprobs(sample.logprobs)),
             reference_logprobs=list(unpack_logprobs(references[at])) if at < len(references) else [],

@@ -21,9 +21,10 @@ class SpanResource(BaseModel):
 
 
 class SampleTokens(BaseModel):
-    """The response, token by token."""
+    """Prompt and response, token by token."""
 
-    ids: list[int]
+    prompt_ids: list[int] = Field(description="Of the prompt, as the engine sampled from it and the trainer learns with it.")
+    ids: list[int] = Field(description="Of the response.")
     logprobs: list[float] = Field(description="Of each token, under the policy version that sampled it.")
     reference_logprobs: list[float] = Field(description="Of each token, under the frozen base model; empty when the run has no KL term.")
 
@@ -81,4 +82,5 @@ class SampleResource(BaseModel):
     @property
     def held_bytes(self) -> int:
         """About how many bytes of memory it takes: its text, and its tokens as Python's numbers."""
-        return len(self.prompt) + len(self.text) + (self.token_count * _TOKEN_BYTES if self.tokens else 0)
+        tokens = self.token_count + len(self.tokens.prompt_ids) if self.tokens else 0
+        return len(self.prompt) + len(self.text) + tokens * _TOKEN_BYTES

@@ -17,7 +17,7 @@ class VersionResource(BaseModel):
     noop: bool
     bytes: int
     whole: bool = Field(description="Whether it is stored whole, and not only as a delta; only such a version can be exported.")
-    held_by: list[str]
+    held_by: list[str] = Field(description="The workers that have loaded and attested it, also those that hold a newer one by now.")
 
 
 class ExportFile(BaseModel):

@@ -72,6 +72,7 @@ async def resume_run(run_id: str, gateway: GatewayDep) -> RunResource:
 async def delete_run(run_id: str, gateway: GatewayDep) -> None:
     """The run is gone at once for every request; its events, samples, versions and checkpoints are removed soon after.
 
-    Files that no other run names follow later. A run that has not ended answers 409: cancel it first.
+    Files that no other run names follow later. A run that has not ended answers 409: cancel it first. Deleting
+    again succeeds, for a day after the run is gone.
     """
     await gateway.runs.delete(run_id)

@@ -34,7 +34,7 @@ Found = tuple[str, SampleResource]
 Step = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples that this step trains (`fixed_lag`).")]
 Index = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples of this group.")]
 Row = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only groups of this row of the dataset, counted from 0.")]
-Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: with token ids and log-probabilities.")]
+Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: with token ids of prompt and response, and log-probabilities.")]
 _AFTER = "`next_after` of the previous page, or `<milliseconds since 1970>-0.0`: only groups that entered the log since then."
 After = Annotated[str, Query(pattern=r"^(\d{1,18}-\d{1,18}\.\d{1,9})?$", description=_AFTER)]
 

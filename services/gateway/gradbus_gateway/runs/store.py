@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from gradbus.bus import Bucket, Conflict, Entry
-from gradbus.control.runs import DELETED, FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, read_run
+from gradbus.control.runs import DELETED, FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, deletion_key, read_run
 from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
 from gradbus_gateway.http.problems import ProblemError, no_such_run, unreadable_run
@@ -114,14 +114,15 @@ class RunStore:
         raise _concurrent_change(run_id)
 
     async def delete(self, run_id: str) -> None:
-        """Requests that a finished run is deleted; no error if that was requested before.
+        """Requests that a finished run is deleted; no error if that was requested before, for a day after it is gone.
 
         Raises the problem 404, and 409 while the run has not ended.
         """
         for _ in range(_ATTEMPTS):
             stored = await self._read(run_id)
             if stored is None:
-                raise no_such_run(run_id)
+                await self._check_deleted(run_id)
+                return
             if stored.is_deleted:
                 return
             run = stored.run(run_id)
@@ -139,6 +140,15 @@ class RunStore:
             return None
         stored = _Stored(*await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in ("spec", "desired", "status"))))
         return stored if stored.spec or stored.is_deleted else None
+
+    async def _check_deleted(self, run_id: str) -> None:
+        """Raises the problem 404 unless there was a run of this id, which has been deleted."""
+        try:
+            key = deletion_key(checked_name(run_id, "run id"))
+        except SettingsError:
+            raise no_such_run(run_id) from None
+        if await self._bucket.get(key) is None:
+            raise no_such_run(run_id)
 
     async def _set_desired(self, run_id: str, desired: DesiredState, stored: _Stored) -> bool:
         """False if another request changed it since it was read."""

@@ -13,12 +13,9 @@ from typing import Any, Final
 import httpcore2
 
 from gradbus.errors import ScorerError
+from gradbus_reward.scorers.response_bounds import HEAD_BYTES, whole_bytes
 
-HEAD_BYTES: Final = 64 << 10
-"""Of a response before its body, interim responses included."""
 _PIECE_BYTES: Final = 4 << 10
-_FRAMING: Final = 2
-"""A body in chunks may arrive in so many times its size."""
 
 
 class BoundedStream(httpcore2.AsyncNetworkStream):
@@ -30,7 +27,7 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
 
     def allow_body(self, size: int) -> None:
         """From here on a body of `size` bytes may come, until the next request is sent."""
-        self._left = HEAD_BYTES + _FRAMING * size
+        self._left = whole_bytes(size)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """At most a small piece. Raises ScorerError beyond the bound."""

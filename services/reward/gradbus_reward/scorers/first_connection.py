@@ -40,7 +40,8 @@ class FirstConnection:
 async def _accepts(endpoint: Endpoint) -> bool:
     for address in endpoint.addresses:
         with contextlib.suppress(OSError, TimeoutError):
-            _, writer = await asyncio.wait_for(asyncio.open_connection(str(address), endpoint.port), _SECONDS)
+            async with asyncio.timeout(_SECONDS):
+                _, writer = await asyncio.open_connection(str(address), endpoint.port)
             writer.close()
             return True
     return False

@@ -8,18 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from gradbus.aio.tasks import background
 from gradbus_reward.scorers.addresses import Endpoint
+from gradbus_reward.scorers.response_bounds import whole_bytes
 
-HEAD_BYTES: Final = 64 << 10
-"""Of a call beside its response: the settings of a connection, headers and answers to what was sent."""
-_FRAMING: Final = 2
-"""A response in frames may take so many times its size."""
 _PIECE_BYTES: Final = 64 << 10
+_PREFIX: Final = "gradbus-scorer-"
+
+
+def remove_abandoned_folders() -> None:
+    """Removes the folders of sockets that services left which were killed. Those of services that live are locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if (lock := _locked(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed, by the end of the process too; None if that is not to be had."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # another user's, or gone
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 class Relay:
@@ -27,7 +50,8 @@ class Relay:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._folder = tempfile.TemporaryDirectory(prefix="gradbus-scorer-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+        self._lock = _locked(Path(self._folder.name))
         self._socket = Path(self._folder.name) / "socket"
         self.target = f"unix:{self._socket}"
         self._opening: asyncio.Task[asyncio.Server] | None = None
@@ -44,7 +68,7 @@ class Relay:
 
     def allow(self, response_bytes: int) -> None:
         """A call begins, whose response may have so many bytes."""
-        self._left = max(0, self._left) + HEAD_BYTES + _FRAMING * response_bytes
+        self._left = max(0, self._left) + whole_bytes(response_bytes)
         self.is_cut = False
 
     async def close(self) -> None:
@@ -55,6 +79,9 @@ class Relay:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
         await asyncio.to_thread(self._folder.cleanup)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Not a coroutine: the task is this object's to cancel."""

@@ -48,7 +48,7 @@ class Learners:
             if self._torchrun.size > 1:
                 raise SettingsError(
                     f"the torch backend is one process and this trainer has {self._torchrun.size} ranks; start the trainer without "
-                    'torchrun, or set trainer.backend = "deepspeed"'
+                    'torchrun (in a layout: with one device), or set trainer.backend = "deepspeed"'
                 )
             return TorchLearner(folder, spec, self._settings.device)
         leader = self._lead()

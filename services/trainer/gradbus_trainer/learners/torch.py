@@ -16,10 +16,10 @@ from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
-from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
+from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
@@ -33,7 +33,7 @@ from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
-LogProbs = Callable[[CausalLM, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
+LogProbs = Callable[[LanguageModel, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
 """Log-probabilities and entropies of all response tokens."""
 
 
@@ -53,9 +53,9 @@ class TorchLearner:
         lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
         # The optimiser's weights are float32; frozen ones are only used by the passes.
         self._model = load_causal_lm(model_folder, torch.float32 if lora is None else dtype, device)
-        self._model.model.checkpointing = spec.trainer.gradient_checkpointing
+        self._model.set_checkpointing(spec.trainer.gradient_checkpointing)
         self._logprobs = _logprobs_for(spec, device)
-        trained = dict(self._model.named_parameters()) if lora is None else add_adapters(self._model, lora, spec.seed)
+        trained = self._model.trained_parameters() if lora is None else add_adapters(self._model, lora, spec.seed)
         self._working = None if dtype == torch.float32 else WorkingWeights(self._model, trained, dtype)
         self._named = trained if self._working is None else self._working.masters
         """The float32 weights: the model's own, or those that its own are rounded from."""
@@ -81,7 +81,7 @@ class TorchLearner:
 
     def weights(self) -> LazyTensors:
         """See `Learner`."""
-        return LazyTensors.of(self._named)
+        return LazyTensors.of(self._stored())
 
     def optimizer_tensors(self) -> LazyTensors:
         """See `Learner`."""
@@ -93,12 +93,12 @@ class TorchLearner:
         def forward(sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
             return self._logprobs(self._model, sequences, 1.0)
 
-        return version_probe(self._model, self._model.head_weight.shape[0], forward)
+        return version_probe(self._model, self._model.vocab_size, forward)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
         self._optimizer.check(optimizer_tensors)
-        load_weights(self._named, weights)
+        load_weights(self._stored(), weights)
         self._optimizer.restore(optimizer_tensors)
         self._round()
         self._step = step
@@ -116,6 +116,10 @@ class TorchLearner:
             self._off_device.reload()
             self._off_device = None
             self._round()
+
+    def _stored(self) -> Mapping[str, torch.Tensor]:
+        """The trained weights as versions have them; adapters have their names already."""
+        return self._named if self._spec.trainer.lora else self._model.stored(self._named)
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
         step = GradientStep()
@@ -138,7 +142,7 @@ class TorchLearner:
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         counts = batch.trainable_counts
         weights = iter(token_weights(counts, self._aggregate))
-        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens):
+        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
             if self._learner_computes_reference:
                 base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
@@ -149,7 +153,8 @@ class TorchLearner:
         temperature = self._spec.rollout.temperature
         if self._spec.numerics == "fast":
             # With the gradients of hidden states and head: only the body is left for the backward pass.
-            return linear_grpo_loss(*head_inputs(self._model, samples), tokens, self._settings, temperature=temperature)
+            inputs = head_inputs(self._model, samples)
+            return linear_grpo_loss(*inputs, tokens, self._settings, temperature=self._model.tempered(temperature))
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch.nn import Parameter
-
-from gradbus_kernels.models.decoder import CausalLM
+from torch.nn import Module, Parameter
 
 
 class WorkingWeights:
@@ -17,11 +15,12 @@ class WorkingWeights:
     A published version of that dtype has the same bits. Gradients are added up in float32.
     """
 
-    def __init__(self, model: CausalLM, trained: Mapping[str, Parameter], dtype: torch.dtype) -> None:
-        """Casts the whole model to `dtype`, what is frozen too."""
+    def __init__(self, model: Module, trained: Mapping[str, Parameter], dtype: torch.dtype) -> None:
+        """Casts all parameters of the model to `dtype`, frozen ones too. Buffers keep theirs: a model computes positions from them."""
         self.masters = {name: Parameter(parameter.detach().float()) for name, parameter in trained.items()}
         """The float32 weights by name, with the gradients."""
-        model.to(dtype)  # gives the parameters new memory; the masters keep the old
+        for weight in model.parameters():
+            weight.data = weight.data.to(dtype)  # new memory; the masters keep the old
         self._working: list[torch.Tensor] = list(trained.values())
         for parameter, master in zip(self._working, self.masters.values(), strict=True):
             parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))  # type: ignore[no-untyped-call]

@@ -56,6 +56,6 @@ class Batch:
         return any(self.trainable_counts)
 
 
-def micro_batches(batch: Batch, budget: int) -> list[Sequence[TrainSample]]:
+def micro_batches(batch: Batch, budget: int, shares_prompts: bool = True) -> list[Sequence[TrainSample]]:
     """The batch in pieces of at most `budget` tokens; a longer sample goes alone. Depends on the rows alone."""
-    return list(split_by_tokens(batch.samples, budget))
+    return list(split_by_tokens(batch.samples, budget, shares_prompts))

@@ -74,7 +74,8 @@ class LiveLog:
             if self._task.done():
                 self._task.result()
             try:
-                await asyncio.wait_for(self._arrived.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
             except TimeoutError:
                 seconds = min(2 * seconds, _MAX_REPORT_SECONDS)
                 _log.info("groups_missing", run_id=self._run_id, step=step, lacking=self._collector.lacking(step))

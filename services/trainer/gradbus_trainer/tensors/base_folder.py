@@ -9,8 +9,7 @@ from typing import BinaryIO, Final
 import torch
 
 from gradbus.errors import ModelError
-from gradbus.formats.model_config import read_model_config
-from gradbus.formats.model_weights import check_weights
+from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.safetensors import StoredTensor, header, item_bytes, mapped, refuse_tensors
 from gradbus_kernels.models.files import stored_tensors
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -25,7 +24,7 @@ def check_identity(folder: Path, weights: LazyTensors, dtype: torch.dtype) -> No
     `weights` are those of a learner that has only loaded the folder. A tensor that the folder stores in another dtype is rounded to
     float32, then to `dtype`, as the learner does. Reads one tensor at a time.
     """
-    trained = check_weights(folder, read_model_config(folder)).trained
+    trained = read_name_plan(folder).trained
     refuse_tensors(trained.keys() ^ weights.shapes.keys(), "are only in the folder or only in a version of its model")
     differing = {
         name for name, stored in stored_tensors(folder) if name in trained and not _same_bits(stored.float(), weights[name], dtype)
@@ -40,7 +39,7 @@ def check_identity(folder: Path, weights: LazyTensors, dtype: torch.dtype) -> No
 
 def write_frozen(folder: Path, scratch: Scratch) -> TensorFile | None:
     """One file with the folder's frozen tensors, in the bits of the folder; None if there are none. Raises StorageError."""
-    frozen = check_weights(folder, read_model_config(folder)).frozen
+    frozen = read_name_plan(folder).frozen
     # The largest elements come first, which keeps all of them aligned.
     ordered = dict(sorted(frozen.items(), key=lambda entry: (-item_bytes(entry[1].dtype), entry[0])))
     return scratch.write_file(tuple(sorted(frozen)), lambda file: _copy(ordered, file)) if frozen else None

@@ -150,9 +150,9 @@ async def test_the_number_of_files_is_bounded(hub, new_intake):
 
 
 async def test_weights_of_a_family_that_cannot_be_trained_are_not_downloaded(hub, new_intake):
-    hub.files["config.json"] = json.dumps({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}).encode()
+    hub.files["config.json"] = json.dumps({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}).encode()
     found = await fault(new_intake())
-    assert "config.json names the architectures ['MixtralForCausalLM'], which are not supported" in found
+    assert "config.json names the architectures ['Gemma2ForCausalLM'], which are not supported" in found
     assert "model.safetensors" not in files_asked(hub)
 
 

@@ -11,7 +11,8 @@ from typing import Final
 from gradbus.errors import Fault, ModelError, SpecError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
-from gradbus.formats.model_weights import check_weights
+from gradbus.formats.model_families import ModelFamily
+from gradbus.formats.model_weights import read_name_plan
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
 from gradbus_gateway.intake.check_turns import CheckTurns
@@ -35,7 +36,8 @@ class StoredModel:
     spec: ModelSpec
     """With the digest of every file."""
     info: ModelInfo
-    config: ModelConfig
+    config: ModelConfig | None
+    """None for a family that transformers computes."""
     has_chat_template: bool
 
 
@@ -120,12 +122,13 @@ class ModelIntake:
         return StoredModel(model.model_copy(update={"files": used}), info, config, chat)
 
 
-def _inspect(folder: Path, most: int) -> tuple[ModelInfo, ModelConfig]:
-    info, config = check_model_folder(folder), read_model_config(folder)
+def _inspect(folder: Path, most: int) -> tuple[ModelInfo, ModelConfig | None]:
+    info = check_model_folder(folder)
+    config = read_model_config(folder) if isinstance(info.family, ModelFamily) else None
     size = sum((folder / name).stat().st_size for name in info.files)
     if size > most:
         raise ModelError(f"the model has {size} bytes, at most {most} are taken; the operator may raise GRADBUS_MAX_MODEL_BYTES")
-    check_weights(folder, config)
+    read_name_plan(folder)
     return info, config
 
 

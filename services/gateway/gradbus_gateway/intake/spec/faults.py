@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from gradbus.errors import Fault
+from gradbus.formats.transformers_families import TransformersFamily
 from gradbus.graders import check_grader
-from gradbus.spec import DataSpec, EvaluationSpec, Grader, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec
+from gradbus.spec import DataSpec, EvaluationSpec, Grader, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec, TrainerSpec
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
 from gradbus_gateway.intake.spec.reward_address import address_faults
@@ -51,10 +52,19 @@ def fit_faults(model: StoredModel | None, data: StoredData | None, rollout: Roll
         yield Fault("data.train", message, shown, f"at most {_MAX_GROUP_BYTES} bytes in all; shorter rows or a smaller group_size")
 
 
+def backend_faults(model: StoredModel, trainer: TrainerSpec) -> Iterator[Fault]:
+    """A fault of a backend that does not train the model's family."""
+    if isinstance(model.info.family, TransformersFamily) and trainer.backend != "torch":
+        message = f"does not train {model.info.family.architecture}, which transformers computes"
+        yield Fault("trainer.backend", message, trainer.backend, "torch")
+
+
 def lora_faults(model: StoredModel, lora: LoraSpec | None) -> Iterator[Fault]:
     """Faults of adapters that are larger than the matrices beside which they are trained."""
+    if model.config is None or lora is None:
+        return
     hidden = model.config.hidden_size
-    if lora is not None and lora.rank > hidden:
+    if lora.rank > hidden:
         yield Fault("trainer.lora.rank", "an adapter is smaller than its matrix", str(lora.rank), f"at most {hidden}, the hidden size")
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.formats.frozen import is_frozen
-from gradbus.formats.hf_model import sanitized_config
+from gradbus.formats.hf_model import sanitized_config, transformers_family
 from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
 from gradbus.objects.cache_dir import written_below_cache
 from gradbus_rollout.engines.base import ExpectedLogprobs
@@ -47,6 +48,9 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     A head tied to the embedding is not a tensor of its own, and the frequencies that older folders store are none.
     """
+    if transformers_family(folder):
+        plan = read_name_plan(folder)
+        return {**plan.trained, **plan.frozen}
     found = read_headers(sorted(folder.glob("*.safetensors")))
     tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_FREQUENCIES)}
     config = json.loads((folder / "config.json").read_bytes())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
@@ -15,8 +14,8 @@ from typing import Any, Final, Literal
 import httpx2
 
 from gradbus.errors import EngineError
+from gradbus_rollout.engines.server.exit_cause import out_of_memory
 
-_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|MemoryError|not enough memory|Not enough memory|Cannot allocate memory")
 _UNKNOWN_ADAPTER: Final = "has never been loaded"
 _KEEPALIVE_SECONDS: Final = 2.0
 """Shorter than the server's 5 s, so no request goes out on a connection that the server is closing."""
@@ -28,11 +27,6 @@ _SHOWN: Final = 400
 
 MemoryTag = Literal["kv_cache", "weights"]
 CheckAction = Literal["snapshot", "reset_tensors", "compare"]
-
-
-def out_of_memory(text: str) -> bool:
-    """Whether a log or an answer reports that memory ran out."""
-    return _MEMORY.search(text) is not None
 
 
 class ServerApi:

@@ -46,6 +46,8 @@ class SGLangSettings(BaseSettings):
     python: str = Field(sys.executable, description="Python that has SGLang, for launching.")
     arguments: tuple[str, ...] = Field((), description="More flags for `sglang.launch_server`, a JSON list.")
     environment: dict[str, str] = Field({}, description="More variables for the launched server, a JSON object.")
+    threads: int | None = Field(None, ge=1, description="OMP_NUM_THREADS of the launched server; unset: the server's own choice.")
+    tensor_parallel: int = Field(1, ge=1, description="Devices over which the launched server divides the model.")
     host: str = Field("127.0.0.1", description="Address the launched server binds.")
     port: int = Field(0, ge=0, le=65535, description="Its port; 0: a free one.")
     weights_dir: Path | None = Field(None, description="Folder for versions that worker and server both see; unset: in the cache.")

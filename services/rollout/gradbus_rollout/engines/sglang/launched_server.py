@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,22 +20,26 @@ from typing import Final
 from gradbus.errors import EngineError, EngineFailure
 from gradbus.spec import LoraSpec
 from gradbus_rollout.engines.server import guard
+from gradbus_rollout.engines.server.exit_cause import error_line, kernel_kills, log_lacks_memory
 from gradbus_rollout.engines.sglang.adapters import served_modules
-from gradbus_rollout.engines.sglang.api import out_of_memory
 from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
 
-_TAIL_BYTES: Final = 6000
+_TAIL_BYTES: Final = 24_000
+"""Of the log, searched for the error: the stacks of several ranks, and what follows them."""
+_SHOWN_CHARACTERS: Final = 3000
 _GONE_SECONDS: Final = 10.0
 _GONE_POLL_SECONDS: Final = 0.05
 _NO_SGLANG: Final = "No module named 'sglang'"
 _OURS: Final = "GRADBUS_"
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""The worker's own numbers of threads say nothing about the server, which computes."""
 _PROBES: Final = 1
 """Requests in addition to the samples, so that the proof of adapters does not wait for a sample to end."""
 _TURNS: Final = ("--enable-memory-saver", "--cuda-graph-backend-prefill", "disabled")
 """The saver frees memory whose addresses stay. Prefill graphs that may be broken off and the saver exclude each other."""
 _TURNS_ENVIRONMENT: Final = {"NCCL_GRAPH_REGISTER": "0"}
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
-"""Exit statuses of a server that was killed, mostly by the kernel when memory ran out."""
+"""Exit statuses of a server that was killed: by the kernel when memory ran out, or by itself because one of its processes failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class LaunchedServer:
         self._process = process
         self._scratch = scratch
         self._launch = launch
+        self._kills_before = kernel_kills()
         self.port = port
 
     @classmethod
@@ -94,15 +100,23 @@ class LaunchedServer:
         return self._process.returncode is None
 
     def failure(self, state: EngineFailure) -> EngineError:
-        """The reason why it ended or did not come up, from its log and exit status: `state`, or `out_of_memory`."""
-        tail = f"its log ({self._launch.log}) ends with:\n{self._log_tail()}"
-        if out_of_memory(tail) or self._process.returncode in _KILLED:
+        """The reason why it ended or did not come up: `state`, or `out_of_memory` if its log or the kernel says so.
+
+        The first line names the error, and is the same for each start that fails in the same way.
+        """
+        log = self._log_tail()
+        error = re.sub(rf"{re.escape(self._scratch.name)}[^\s'\"]*", "$TMPDIR", error_line(log))  # its name is another in each start
+        status = "is still running" if self.running else f"ended with status {self._process.returncode}"
+        said = f"{status} ({error or 'its log is empty'})"
+        tail = f"its log ({self._launch.log}) ends with:\n{log[-_SHOWN_CHARACTERS:]}"
+        killed = self._process.returncode in _KILLED and kernel_kills() > self._kills_before
+        if killed or log_lacks_memory(log):
+            found = "was killed by the kernel for memory" if killed else said
             flag = "rollout.memory_fraction, or --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS,"
             advice = f"give it more memory, lower rollout.slots, or set {flag} as its log says"
-            return EngineError("out_of_memory", f"the SGLang server was killed or found no memory; {advice}; {tail}")
-        status = "is still running" if self.running else f"ended with status {self._process.returncode}"
-        advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in tail else "fix the cause that the log names"
-        return EngineError(state, f"the SGLang server {status}; {advice}; {tail}")
+            return EngineError("out_of_memory", f"the SGLang server {found}; {advice}; {tail}")
+        advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in log else "correct what its log names"
+        return EngineError(state, f"the SGLang server {said}; {advice}; {tail}")
 
     async def kill(self) -> None:
         """Kills all its processes; returns when they are gone."""
@@ -141,6 +155,7 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         "--skip-tokenizer-init",  # ids in, ids out
         "--skip-server-warmup",  # the first health check warms it up
         *("--log-level", "warning"),
+        *(("--tp-size", str(launch.settings.tensor_parallel)) if launch.settings.tensor_parallel > 1 else ()),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
         *([] if launch.config.memory_fraction is None else ["--mem-fraction-static", str(launch.config.memory_fraction)]),
         *(_TURNS if launch.config.takes_turns else ()),
@@ -163,9 +178,12 @@ def _guarded(command: list[str]) -> list[str]:
 
 
 def _environment(launch: LaunchConfig, scratch: str) -> dict[str, str]:
-    """The worker's environment without its GRADBUS_ variables."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    return inherited | {"TMPDIR": scratch} | (_TURNS_ENVIRONMENT if launch.config.takes_turns else {}) | launch.settings.environment
+    """The worker's environment without its GRADBUS_ variables and its numbers of threads."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _THREADS}
+    settings = launch.settings
+    turns = _TURNS_ENVIRONMENT if launch.config.takes_turns else {}
+    threads = {} if settings.threads is None else dict.fromkeys(_THREADS, str(settings.threads))
+    return inherited | threads | {"TMPDIR": scratch} | turns | settings.environment
 
 
 def _check(settings: SGLangSettings) -> None:

@@ -135,7 +135,8 @@ class WeightLoader:
                 while self._slots.used:
                     await self._server.api.abort_all()
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._slots.idle(), _ABORT_AGAIN_SECONDS)
+                        async with asyncio.timeout(_ABORT_AGAIN_SECONDS):
+                            await self._slots.idle()
         except TimeoutError:
             raise EngineError("hung", f"{self._slots.used} samples did not end when aborted; the server is started again") from None
 

@@ -92,18 +92,22 @@ class Recovery:
         self._repairs = 0
 
     async def _load(self, version: LoadedVersion) -> None:
+        """Loads a version. A server that cannot load its first one is not restarted: the attempt at the run has failed, and is counted."""
+        await self._start_server()
         for attempt in range(1, _REPAIRS + 1):
             try:
-                await self._start_server()
                 await self._loader.load(version)
                 return
             except EngineError as found:
                 error = self._server.diagnosed(found)
-                if error.state in {"refused", "start_failed"} or attempt == _REPAIRS:
+                if error.state == "refused" or attempt == _REPAIRS:
                     raise error from found
                 _log.warning("engine_load_failed", state=error.state, version=version.version, attempt=attempt, error=str(error))
-                if error.state != "dead" or not await self._server.is_alive():
-                    await self._server.restart()
+                if error.state == "dead" and await self._server.is_alive():
+                    continue
+                if self.current is None:
+                    raise error from found
+            await self._server.restart()
 
     async def _start_server(self) -> None:
         if not self._server.starts:

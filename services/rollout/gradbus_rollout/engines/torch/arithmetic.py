@@ -120,6 +120,12 @@ def attend(queries: Tensor, pages: Sequence[tuple[Tensor, Tensor]], biases: Sequ
     return weighted([_scores(queries, keys, bias, scale) for (keys, _), bias in zip(pages, biases, strict=True)], pages)
 
 
+def attend_capped(softcap: float, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
+    """`attend`, where softcap · tanh(x / softcap) takes the place of a scaled score x."""
+    bounded = [torch.bmm(queries, keys).float().mul_(scale / softcap).tanh_().mul_(softcap) for keys, _ in pages]
+    return weighted([scores.add_(bias) for scores, bias in zip(bounded, biases, strict=True)], pages)
+
+
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Scaled and masked products, float32 `[B, Q, L]`."""
     if queries.dtype == bias.dtype:

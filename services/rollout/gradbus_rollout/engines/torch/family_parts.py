@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus.formats.model_config import ModelConfig
+from gradbus_kernels.operators.base.softcap import softcap_in_place
 from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
 
 Norm = Callable[[Tensor, Tensor], Tensor]
@@ -35,6 +36,7 @@ class FamilyParts:
         self.scaled_embeddings, self.scaled_outputs = (
             _scaled_by(factor) for factor in (config.multipliers.embedding, config.multipliers.hidden)
         )
+        self.bounded_logits: Callable[[Tensor], Tensor] = _bounded_by(config.multipliers.logits_softcap)
         self.ropes = list({id(rope): rope for rope in config.ropes}.values())
         """The distinct rotary embeddings; None: none."""
         self.rope_of_layer = [next(at for at, kind in enumerate(self.ropes) if kind is rope) for rope in config.ropes]
@@ -52,6 +54,11 @@ def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
     if factor == 1.0:
         return lambda x: x
     return lambda x: x * torch.tensor(factor, dtype=x.dtype).item()
+
+
+def _bounded_by(softcap: float) -> Callable[[Tensor], Tensor]:
+    """Puts softcap · tanh(x / softcap) in the place of a logit x, in float32; 0: changes nothing."""
+    return (lambda x: softcap_in_place(x.float(), softcap)) if softcap else lambda x: x
 
 
 def _norm_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +15,11 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_kernels.models.rotary import rotation_table
 from gradbus_kernels.operators.batch_invariant.attention import biases_of, pages
-from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, visibility_biases
+from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, attend_capped, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
 from gradbus_rollout.engines.torch.cache import KvCache
 from gradbus_rollout.engines.torch.family_parts import FamilyParts
+from gradbus_rollout.engines.torch.mixture import Mixture
 from gradbus_rollout.engines.torch.weights import LayerWeights, ModelWeights
 
 
@@ -35,7 +37,13 @@ class DecoderModel:
         self._parts = FamilyParts(config)
         self._tables = [like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim) for _ in self._parts.ropes]
         self._buffers: dict[torch.Size, Buffers] = {}
+        softcap = config.multipliers.scores_softcap
+        self._attend = partial(attend_capped, softcap) if softcap else self._arithmetic.attend
         self._norm_heads = self._normed_heads if config.family.qk_norm else _nothing
+        self._feed_forwards = [
+            partial(self._mix, Mixture(layer.experts, self._arithmetic, self._parts.gated)) if layer.experts else self._feed_forward
+            for layer in self.weights.layers
+        ]
         self._add = self._add_normed if self._parts.changes_outputs else self._add_product
 
     @property
@@ -69,15 +77,15 @@ class DecoderModel:
         for number, (layer, layer_pages) in enumerate(zip(self.weights.layers, cache.pages(spans), strict=True)):
             self._project(layer, x, buffers, parts.rope_of_layer[number])
             cache.write(number, indexes, buffers.entries())
-            attended = self._arithmetic.attend(buffers.queries(), layer_pages, biases[parts.window_of_layer[number]], parts.scale)
+            attended = self._attend(buffers.queries(), layer_pages, biases[parts.window_of_layer[number]], parts.scale)
             self._add(buffers.by_token(attended), layer.out, x, layer.norms.get("after_attention"))
-            self._feed_forward(layer, x, buffers)
+            self._feed_forwards[number](layer, x, buffers)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, vocab]` from hidden states `[N, hidden]`."""
         last = self._parts.scaled_outputs(self._parts.norm(hidden, self.weights.norm))
-        return self._arithmetic.multiply(last, self.weights.head_columns)
+        return self._parts.bounded_logits(self._arithmetic.multiply(last, self.weights.head_columns))
 
     def _biases(self, positions: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Tensor]]:
         """For each distinct window, biases of the queries, in the layout of `Buffers.queries`."""
@@ -103,8 +111,13 @@ class DecoderModel:
     def _feed_forward(self, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:
         """Add the gated feed-forward part to `x` in place."""
         normed = self._parts.before(x, layer.norms.get("before_mlp"))
-        gate_up = self._arithmetic.multiply_anywhere(normed, layer.gate_up, buffers.gate_up)
-        self._add(self._parts.gated(*buffers.halves(gate_up)), layer.down, x, layer.norms.get("after_mlp"))
+        gate_up = self._arithmetic.multiply_anywhere(normed, layer.unit.gate_up, buffers.gate_up)
+        self._add(self._parts.gated(*buffers.halves(gate_up)), layer.unit.down, x, layer.norms.get("after_mlp"))
+
+    def _mix(self, mixture: Mixture, layer: LayerWeights, x: Tensor, buffers: Buffers) -> None:  # noqa: ARG002 - as `_feed_forward`
+        """Add the outputs of the layer's experts to `x` in place."""
+        mixed = mixture(self._parts.before(x, layer.norms.get("before_mlp")))
+        x.add_(self._parts.after(mixed, layer.norms.get("after_mlp")), alpha=self.config.multipliers.residual)
 
     def _add_product(self, inputs: Tensor, weight: Tensor, x: Tensor, norm: Tensor | None) -> None:  # noqa: ARG002 - as `_add_normed`
         """Add the product to `x` in place."""

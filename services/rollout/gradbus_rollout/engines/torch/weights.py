@@ -12,23 +12,57 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus.formats.expert_config import ExpertsConfig
 from gradbus.formats.frozen import is_frozen
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
+from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import weights_digest
 
 Views = tuple[Tensor, ...]
 """Views that stacked, with the first three dimensions of one with more than two flattened, are a tensor of a state dict."""
 
 
+class UnitWeights:
+    """A gated linear unit, computed in two products: gate and up are one matrix. Both are `[in, out]`."""
+
+    def __init__(self, like: Tensor, hidden: int, width: int) -> None:
+        self.gate_up = _matrix(like, hidden, 2 * width)
+        self.down = _matrix(like, width, hidden)
+
+    def named(self, gate: str, up: str, down: str) -> dict[str, Views]:
+        """Views of the three matrices by the names of their layers in a state dict."""
+        gates, ups = self.gate_up.t().chunk(2)
+        return {gate: (gates,), up: (ups,), down: (self.down.t(),)}
+
+
+class ExpertWeights:
+    """The experts of a decoder layer and their router, `[in, out]`; its columns past the experts are zero."""
+
+    def __init__(self, experts: ExpertsConfig, hidden: int, like: Tensor) -> None:
+        self.config = experts
+        # A BLAS may sum a row of a narrow product in an order that depends on its place.
+        self.router = _matrix(like, hidden, -(-experts.count // WIDTH) * WIDTH).zero_()
+        self.units = [UnitWeights(like, hidden, experts.width) for _ in range(experts.count)]
+
+    def named(self) -> dict[str, Views]:
+        """Views of all tensors by their names in a decoder layer."""
+        family = self.config.family
+        names: dict[str, Views] = {f"{family.block}.{family.router}.weight": (self.router.t()[: self.config.count],)}
+        for expert, unit in enumerate(self.units):
+            named = unit.named(*family.matrices)
+            names |= {f"{family.block}.experts.{expert}.{name}.weight": views for name, views in named.items()}
+        return names
+
+
 class LayerWeights:
-    """One decoder layer, computed in four products: q, k and v are one matrix, gate and up another.
+    """One decoder layer, computed in four products: q, k and v are one matrix, gate and up another; or with `experts`.
 
     Matrices are `[in, out]`. `norms` has the weights of the layer's norms by their places. `qk_norms` has those of the norms of queries
     and of keys, and is empty without them.
     """
 
-    def __init__(self, config: ModelConfig, like: Tensor) -> None:
+    def __init__(self, config: ModelConfig, like: Tensor, number: int) -> None:
         self._config = config
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.norms = {place: like.new_empty(config.hidden_size) for _, place in config.family.norms}
@@ -36,8 +70,9 @@ class LayerWeights:
         self.qkv_bias = like.new_empty(query + 2 * key) if config.biases.qkv else None
         self.qk_norms = [like.new_empty(size) for size in config.qk_norm_sizes if size]
         self.out = _matrix(like, query, config.hidden_size)
-        self.gate_up = _matrix(like, config.hidden_size, 2 * config.intermediate_size)
-        self.down = _matrix(like, config.intermediate_size, config.hidden_size)
+        experts = config.experts_of(number)
+        self.experts = ExpertWeights(experts, config.hidden_size, like) if experts else None
+        self.unit = UnitWeights(like, config.hidden_size, 0 if self.experts else config.intermediate_size)
         self._qkv_sizes = [query, key, key]
 
     def named(self, prefix: str) -> dict[str, Views]:
@@ -48,11 +83,15 @@ class LayerWeights:
             names |= self._named_qkv("bias", self.qkv_bias)
         for name, norm in zip(("q_norm", "k_norm"), self.qk_norms, strict=False):
             names[f"self_attn.{name}.weight"] = (self._stored_order(norm),)
-        gate, up = self.gate_up.t().chunk(2)
-        names |= {"self_attn.o_proj.weight": (self.out.t(),), "mlp.down_proj.weight": (self.down.t(),)}
-        names |= {"mlp.gate_proj.weight": (gate,), "mlp.up_proj.weight": (up,), "mlp.gate_up_proj.weight": (gate, up)}
+        names["self_attn.o_proj.weight"] = (self.out.t(),)
+        if self.experts is None:
+            unit = self.unit.named("gate_proj", "up_proj", "down_proj")
+            unit["gate_up_proj"] = (*unit["gate_proj"], *unit["up_proj"])
+            names |= {f"mlp.{name}.weight": views for name, views in unit.items()}
         stored = {*self._config.family.linear_layers, "q_norm", "k_norm", *(name for name, _ in self._config.family.norms)}
-        return {f"{prefix}.{name}": views for name, views in names.items() if name.split(".")[-2] in stored}
+        names = {name: views for name, views in names.items() if name.split(".")[-2] in stored}
+        names |= self.experts.named() if self.experts else {}
+        return {f"{prefix}.{name}": views for name, views in names.items()}
 
     def _named_qkv(self, kind: str, fused: Tensor) -> dict[str, Views]:
         query, key, value = torch.split(fused, self._qkv_sizes)
@@ -74,7 +113,7 @@ class ModelWeights:
         """Weights are rounded to `rounded_to`, by default the dtype of `like`, and kept in the latter."""
         self._rounded_to = rounded_to or like.dtype
         self.embedding = like.new_empty(config.vocab_size, config.hidden_size)
-        self.layers = [LayerWeights(config, like) for _ in range(config.layers)]
+        self.layers = [LayerWeights(config, like, number) for number in range(config.layers)]
         self.norm = like.new_empty(config.hidden_size)
         self.head = self.embedding if config.tied else like.new_empty(config.vocab_size, config.hidden_size)
         self.head_columns = self.head.t()

@@ -69,5 +69,5 @@ class ParameterState:
     def _shard(self, parameter: Parameter, value: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor; DeepSpeed's setter of whole tensors fails if the size is not a multiple of the ranks."""
         size = safe_get_local_fp32_param(parameter).numel()
-        padded = functional.pad(value.flatten(), (0, size * self._ranks.size - value.numel()))
-        return padded.narrow(0, size * self._ranks.rank, size)
+        part = value.flatten()[size * self._ranks.rank : size * (self._ranks.rank + 1)]
+        return functional.pad(part, (0, size - part.numel()))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.packing import TokenSequence, pack
-from gradbus_kernels.operators import linear_logprob
+from gradbus_kernels.operators import Softcapped, linear_logprob
 
 _Answer = TypeVar("_Answer", Tensor, tuple[Tensor, Tensor])
 AtHead = Callable[[Tensor, Tensor, Tensor], _Answer]
@@ -44,7 +44,7 @@ class _Head(torch.nn.Module):
         return at_head(hidden, self.weight, targets)
 
 
-def logprobs_at(temperature: float) -> AtHead[tuple[Tensor, Tensor]]:
+def logprobs_at(temperature: float | Softcapped) -> AtHead[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies, float32 [R] each; see `gradbus_kernels.models.causal_lm.packed_logprobs`."""
 
     def logprobs(hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import deepspeed
 import numpy as np
 import torch
+from deepspeed.utils import set_z3_leaf_modules
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from gradbus import crash_points
 from gradbus.algorithms import algorithm_of, learner_computes_reference
 from gradbus.errors import ModelError, TrainingError
+from gradbus.formats.hf_model import transformers_family
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.device_memory import OffDevice
-from gradbus_kernels.models.files import stored_tensors
+from gradbus_kernels.models.dtypes import DTYPES
+from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.deepspeed.config import deepspeed_config, deepspeed_optimizer
 from gradbus_trainer.learners.deepspeed.held_tensors import on_device
+from gradbus_trainer.learners.deepspeed.model_shards import agreed, load_shards, stored_weights, whole_shape
 from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
 from gradbus_trainer.learners.deepspeed.policy import Policy, logprobs_at
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
@@ -59,13 +64,17 @@ class RankEngine:
         self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)
-        self._vocab_size = model.head_weight.shape[0]
+        self._vocab_size, self._tempered = whole_shape(model.head_weight)[0], model.tempered
         lora = spec.trainer.lora
         self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
-        self.shapes = {name: parameter.shape for name, parameter in self._named.items()}
+        self.shapes = {name: whole_shape(parameter) for name, parameter in self._named.items()}
         """Shapes of the trained weights: all weights, or the adapters."""
-        # DeepSpeed casts to bf16 before it makes its float32 weights: rank 0 puts the exact ones back.
+        # DeepSpeed makes its float32 weights from those in bf16: rank 0 puts the exact ones back.
         exact = self._exact(folder) if spec.trainer.dtype == "bf16" and ranks.rank == 0 else {}
+        # Ranks may choose other experts, so ZeRO-3 gathers a layer's experts together, not one when it is used.
+        set_z3_leaf_modules(model, [MixtureOfExperts], raise_if_not_found=False)
+        if lora is not None:
+            _cast(self._named.values(), DTYPES[spec.trainer.dtype])
         self._engine, *_ = deepspeed.initialize(
             model=Policy(model),
             optimizer=deepspeed_optimizer(spec.trainer, list(self._named.values())),
@@ -101,7 +110,7 @@ class RankEngine:
     def probe(self) -> VersionProbe:
         """See `Learner`; in the dtype of the forward pass."""
         module = self._engine.module
-        return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(1.0)))
+        return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(self._tempered(1.0))))
 
     def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
@@ -132,21 +141,22 @@ class RankEngine:
         self._engine.destroy()
 
     def _load(self, folder: Path) -> CausalLM:
-        model, fault = None, "another rank cannot load the model; see its log"
-        try:
-            model = load_causal_lm(folder)
-        except ModelError as error:
-            fault = str(error)
-        if not self._ranks.all_true(model is not None) or model is None:
-            raise ModelError(fault)
-        model.model.checkpointing = self._spec.trainer.gradient_checkpointing
+        """The model, in stage 3 divided among the ranks, otherwise on this rank's device; one tensor at a time passes through the host."""
+        trainer, ranks = self._spec.trainer, self._ranks
+        dtype = DTYPES[trainer.dtype]
+        agreed(ranks, lambda: _check_own_decoder(folder))
+        if trainer.deepspeed.zero_stage == 3:
+            model = load_shards(folder, dtype, deepspeed_config(trainer, 1), ranks)
+        else:
+            model = agreed(ranks, lambda: cast("CausalLM", load_causal_lm(folder, dtype, str(ranks.device))))
+        model.set_checkpointing(trainer.gradient_checkpointing)
         return model
 
-    def _exact(self, folder: Path) -> dict[str, torch.Tensor]:
+    def _exact(self, folder: Path) -> Mapping[str, torch.Tensor]:
         """The trained weights before any cast: as the folder stores them, and adapters as they begin."""
-        stored = {name: tensor for name, tensor in stored_tensors(folder) if name in self._named}
-        begun = {name: parameter.detach().clone() for name, parameter in self._named.items() if name not in stored}
-        return stored | begun
+        if self._spec.trainer.lora is None:
+            return stored_weights(folder, self.shapes)
+        return {name: parameter.detach().clone() for name, parameter in self._named.items()}
 
     def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, GradientStep]:
         step = GradientStep()
@@ -154,7 +164,8 @@ class RankEngine:
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
             if self._learner_computes_reference:
-                base = partial(self._engine.module, piece.samples, self._ranks.device, logprobs_at(self._spec.rollout.temperature))
+                at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
+                base = partial(self._engine.module, piece.samples, self._ranks.device, at_head)
                 tokens = with_base_reference(tokens, self._engine.module, base)
             step.accumulate(tokens, partial(self._loss, piece.samples, tokens), self._backward)
             crash_points.reached(f"mid-step-{self._ranks.rank}")
@@ -168,7 +179,7 @@ class RankEngine:
 
     def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
         """Computed with its gradients in the head's forward pass; `total` has passed DeepSpeed's hooks."""
-        temperature = self._spec.rollout.temperature
+        temperature = self._tempered(self._spec.rollout.temperature)
         found: list[PolicyLoss] = []
 
         def total(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -211,3 +222,17 @@ class RankEngine:
         whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
         self._ranks.broadcast(whole)
         return whole.to(self._ranks.device)
+
+
+def _check_own_decoder(folder: Path) -> bool:
+    """Raises ModelError for a model that transformers computes: it uses weights outside the modules that own them."""
+    if family := transformers_family(folder):
+        raise ModelError(f'DeepSpeed does not train {family.architecture}; set trainer.backend = "torch"')
+    return True
+
+
+@torch.no_grad()
+def _cast(parameters: Iterable[Parameter], dtype: torch.dtype) -> None:
+    """As DeepSpeed casts a model that it divides itself."""
+    for parameter in parameters:
+        parameter.data = parameter.data.to(dtype)

@@ -25,9 +25,10 @@ class Ranks:
     def __init__(self, torchrun: TorchrunRank, device: str, seconds: float) -> None:
         """Connects to the other ranks at torchrun's address. Raises RankLostError when a rank is missing after `seconds`."""
         self.rank, self.size = torchrun.rank, torchrun.size
-        on_gpu = device.startswith("cuda")
-        self.device = torch.device("cuda", torchrun.local_rank) if on_gpu else torch.device("cpu")
-        os.environ.setdefault("LOCAL_RANK", str(torchrun.local_rank))  # DeepSpeed asks for it
+        self.device = rank_device(device, torchrun.local_rank)
+        on_gpu = self.device.type == "cuda"
+        # DeepSpeed takes it as the number of the GPU.
+        os.environ["LOCAL_RANK"] = str(torchrun.local_rank if self.device.index is None else self.device.index)
         self._timeout = timedelta(seconds=seconds)
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         if on_gpu:
@@ -94,6 +95,12 @@ class Ranks:
     def close(self) -> None:
         """Leaves the group."""
         dist.destroy_process_group()
+
+
+def rank_device(device: str, local_rank: int) -> torch.device:
+    """The device of a rank: on GPUs the one that `device` names, `cuda:0` if it gives no number, and for each further rank the next."""
+    first = torch.device(device)
+    return torch.device("cuda", (first.index or 0) + local_rank) if first.type == "cuda" else torch.device("cpu")
 
 
 def own_failure(error: Exception) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gradbus_kernels.operators import (
     PolicySettings,
     PolicyTokens,
+    Softcapped,
     linear_grpo_loss,
     linear_logprob,
     linear_logprob_reference,
@@ -62,8 +63,30 @@ def test_values_and_gradients_are_as_exact_as_plain_torchs(implementation, dtype
     assert provenance()["linear_logprob"].implementation == implementation
 
 
+@pytest.mark.parametrize("entropy", [True, False], ids=["entropy", "no-entropy"])
+def test_logits_are_bounded_before_the_temperature(implementation, dtype, entropy):
+    hidden, weight, ids = inputs(8, 9, 41, dtype)
+    given_inputs, scaled = (hidden, weight, ids), Softcapped(0.8, 2.5)
+    exact = values_and_gradients(linear_logprob_reference, hidden.double(), weight.double(), ids, scaled, entropy)
+    plain = values_and_gradients(linear_logprob_reference, *given_inputs, scaled, entropy)
+    assert_as_good_as_plain_torch(values_and_gradients(linear_logprob, *given_inputs, scaled, entropy), plain, exact, dtype)
+    table = (2.5 * torch.tanh(hidden.double() @ weight.double().T / 2.5) / 0.8).log_softmax(1)
+    torch.testing.assert_close(exact[0], table.gather(1, ids[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("scale", [1e-4, 30.0])
+def test_logits_far_below_and_far_above_their_bound(implementation, scale):
+    hidden, weight, ids = inputs(7, 4, 19, torch.float32, scale)
+    found = [
+        values_and_gradients(operator, hidden.to(wide), weight.to(wide), ids, Softcapped(0.5, 6.0))
+        for operator, wide in ((linear_logprob, torch.float32), (linear_logprob_reference, torch.float32))
+    ]
+    exact = values_and_gradients(linear_logprob_reference, hidden.double(), weight.double(), ids, Softcapped(0.5, 6.0))
+    assert_as_good_as_plain_torch(*found, exact, torch.float32)
+
+
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 12), st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.5, 1.0, 1.7]), st.booleans())
+@given(st.integers(0, 12), st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.5, 1.0, 1.7, Softcapped(0.5, 3.0)]), st.booleans())
 def test_float64_agrees_for_every_shape(tokens, width, vocabulary, temperature, entropy):
     given_inputs = inputs(tokens, width, vocabulary)
     found = [values_and_gradients(operator, *given_inputs, temperature, entropy) for operator in (linear_logprob, linear_logprob_reference)]
@@ -76,7 +99,10 @@ def test_the_gradient_is_that_of_finite_differences():
     hidden.requires_grad_()
     weight.requires_grad_()
     for operator in (linear_logprob, linear_logprob_reference):
-        assert torch.autograd.gradcheck(lambda h, w, of=operator: tuple(of(h, w, ids, temperature=0.7)), (hidden, weight))
+        for temperature in (0.7, Softcapped(0.7, 2.0)):
+            assert torch.autograd.gradcheck(
+                lambda h, w, of=operator, by=temperature: tuple(of(h, w, ids, temperature=by)), (hidden, weight)
+            )
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e4])
@@ -214,7 +240,9 @@ def test_what_does_not_fit_is_refused_under_its_name(implementation, arguments, 
         linear_logprob(*arguments)
 
 
-def test_a_temperature_of_zero_is_refused():
+def test_a_temperature_of_zero_and_a_negative_bound_are_refused():
+    with pytest.raises(ValueError, match=r"temperature: has softcap -1\.0; pass a positive number, or None for none"):
+        linear_logprob(HIDDEN, WEIGHT, IDS, temperature=Softcapped(1.0, -1.0))
     with pytest.raises(ValueError, match="temperature: is 0; pass a positive number"):
         linear_logprob(HIDDEN, WEIGHT, IDS, temperature=0)
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from gradbus_kernels.operators import SamplingParams, linear_sample, sample, using
+from gradbus_kernels.operators import SamplingParams, linear_sample, sample, softcapped, using
 from gradbus_kernels.operators.base.block_sizes import INTERPRETED
 from gradbus_kernels.operators.linear_sample import cpu
 
@@ -68,6 +68,15 @@ def test_cut_offs_are_those_of_sample(implementation, dtype, sampling):
         whole = sample(logits_of(hidden, weight, implementation), *draws, sampling)
     assert torch.equal(fused.ids, whole.ids)
     torch.testing.assert_close(fused[1:], whole[1:], atol=5e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(0.7), *CUT_OFFS], ids=str)
+def test_logits_are_bounded_before_the_draw(implementation, sampling):
+    hidden, weight, *draws = inputs(3, 6, 101)
+    fused = linear_sample(hidden, weight, *draws, sampling, softcap=1.5)
+    whole = sample(softcapped(hidden @ weight.T, 1.5), *draws, sampling)
+    assert torch.equal(fused.ids, whole.ids)
+    torch.testing.assert_close(fused[1:], whole[1:], atol=5e-6, rtol=1e-5)
 
 
 def test_each_row_may_have_its_own_settings(implementation):

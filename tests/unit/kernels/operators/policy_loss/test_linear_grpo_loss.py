@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradbus_kernels.operators import (
     PolicySettings,
     PolicyTokens,
+    Softcapped,
     linear_grpo_loss,
     linear_grpo_loss_reference,
     linear_logprob,
@@ -57,9 +58,9 @@ def test_a_backward_pass_reads_nothing_back_from_its_device():
     assert hidden.grad.shape == weight.grad.shape == (3, 2)
 
 
-def loss_and_gradients(operator, hidden, weight, ids, tokens, settings):
+def loss_and_gradients(operator, hidden, weight, ids, tokens, settings, temperature=TEMPERATURE):
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    loss = operator(hidden, weight, ids, tokens, settings, temperature=TEMPERATURE)
+    loss = operator(hidden, weight, ids, tokens, settings, temperature=temperature)
     (2.0 * loss.total).backward()
     return loss.total.detach(), loss.policy, loss.kl, loss.entropy, hidden.grad, weight.grad
 
@@ -85,16 +86,17 @@ def test_float64_agrees_for_all_settings(count, seed, settings):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("temperature", [TEMPERATURE, Softcapped(TEMPERATURE, 2.0)], ids=["plain", "softcap"])
 @pytest.mark.parametrize(
     "settings",
     [PolicySettings(), PolicySettings(importance="decoupled", kl=0.1, entropy=0.02), PolicySettings(objective="cispo", level="sequence")],
     ids=["clip", "decoupled-kl-entropy", "cispo-sequence"],
 )
-def test_loss_and_gradients_are_as_exact_as_plain_torchs(implementation, dtype, settings):
+def test_loss_and_gradients_are_as_exact_as_plain_torchs(implementation, dtype, settings, temperature):
     hidden, weight, *others = inputs(9, dtype)
-    exact = loss_and_gradients(linear_grpo_loss_reference, hidden.double(), weight.double(), *others, settings)
-    plain = loss_and_gradients(linear_grpo_loss_reference, hidden, weight, *others, settings)
-    ours = loss_and_gradients(linear_grpo_loss, hidden, weight, *others, settings)
+    exact = loss_and_gradients(linear_grpo_loss_reference, hidden.double(), weight.double(), *others, settings, temperature)
+    plain = loss_and_gradients(linear_grpo_loss_reference, hidden, weight, *others, settings, temperature)
+    ours = loss_and_gradients(linear_grpo_loss, hidden, weight, *others, settings, temperature)
     for value, naive, right in zip(ours, plain, exact, strict=True):
         error, allowed = (value.double() - right).abs().amax(), (naive.double() - right).abs().amax()
         assert error <= FACTOR * allowed + TOLERANCE[dtype] * (1.0 + right.abs().amax())

@@ -8,7 +8,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from gradbus_kernels.operators import PrefixLayout, prefix_shared_attention, prefix_shared_attention_reference, provenance, using
+from gradbus_kernels.operators import (
+    PrefixLayout,
+    Softcapped,
+    prefix_shared_attention,
+    prefix_shared_attention_reference,
+    provenance,
+    using,
+)
 
 NONE = None
 
@@ -42,20 +49,20 @@ def draw(layout, heads, head_dim, dtype, seed=0, factor=1.0):
     return [drawn[0].mul(factor).to(dtype), *(tensor.to(dtype) for tensor in drawn[1:])]
 
 
-def results(tensors, layout, dtype, window=None, operator=prefix_shared_attention):
+def results(tensors, layout, dtype, window=None, operator=prefix_shared_attention, scale=0.3):
     """Output and the three gradients, in float64."""
     *inputs, upstream = (tensor.detach().to(dtype).clone() for tensor in tensors)
     inputs = [tensor.requires_grad_() for tensor in inputs]
-    output = operator(*inputs, layout, 0.3, window)
+    output = operator(*inputs, layout, scale, window)
     output.backward(upstream)
     return [output.detach().double(), *(tensor.grad.double() for tensor in inputs)]
 
 
-def held_to_the_oracle(tensors, layout, dtype, window=None):
+def held_to_the_oracle(tensors, layout, dtype, window=None, scale=0.3):
     """The error against float64 is at most twice the naive one, and a tolerance."""
-    exact = results(tensors, layout, torch.float64, window, prefix_shared_attention_reference)
-    naive = results(tensors, layout, dtype, window, prefix_shared_attention_reference)
-    ours = results(tensors, layout, dtype, window)
+    exact = results(tensors, layout, torch.float64, window, prefix_shared_attention_reference, scale)
+    naive = results(tensors, layout, dtype, window, prefix_shared_attention_reference, scale)
+    ours = results(tensors, layout, dtype, window, scale=scale)
     for name, truth, plain, found in zip(("output", "query", "key", "value"), exact, naive, ours, strict=True):
         assert torch.isfinite(found).all(), name
         if truth.numel():
@@ -86,6 +93,47 @@ def test_values_and_gradients_are_the_masked_softmax(layout, dtype):
 )
 def test_a_window_hides_what_is_further_back(name, window):
     held_to_the_oracle(draw(LAYOUTS[name], (1, 1), 16, torch.float32), LAYOUTS[name], torch.float32, window)
+
+
+CAPPED = {
+    "short_blocks": ("siblings", None),
+    "long_segments": ("short_and_long", None),
+    "long_segments_and_a_window": ("short_and_long", 70),
+    "a_narrow_window": ("short_and_long", 6),
+    "a_window_in_short_blocks": ("groups", 4),
+}
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize(("name", "window"), CAPPED.values(), ids=CAPPED)
+def test_a_softcap_bounds_the_scaled_scores(name, window, dtype):
+    layout = LAYOUTS[name]
+    held_to_the_oracle(draw(layout, (4, 2), 16, dtype), layout, dtype, window, Softcapped(0.9, 2.5))
+
+
+def test_its_reference_is_the_formula_of_a_softcap():
+    query, key = torch.tensor([[[2.0]], [[3.0]]]), torch.tensor([[[1.0]], [[-4.0]]])
+    found = prefix_shared_attention_reference(
+        query, key, torch.tensor([[[0.0]], [[1.0]]]), PrefixLayout((0, 2), (NONE,)), Softcapped(0.5, 2.0)
+    )
+    scores = 2.0 * torch.tanh(torch.tensor([1.5, -6.0]) / 2.0)
+    torch.testing.assert_close(found[:, 0, 0], torch.stack((torch.tensor(0.0), scores.softmax(0)[1])))
+
+
+@pytest.mark.usefixtures("implementation")
+def test_scores_of_ten_thousands_have_the_weight_of_their_bound(dtype):
+    layout = LAYOUTS["short_and_long"]
+    held_to_the_oracle(draw(layout, (2, 1), 16, dtype, factor=1e3), layout, dtype, None, Softcapped(0.3, 5.0))
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1])
+def test_scores_far_below_the_softcap_are_as_exact_as_without_one(scale):
+    layout = LAYOUTS["short_and_long"]
+    tensors = draw(layout, (2, 1), 16, torch.float32)
+    capped, plain = (results(tensors, layout, torch.float32, scale=bound) for bound in (Softcapped(scale, 1e5), scale))
+    for one, other in zip(capped, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.usefixtures("implementation")
@@ -214,6 +262,8 @@ def test_a_tensor_on_the_cpu_runs_the_cpu_implementation_and_says_so():
         ({"value": torch.ones(3, 2, 8).half()}, "value: is torch.float16; pass torch.float32"),
         ({"window": 0}, "window: is 0; pass at least 1"),
         ({"scale": float("nan")}, "scale: is nan; pass a finite number"),
+        ({"scale": Softcapped(float("nan"), 30.0)}, "scale: is nan; pass a finite number"),
+        ({"scale": Softcapped(0.5, 0.0)}, "scale: has softcap 0.0; pass a positive number, or None"),
     ],
 )
 def test_bad_input_is_refused_under_its_name(change, words):

@@ -78,3 +78,15 @@ async def test_a_sample_of_one_token_is_the_start_of_a_longer_one(start_engine):
         assert [one.token_ids for one in cut.completions] == [one.token_ids[:1] for one in many.completions]
         assert [one.logprobs for one in cut.completions] == [one.logprobs[:4] for one in many.completions]
         assert {one.finish for one in cut.completions} == {"length"}
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"], indirect=True)
+async def test_neighbours_who_go_to_other_experts_change_nothing(hf_model, tmp_path):
+    found = []
+    for neighbours in ([], [PromptGroup("neighbour", tuple(range(4 + n, 40)), (n, n + 1)) for n in range(6)]):
+        engine = TorchEngine.from_folder(tmp_path / "model", TorchEngineConfig(**CONFIG))
+        await engine.load([tmp_path / "model" / "model.safetensors"], 0)
+        found.append((await engine.generate([*neighbours, PROBE]))[-1].completions)
+        await engine.close()
+    alone, crowded = ([(one.token_ids, one.logprobs) for one in completions] for completions in found)
+    assert alone == crowded

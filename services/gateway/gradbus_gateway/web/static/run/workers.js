@@ -36,6 +36,7 @@ function row(worker, newest, busy) {
 }
 
 function activity(worker) {
+  if (worker.preparing) return make("span", { class: "soft" }, worker.preparing);
   if (worker.role === "trainer") return "training";
   const parts = [];
   if (worker.claims.length) parts.push(`${worker.claims.length} groups`);

@@ -1,0 +1,68 @@
+"""transformers' configuration of a model, without what would run code of the folder or change what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from gradbus.errors import ModelError
+from gradbus.formats.hf_model import CONFIG, positive, read_object
+from gradbus.formats.transformers_families import TransformersFamily
+
+_IGNORED: Final = frozenset({"auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "is_decoder"})
+_RANDOM: Final = ("dropout", "pdrop", "layerdrop", "drop_rate", "jitter")
+"""Parts of the names of settings that make a forward pass random."""
+_SOFTCAPS: Final = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_MAX_LAYERS: Final = 1024
+
+
+def text_configuration(folder: Path, family: TransformersFamily) -> PreTrainedConfig:
+    """The configuration of the text model. Raises ModelError, and what transformers raises for a wrong one."""
+    stated = family.text_config(read_object(folder / CONFIG))
+    layers = next((name for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if stated.get(name) is not None), None)
+    if layers:
+        positive(stated, layers, _MAX_LAYERS)
+    kind = stated.get("model_type", family.model_type)
+    if kind not in CONFIG_MAPPING:
+        raise ModelError(f"the installed transformers does not know {kind!r}; install gradbus[families] with a newer transformers")
+    config = CONFIG_MAPPING[kind].from_dict(_plain(stated)).get_text_config()
+    _check_softcaps(config)
+    for name, value in config.to_dict().items():
+        if isinstance(value, int | float) and any(part in name for part in _RANDOM):
+            setattr(config, name, 0.0)
+    return config
+
+
+def logits_scale(config: PreTrainedConfig) -> float:
+    """What the logits are multiplied by after the head, for the families that do so."""
+    match config.model_type:
+        case "cohere" | "cohere2" | "cohere2_moe":
+            return float(config.logit_scale)
+        case "hyperclovax":
+            return float(config.logits_scaling)
+        case "falcon_h1":
+            return float(config.lm_head_multiplier)
+        case "granitemoe" | "granitemoe_swa" | "granite_swa" | "granitemoehybrid" | "granitemoeshared" | "minicpm3":
+            return 1.0 / float(config.logits_scaling)
+        case _:
+            return 1.0
+
+
+def _plain(stated: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _decoded(value) for name, value in stated.items() if name not in _IGNORED and not name.startswith("_")}
+
+
+def _decoded(value: Any) -> Any:
+    """With infinities, which transformers writes as `{"__float__": "Infinity"}`."""
+    if isinstance(value, dict):
+        return float(value["__float__"]) if value.keys() == {"__float__"} else {name: _decoded(part) for name, part in value.items()}
+    return [_decoded(part) for part in value] if isinstance(value, list) else value
+
+
+def _check_softcaps(config: PreTrainedConfig) -> None:
+    asked = [name for name in _SOFTCAPS if getattr(config, name, None)]
+    if asked:
+        raise ModelError(f"config.json asks for {', '.join(asked)}, which is not computed; choose another model")

@@ -1,0 +1,93 @@
+"""Makes transformers' model from a folder, whose code is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from gradbus.errors import ModelError
+from gradbus.formats.hf_model import CONFIG, read_object
+from gradbus.formats.model_weights import HEADS, read_name_plan
+from gradbus.formats.transformers_families import TransformersFamily
+from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
+from gradbus_kernels.models.fallback.configuration import text_configuration
+from gradbus_kernels.models.fallback.forward_check import check_forward
+from gradbus_kernels.models.fallback.model import TransformersLM
+from gradbus_kernels.models.fallback.stored_names import StoredNames, stored_names
+from gradbus_kernels.models.files import check_stored, stored_tensors
+
+
+def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> TransformersLM:
+    """The model in `folder`, its weights cast to `dtype`. All names and shapes are checked before anything is allocated.
+
+    The model is compared with transformers' own forward pass (`check_forward`). Raises ModelError, and what transformers raises for a
+    configuration that it does not take.
+    """
+    packed = family.is_packed(read_object(folder / CONFIG))
+    plan = read_name_plan(folder)
+    with _quiet():
+        network = _without_memory(text_configuration(folder, family), packed, dtype)
+        names = stored_names(network, {name: tensor.shape for name, tensor in plan.trained.items()}, plan.frozen)
+        network.to_empty(device=device)
+        network.tie_weights()
+        _fill(network, names, folder)
+        model = TransformersLM(family, network, names, packed)
+        check_forward(model)
+    return model
+
+
+def _without_memory(config: PreTrainedConfig, packed: bool, dtype: torch.dtype) -> Any:
+    how = {"attn_implementation": PACKED_ATTENTION} if packed else {}
+    with torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **how).eval()  # type: ignore[no-untyped-call]
+    head = network.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ModelError(f"{type(network).__name__} has a head that is not one matrix, which is not computed; choose another model")
+    return network
+
+
+@torch.no_grad()
+def _fill(network: Any, names: StoredNames, folder: Path) -> None:
+    tensors = dict(network.named_buffers()) | dict(network.named_parameters())
+    frozen = names.frozen_views(tensors)
+    places = names.trained_views(tensors) | frozen
+    missing, heads = set(places), []
+    for name, tensor in stored_tensors(folder, frozen):
+        if name in places:
+            check_stored(name, tensor, places[name].shape)
+            places[name].copy_(tensor)
+            missing.discard(name)
+        elif name in HEADS:
+            heads.append(tensor)
+    if missing:
+        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    head = network.get_output_embeddings().weight
+    if any(not torch.equal(tensor.to(head), head) for tensor in heads):
+        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+    _make_other_buffers(network)
+
+
+def _make_other_buffers(network: Any) -> None:
+    """Computes the buffers that no folder stores, such as the frequencies of rotary embeddings, as `from_pretrained` does."""
+    stored = network.state_dict().keys()
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        tensor._is_hf_initialized = name in stored
+    network.initialize_weights()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' advice to users, which goes to the log otherwise."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)

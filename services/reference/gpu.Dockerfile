@@ -1,0 +1,31 @@
+# The reference service with a compiler for Triton. Unverified: no GPU has run it.
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS needs
+WORKDIR /needs
+COPY pyproject.toml deploy/image/needs.py ./
+RUN python needs.py
+
+FROM ${PYTHON_IMAGE}
+ENV PATH=/opt/gradbus/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/var/cache/gradbus
+# Triton compiles parts of its own at first use.
+# Debian keeps only the newest build of a package, so a version cannot be named.
+# hadolint ignore=DL3008
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 gradbus \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/gradbus --shell /usr/sbin/nologin gradbus \
+    && install -d -o 10001 -g 10001 -m 0700 /run/gradbus /var/cache/gradbus \
+    && python -m venv --without-pip /opt/gradbus
+WORKDIR /build
+COPY requirements/demo.txt requirements/torch.txt ./
+COPY --from=needs /needs/core.txt /needs/telemetry.txt /needs/trainer.txt ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/gradbus/bin/python install --quiet --disable-pip-version-check -r torch.txt \
+    && pip --python /opt/gradbus/bin/python install --quiet --disable-pip-version-check -r core.txt -r telemetry.txt -r trainer.txt -c demo.txt
+COPY libs/gradbus /app/gradbus
+COPY kernels/gradbus_kernels /app/gradbus_kernels
+COPY services/reference/gradbus_reference /app/gradbus_reference
+COPY deploy/image/ready.py /opt/ready.py
+WORKDIR /
+USER 10001:10001
+CMD ["python", "-m", "gradbus_reference"]
