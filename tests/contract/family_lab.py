@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +18,11 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
+from gradbus_kernels.models.rotary import inverse_frequencies, query_scales
 from gradbus_kernels.operators import Softcapped
 
 VOCABULARY: Final = 256
@@ -46,6 +49,19 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {},
     "mistral": {"sliding_window": 6},
+    "ministral3": {
+        "sliding_window": 40,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "max_position_embeddings": 256,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
     "mixtral": {"sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen3_moe": _EXPERTS | {"mlp_only_layers": [0], "decoder_sparse_step": 1},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
@@ -55,7 +71,17 @@ FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "gemma2": {"sliding_window": 6, "query_pre_attn_scalar": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     "gemma3_text": _LOCAL_FIRST | {"query_pre_attn_scalar": 20},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 4.0},
-    "phi3": {"sliding_window": 6, "partial_rotary_factor": 0.75},
+    "phi3": {
+        "sliding_window": 6,
+        "partial_rotary_factor": 0.75,
+        "head_dim": 16,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.2, 1.7, 2.0, 2.9, 4.0],
+            "long_factor": [1.0, 1.5, 2.5, 6.0, 20.0, 40.0],
+        },
+    },
     "glm4": {},
 }
 """By `model_type`, what the odd model of a family has beside SIZES. To add a family to the contract, add a line."""
@@ -246,6 +272,29 @@ def _temperature_before_the_bound(model: CausalLM) -> None:
     model.tempered = lambda temperature: Softcapped(temperature, tempered(temperature).softcap * temperature)
 
 
+def _frequencies_without_factors(model: CausalLM) -> None:
+    rope = dataclasses.replace(model.config.ropes[0], kind="default", factors=())
+    rotations = model.model._rotations
+    rotations._kinds = [(inverse_frequencies(rope, model.config.head_dim), factor) for _, factor in rotations._kinds]
+
+
+def _rotation_without_its_factor(model: CausalLM) -> None:
+    rotations = model.model._rotations
+    rotations._kinds = [(frequencies, 1.0) for frequencies, _ in rotations._kinds]
+
+
+def _rest_scaled_too(model: CausalLM) -> None:
+    rotations = model.model._rotations
+    rotations._kinds = [(frequencies, float(factors[0])) for frequencies, factors in rotations._kinds]
+
+
+def _query_scales(scales: Callable[[RopeConfig, Tensor], Tensor]) -> Callable[[CausalLM], None]:
+    def plant(model: CausalLM) -> None:
+        model.model._rotations._query_scales = [partial(scales, model.config.ropes[0])]
+
+    return plant
+
+
 def _mixtures(model: CausalLM) -> list[MixtureOfExperts]:
     return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
 
@@ -279,6 +328,16 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "layers with a window have the others' rotary embedding": Fault("gemma3_text", _one_rope),
     "pairs are halves instead of neighbours": Fault("glm4", _halves_for_neighbours),
     "elements are turned that should not be": Fault("phi3", _whole_heads_turned),
+    "longrope's factors of frequencies are ignored": Fault("phi3", _frequencies_without_factors),
+    "longrope's factor of cosines and sines is ignored": Fault("phi3", _rotation_without_its_factor),
+    "longrope scales elements that are not turned": Fault("phi3", _rest_scaled_too),
+    "queries do not grow with their position": Fault("ministral3", _query_scales(lambda _, positions: torch.ones_like(positions))),
+    "queries grow smoothly, not in steps": Fault(
+        "ministral3", _query_scales(lambda rope, positions: 1.0 + rope.query_beta * torch.log1p(positions / 16.0))
+    ),
+    "queries grow one step late": Fault(
+        "ministral3", _query_scales(lambda rope, positions: query_scales(rope, (positions - 1.0).clamp(min=0.0)))
+    ),
     "the offset of norms is dropped": Fault("gemma3_text", _norms("float32")),
     "norms come before instead of after": Fault("olmo2", _norms_before),
     "embeddings are not scaled": Fault("gemma3_text", _unscaled_embeddings),

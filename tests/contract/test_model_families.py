@@ -151,6 +151,19 @@ def test_a_planted_fault_is_far_beyond_the_bound(name, tmp_path, sequences):
         assert (packed_logprobs(model, sequences, 0.7)[0] - logprobs).abs().max() > 10 * BOUND
 
 
+def test_longropes_context_ends_at_the_last_length_that_transformers_turns_by_the_short_factors(tmp_path):
+    folder = save(make_model("phi3", **FAMILIES["phi3"]), tmp_path)
+    model, longest = load_causal_lm(folder), read_model_config(folder).context_length
+    assert check_model_folder(folder).context_length == longest == 128
+    tokens = np.arange(longest + 1, dtype=np.int32)
+    within, beyond = ([Row(tokens[:100], tokens[100:end])] for end in (longest, longest + 1))
+    with torch.no_grad():
+        found, theirs_within = packed_logprobs(model, within, 0.7)[0], logprobs_of(theirs(folder), within, 0.7)
+        torch.testing.assert_close(found, theirs_within, rtol=0.0, atol=BOUND)
+        # One more token changes all that came before it, so no engine could have sampled them with these probabilities.
+        assert (logprobs_of(theirs(folder), beyond, 0.7)[:-1] - theirs_within).abs().mean() > 1e-2
+
+
 async def test_the_embedded_engine_records_what_the_trainer_computes(folder, family):
     if read_model_config(folder).engine_lacks:
         with pytest.raises(ModelError, match="which the embedded engine does not compute; choose another model"):

@@ -164,6 +164,15 @@ def test_one_expert_in_anothers_place_is_found_at_the_start(model_type, tmp_path
         check_identity(folder, trained(model), torch.float32)
 
 
+def test_a_loss_of_routers_that_config_json_asks_for_is_not_added(tmp_path, sequences):
+    gradients = []
+    for changes in ({}, {"output_router_logits": True, "router_aux_loss_coef": 10.0}):
+        model = load_causal_lm(save(make_transformers_model("minimax_m2", **changes), tmp_path / str(len(changes))))
+        packed_logprobs(model, sequences, 0.7)[0].sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 def test_a_head_that_is_scaled_otherwise_is_found_at_the_start(tmp_path, monkeypatch):
     folder = save(make_transformers_model("cohere"), tmp_path)
     monkeypatch.setattr("gradbus_kernels.models.fallback.model.logits_scale", lambda config: 1.0)

@@ -62,7 +62,7 @@ def test_data_that_cannot_be_used_names_its_place(lab, spec, rows, tmp_path):
     [
         ("tokenizer.json", None, "tokenizer"),
         ("model.safetensors", None, "safetensors"),
-        ("config.json", {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "Qwen2"),
+        ("config.json", {"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "Qwen2"),
     ],
 )
 def test_a_model_that_cannot_be_used_names_why(lab, spec, model, name, change, words):
@@ -72,6 +72,12 @@ def test_a_model_that_cannot_be_used_names_why(lab, spec, model, name, change, w
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert words in faults(lab, spec(model={"path": str(model)}))["model"]
+
+
+def test_a_model_that_transformers_computes_needs_a_server(lab, spec, model):
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
+    assert "does not sample GPT2LMHeadModel" in faults(lab, spec(model={"path": str(model)}))["rollout.engine"]
 
 
 def test_pickled_weights_are_refused(lab, spec, model):

@@ -1,5 +1,6 @@
-"""The decoder of trainer and reference.
+"""The language models of trainer and reference.
 
-`config`: reads config.json. `files`: reads a folder's tensors. `decoder`: the forward, with `rotary`. `invariant_decoder`: the same in the
-embedded engine's arithmetic. `causal_lm`: loads a model, runs it on `packing`'s batches. `lora`: adapters.
+`language_model`: what both ask of one. `decoder`: the forward of our families, with `rotary`. `fallback`: transformers' models of others.
+`files`: reads a folder's tensors. `causal_lm`: loads a model, runs it on `packing`'s batches. `invariant_decoder`: the forward in the
+embedded engine's arithmetic. `lora`: adapters.
 """

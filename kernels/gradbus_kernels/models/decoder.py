@@ -6,15 +6,15 @@ It computes the same operations as transformers' classes, without importing them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
+from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
@@ -31,7 +31,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.checkpointing = False
         """Whether a backward pass computes each layer again instead of keeping its activations."""
-        self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config, number) for number in range(config.layers))
         self.norm = _Norm(config, config.hidden_size)
         self._rotations = Rotations(config)
@@ -208,33 +208,3 @@ def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:
     weights: list[Tensor] = [layer.weight for layer in plain]
     biases: list[Tensor] = [layer.bias for layer in plain if layer.bias is not None]
     return linear(inputs, torch.cat(weights), torch.cat(biases) if biases else None)
-
-
-class _Embedding(nn.Embedding):
-    def forward(self, ids: Tensor) -> Tensor:
-        # A token may occur thousands of times in a batch; bfloat16 cannot add up so many gradients.
-        if self.weight.dtype == torch.float32:
-            return super().forward(ids)
-        gathered: Tensor = _Gathered.apply(ids, self.weight)  # type: ignore[no-untyped-call]
-        return gathered
-
-    def reset_parameters(self) -> None:
-        """Nothing: what is loaded overwrites it."""
-
-
-class _Gathered(torch.autograd.Function):
-    """Rows of a table, whose gradient is added up in float32 at least."""
-
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.rows = len(table)
-        return table[ids]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
-        (ids,) = ctx.saved_tensors
-        total = upstream.new_zeros(ctx.rows, upstream.shape[-1], dtype=torch.promote_types(upstream.dtype, torch.float32))
-        total.index_add_(0, ids.reshape(-1), upstream.reshape(-1, upstream.shape[-1]).to(total.dtype))
-        return None, total.to(upstream.dtype)

@@ -19,7 +19,7 @@ from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.packing import TokenSequence, pack
-from gradbus_kernels.models.rotary import rotation_table
+from gradbus_kernels.models.rotary import rotation_rows
 from gradbus_kernels.operators import using
 from gradbus_kernels.operators.batch_invariant.attention import invariant_attention
 from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedding
@@ -56,12 +56,11 @@ def _hidden(model: CausalLM, batch: PackedGroups) -> Tensor:
 
 def _turns(config: ModelConfig, positions: Tensor) -> list[Tensor]:
     """Rows of each layer's rotary table, which layers with the same rotary embedding share."""
-    length, heads = int(positions.max()) + 1, config.heads + config.kv_heads
+    length = int(positions.max()) + 1
     found: dict[int, Tensor] = {}
     for rope in config.ropes:
         if id(rope) not in found:
-            table = rotation_table(rope, config.head_dim, length).repeat(1, heads)
-            found[id(rope)] = table.to(positions.device).index_select(0, positions)
+            found[id(rope)] = rotation_rows(rope, config, length).to(positions.device).index_select(0, positions)
     return [found[id(rope)] for rope in config.ropes]
 
 

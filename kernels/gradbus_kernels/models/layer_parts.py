@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus.formats.model_config import ModelConfig
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
+from gradbus_kernels.models.rotary import inverse_frequencies, pair_factors, pair_order, query_scales
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary
 from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
@@ -26,17 +26,26 @@ class Rotations:
     def __init__(self, config: ModelConfig) -> None:
         distinct = list({id(rope): rope for rope in config.ropes if rope is not None}.values())
         # On the CPU and no buffers, because a cast of the module to bfloat16 would make positions inexact.
-        self._kinds = [(inverse_frequencies(rope, config.head_dim), attention_factor(rope)) for rope in distinct]
+        self._query_scales = [partial(query_scales, rope) if rope.query_beta else None for rope in distinct]
+        self._kinds = [(inverse_frequencies(rope, config.head_dim), pair_factors(rope, config.head_dim)) for rope in distinct]
         self._of_layer = [next((at for at, kind in enumerate(distinct) if kind is rope), 0) for rope in config.ropes]
-        self._heads = config.heads + config.kv_heads
+        self._heads = config.heads, config.kv_heads
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
         """Of positions `[N]`; computed in float32, then cast. A layer without rotary embedding ignores what it gets."""
         wide = positions[:, None].float()
-        turns = [
-            Rotation.of_angles(wide * frequencies.to(positions.device), factor, self._heads, dtype) for frequencies, factor in self._kinds
-        ]
+        turns = []
+        for (frequencies, factor), scales in zip(self._kinds, self._query_scales, strict=True):
+            angles = wide * frequencies.to(positions.device)
+            keys = Rotation.of_angles(angles, factor, sum(self._heads), dtype)
+            turns.append(keys if scales is None else self._with_queries(keys, Rotation.of_angles(angles, factor * scales(wide), 1, dtype)))
         return [turns[at] for at in self._of_layer]
+
+    def _with_queries(self, keys: Rotation, queries: Rotation) -> Rotation:
+        """The turns of all heads, where those of queries are others than those of keys."""
+        count, key_count = self._heads
+        heads = [(query.expand(-1, count, -1), key[:, :1].expand(-1, key_count, -1)) for query, key in zip(queries, keys, strict=True)]
+        return Rotation(*(torch.cat(parts, dim=1) for parts in heads))
 
 
 def turn_of(config: ModelConfig, layer: int) -> Turn:

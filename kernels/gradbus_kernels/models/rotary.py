@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.rope_config import RopeConfig
 
 
@@ -31,6 +32,8 @@ def pair_order(rope: RopeConfig, head_dim: int, neighbours: bool) -> list[int]:
 
 def _of_pairs(rope: RopeConfig, turned: int) -> Tensor:
     exponents = torch.arange(0, turned, 2, dtype=torch.float32, device="cpu") / turned
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.factors, dtype=torch.float32, device="cpu") * rope.theta**exponents)
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return frequencies / rope.scaling["factor"]
@@ -42,10 +45,10 @@ def _of_pairs(rope: RopeConfig, turned: int) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """The factor of cosines and sines: 1 except for YaRN (Peng et al. 2023, equation 22)."""
-    if rope.kind != "yarn":
-        return 1.0
+    """The factor of cosines and sines: 1 except for longrope and for YaRN (Peng et al. 2023, equation 22)."""
     given = rope.scaling.get("attention_factor")
+    if rope.kind not in {"yarn", "longrope"}:
+        return 1.0
     if given is not None:
         return given
     mscale, all_dim = rope.scaling.get("mscale"), rope.scaling.get("mscale_all_dim")
@@ -53,15 +56,40 @@ def attention_factor(rope: RopeConfig) -> float:
     return _temperature(factor, mscale) / _temperature(factor, all_dim) if mscale and all_dim else _temperature(factor, 1.0)
 
 
+def pair_factors(rope: RopeConfig, head_dim: int) -> float | Tensor:
+    """What multiplies cosines and sines: `attention_factor`, or by pair, float32 `[head_dim / 2]`, 1 for pairs that are not rotated."""
+    factor, turned = attention_factor(rope), int(head_dim * rope.partial)
+    if factor == 1.0 or turned == head_dim:
+        return factor
+    factors = torch.ones(head_dim // 2, dtype=torch.float32, device="cpu")
+    factors[: turned // 2] = factor
+    return factors
+
+
 def rotation_table(rope: RopeConfig | None, head_dim: int, length: int) -> Tensor:
-    """Complex numbers that rotate the pairs of positions 0..length-1, of modulus 1 except for YaRN; real parts at even columns.
+    """Complex numbers that rotate the pairs of positions 0..length-1, of modulus 1 or `attention_factor`; real parts at even columns.
 
     Float32 `[length, head_dim]`, on the CPU; a position's bits do not depend on `length`. Ones without a rotary embedding.
     """
     if rope is None:
         return torch.tensor([1.0, 0.0], device="cpu").repeat(length, head_dim // 2)
     angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(rope, head_dim)
-    return (torch.stack((angles.cos(), angles.sin()), -1) * attention_factor(rope)).flatten(1)
+    factors = pair_factors(rope, head_dim)
+    return torch.stack((angles.cos() * factors, angles.sin() * factors), -1).flatten(1)
+
+
+def query_scales(rope: RopeConfig, positions: Tensor) -> Tensor:
+    """What multiplies the queries at `positions`, float32 of any shape, if `query_beta` is not 0."""
+    return 1.0 + rope.query_beta * torch.log(1.0 + torch.floor(positions / rope.scaling["original_max_position_embeddings"]))
+
+
+def rotation_rows(rope: RopeConfig | None, config: ModelConfig, length: int) -> Tensor:
+    """`rotation_table` for all heads of queries and keys side by side, `[length, (heads + kv_heads) * head_dim]`."""
+    table = rotation_table(rope, config.head_dim, length)
+    if rope is None or not rope.query_beta:
+        return table.repeat(1, config.heads + config.kv_heads)
+    scales = query_scales(rope, torch.arange(length, dtype=torch.float32, device="cpu"))
+    return torch.cat(((table * scales[:, None]).repeat(1, config.heads), table.repeat(1, config.kv_heads)), dim=1)
 
 
 def _temperature(factor: float, mscale: float) -> float:

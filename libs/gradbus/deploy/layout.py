@@ -111,7 +111,7 @@ def _device_faults(worker: WorkerLayout, environment: Mapping[str, str]) -> Iter
     if twice:
         yield f"{', '.join(twice)} is there twice; give each rank a GPU of its own"
     seen = _gpus(environment)
-    if seen is not None and (missing := [device for device in worker.devices if device != CPU and _number(device) >= seen]):
+    if seen is not None and (missing := sorted({device for device in worker.devices if device != CPU and _number(device) >= seen})):
         visible = f" ({_VISIBLE} is {environment[_VISIBLE]!r})" if _VISIBLE in environment else ""
         yield f"{', '.join(missing)} is not here, {seen} GPUs are visible{visible}; name one that is, or cpu"
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 from gradbus.errors import ModelError
 
 MAX_CONTEXT: Final = 1 << 24
+LONGROPE: Final = frozenset({"longrope", "su"})
+"""Names of the rotary embedding that has other frequencies beyond `original_max_position_embeddings` (Ding et al. 2024)."""
 
 
 def flag(fields: Mapping[str, Any], name: str) -> bool:

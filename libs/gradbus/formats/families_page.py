@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gradbus.formats.frozen import FROZEN_PREFIXES
+from gradbus.formats.frozen import FROZEN_PREFIXES, FROZEN_SUFFIXES
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily
+from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
 
 _CONTRACT: Final = "tests/contract/test_model_families.py"
 _SERVED_BY_TRANSFORMERS: Final = frozenset({"seed_oss", "smollm3"})
@@ -17,9 +18,9 @@ _WINDOWS: Final = {
 }
 _BEFORE: Final = f"""# Model families
 
-Decoders of these families are trained, dense ones and mixtures of experts; every other architecture is refused at submission with this
-list. A family is a row of `MODEL_FAMILIES` (`libs/gradbus/formats/model_families.py`), and this page is written from it:
-`python -m gradbus_gateway.documents docs`.
+Gradbus's decoder computes these families, dense ones and mixtures of experts. [Others](#families-that-transformers-computes) are computed
+by transformers' own models, for training alone. Every other architecture is refused at submission with this list. A family is a row of
+`MODEL_FAMILIES` (`libs/gradbus/formats/model_families.py`), and this page is written from it: `python -m gradbus_gateway.documents docs`.
 [Extending](extending.md#a-model-family) says how to add one.
 
 Proof: `{_CONTRACT}` holds for every row, on random models of a plain and an odd configuration (heads
@@ -36,7 +37,7 @@ tenfold and more.
 """
 _AFTER: Final = f"""
 - *torch engine*: the embedded engine samples it. No family's biases of the attention's output or of the feed-forward part are computed
-  there, nor a part of each head that is turned as halves (Phi-4-mini); such a model is refused when the engine opens it.
+  there; such a model is refused when the engine opens it.
 - *trainer*: plain torch, in float32 and with `trainer.dtype = "bf16"`; *LoRA* with `[trainer.lora]`. Families with fused matrices have
   other layers to name in `trainer.lora.target_modules`: the table under it.
 - *DeepSpeed*: it trains the same decoder. `tests/contract/test_learner_contract.py` compares its stages with plain torch on a Llama, and
@@ -51,9 +52,45 @@ _AFTER: Final = f"""
   family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a family's names fails loudly.
 
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
-{", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)}.
+{", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
+or end with one of {", ".join(f"`{suffix}`" for suffix in FROZEN_SUFFIXES)}.
 
-Not computed: longrope (Phi-4-mini, Phi-3 with 128k), MLA, gated delta nets, Mamba layers and images.
+*longrope* (Phi-3 with 128k, Phi-3.5, Phi-4-mini): the context of such a model is `original_max_position_embeddings`, 4,096 tokens, and a
+run that asks for more is refused. transformers turns a longer sequence by other frequencies from its first token on. What a token's
+probability is would then depend on tokens that come after it: the trainer, which sees the whole sample, and an engine, which sampled its
+beginning before it knew the length, could not agree, and SGLang chooses by the longest sequence of its batch. Up to that length all of
+them use the short factors, and agree.
+
+Not computed by it: MLA, gated delta nets, Mamba layers and images.
+"""
+_BY_TRANSFORMERS: Final = """
+## Families that transformers computes
+
+A folder of one of these families is trained by transformers' own model, which trainer and reference import for such a folder alone
+(`gradbus[families]`; the images have it; [decision 23](decisions/0023-transformers-for-other-families.md)). No code of a folder is run.
+
+| | |
+|---|---|
+| trainer | plain torch, `trainer.dtype` fp32 and bf16, `trainer.gradient_checkpointing`, KL to the base by the reference service |
+| engine | a server that serves the model: `rollout.engine = "sglang"`. The torch engine is refused at submission |
+| refused at submission | DeepSpeed, `[trainer.lora]`, `numerics = "batch_invariant"`, quantised folders (FP8, MXFP4, GPTQ) |
+| versions | have the names, shapes and one tensor per expert of the folder, however transformers holds them |
+| experts | have no auxiliary loss; biases of routers are carried along in the folder's dtype |
+
+Every start compares the first version with the folder bit by bit, and log-probabilities of two short texts with those of transformers'
+whole model. `tests/contract/test_transformers_families.py` does for fifteen families what the contract above does, and compares
+log-probabilities and versions of every listed one, on CPUs with tiny random models. SGLang has sampled StableLM and Starcoder2 in whole
+runs (`tests/engines/test_sglang_families.py`), no other of them yet.
+
+*Packed*, with shared prompts, in Gradbus's attention: {packed}.
+
+*One row a sequence*, grouped by length and padded at the right, because layers have a state that packing would carry over, or attention
+has sinks or a bias of its own: {rows}. A configuration whose `layer_types` names other layers than attention is computed so in every
+family. Prompts are not shared there: a group of eight costs eight prompts. Without the packages `fla` and `causal_conv1d`, gated delta
+nets and Mamba layers run transformers' plain torch, which is slow.
+
+Of `Qwen3_5ForConditionalGeneration` and `Qwen3_5MoeForConditionalGeneration` the text model is trained; the vision tower and `mtp.*` are
+carried along.
 """
 
 
@@ -67,7 +104,16 @@ def families_page() -> str:
         if {"qkv_proj", "gate_up_proj"} & set(family.linear_layers)
     )
     fused = f"\n| fused | layers that adapters may name |\n|---|---|\n{layers}\n"
-    return f"{_BEFORE}\n{head}\n|---|---|---|---|---|---|---|---|\n{rows}\n{fused}{_AFTER}"
+    return f"{_BEFORE}\n{head}\n|---|---|---|---|---|---|---|---|\n{rows}\n{fused}{_AFTER}{_by_transformers()}"
+
+
+def _by_transformers() -> str:
+    own = {family.architecture for family in MODEL_FAMILIES.values()}
+    others = [family for family in TRANSFORMERS_FAMILIES.values() if family.architecture not in own]
+    packed, rows = (
+        ", ".join(f"`{family.architecture}`" for family in others if family.attention_alone is attention) for attention in (True, False)
+    )
+    return _BY_TRANSFORMERS.format(packed=packed, rows=rows)
 
 
 def _row(family: ModelFamily) -> str:
@@ -98,6 +144,7 @@ def _differences(family: ModelFamily) -> list[str]:
         "rotary pairs are neighbours": family.rope_pairs == "neighbours",
         "a part of each head is turned": family.has_partial_rope,
         "multipliers of embeddings, scores and more": family.multipliers != "none",
+        "queries grow with their position": family.has_query_scale,
         "softcaps of scores and logits": family.has_softcaps,
         f"`{family.activation[1]}`": family.activation[1] != "silu",
         "experts": family.experts is not None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
+from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
 from gradbus.formats.safetensors import MAX_TENSORS
 from gradbus.formats.transformers_families import TransformersFamily, transformers_family_of
@@ -59,7 +60,7 @@ class ModelInfo:
 
     family: Family
     context_length: int
-    """Tokens of prompt and response together (`max_position_embeddings`)."""
+    """Tokens of prompt and response together; see `context_length`."""
     vocab_size: int
     files: tuple[str, ...]
     """Names of the files to store, sorted; other files of the folder are ignored."""
@@ -72,7 +73,7 @@ def check_model_folder(path: Path) -> ModelInfo:
     text = family.text_config(config) if isinstance(family, TransformersFamily) else config
     return ModelInfo(
         family=family,
-        context_length=positive(config, "max_position_embeddings") if isinstance(family, ModelFamily) else _context_length(text),
+        context_length=context_length({**family.defaults, **config}) if isinstance(family, ModelFamily) else _stated_context(text),
         vocab_size=positive(text, "vocab_size"),
         files=_files(path),
     )
@@ -85,8 +86,11 @@ def read_family(path: Path) -> Family:
 
 def transformers_family(path: Path) -> TransformersFamily | None:
     """The family if transformers computes it; None for all others, which `read_model_config` takes or refuses. Raises ModelError."""
-    architecture = _architecture(read_object(path / CONFIG))
-    return None if family_of_architecture(architecture) else transformers_family_of(architecture)
+    config = read_object(path / CONFIG)
+    if transformers_family_of(_architecture(config)) is None:
+        return None
+    family = _family(config)
+    return family if isinstance(family, TransformersFamily) else None
 
 
 def weight_files(path: Path) -> tuple[str, ...]:
@@ -146,6 +150,11 @@ def positive(config: Mapping[str, object], field: str, most: int | None = None, 
     return value
 
 
+def context_length(fields: Mapping[str, object]) -> int:
+    """Most tokens of prompt and response together, from config.json over the family's defaults. Raises ModelError."""
+    return _before_long_factors(fields, positive(fields, "max_position_embeddings"))
+
+
 def read_object(path: Path) -> dict[str, object]:
     """The JSON object in a file of a model folder. Raises ModelError if the file is missing, too large or holds none."""
     most = most_bytes(path.name) or _FILE_BYTES
@@ -199,9 +208,22 @@ def _refuse_quantised(config: Mapping[str, object]) -> None:
         )
 
 
-def _context_length(text: Mapping[str, object]) -> int:
+def _stated_context(text: Mapping[str, object]) -> int:
     stated = next((name for name in _CONTEXT_FIELDS if text.get(name) is not None), None)
-    return _UNLIMITED if stated is None else positive(text, stated, _MAX_SIZE["max_position_embeddings"])
+    longest = _UNLIMITED if stated is None else positive(text, stated, _MAX_SIZE["max_position_embeddings"])
+    return _before_long_factors(text, longest)
+
+
+def _before_long_factors(fields: Mapping[str, object], longest: int) -> int:
+    """`longest`; with longrope at most `original_max_position_embeddings`.
+
+    Beyond, the rotation of a sequence's first tokens depends on its length, which is not known when they are sampled.
+    """
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters")
+    if not isinstance(rope, dict) or str(rope.get("rope_type") or rope.get("type")) not in LONGROPE:
+        return longest
+    stated = fields.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    return min(longest, positive({"original_max_position_embeddings": stated}, "original_max_position_embeddings", MAX_CONTEXT, longest))
 
 
 def _files(path: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from gradbus.errors import ModelError
 from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, stated_flag, value_of
 from gradbus.formats.expert_config import ExpertsConfig, expert_shapes, read_experts
-from gradbus.formats.hf_model import CONFIG, positive, read_object
+from gradbus.formats.hf_model import CONFIG, context_length, positive, read_object
 from gradbus.formats.model_families import ModelFamily, family_of
 from gradbus.formats.rope_config import RopeConfig, layers_with_rope, read_ropes
 
@@ -100,11 +100,10 @@ class ModelConfig:
     @property
     def engine_lacks(self) -> tuple[str, ...]:
         """Features that the embedded engine does not compute."""
-        halves = self.family.rope_pairs == "halves"
         present = {
             "attention_bias": self.biases.out,
             "mlp_bias": self.biases.mlp,
-            "partial_rotary_factor": halves and any(rope.partial != 1.0 for rope in self.ropes if rope),
+            "a partial_rotary_factor by kind of layer": len({rope.partial for rope in self.ropes if rope}) > 1,
         }
         return tuple(name for name, used in present.items() if used)
 
@@ -112,7 +111,13 @@ class ModelConfig:
     def invariant_lacks(self) -> tuple[str, ...]:
         """Features that `numerics = "batch_invariant"` does not compute, in the trainer's `invariant_decoder` or in the engine."""
         windows = ("a sliding window",) if any(window is not None for window in self.windows) else ()
-        return (*windows, *self.engine_lacks)
+        partial = ("partial_rotary_factor",) if self.turned_elements < self.head_dim else ()
+        return (*windows, *partial, *self.engine_lacks)
+
+    @property
+    def turned_elements(self) -> int:
+        """Elements of a head that rotary embedding turns, from the first on, if all layers turn as many."""
+        return int(self.head_dim * max((rope.partial for rope in self.ropes if rope), default=1.0))
 
     @property
     def attention_layers(self) -> tuple[LinearShape, ...]:
@@ -207,6 +212,9 @@ def _checked(config: ModelConfig) -> ModelConfig:
     for rope in {id(rope): rope for rope in config.ropes if rope}.values():
         if (turned := int(config.head_dim * rope.partial)) < 2 or turned % 2:
             raise ModelError(f"config.json asks to turn {turned} elements of a head, which make no pairs; save the model again")
+        if len(rope.factors) not in (0, turned // 2):
+            wrong = f"{len(rope.factors)} numbers in short_factor for {turned // 2} pairs of a head"
+            raise ModelError(f"config.json has {wrong}; save the model again with transformers")
     if config.heads * config.head_dim > _MAX_HEADS_WIDTH * config.hidden_size:
         sizes = f"{config.heads} heads of size {config.head_dim} over a hidden size of {config.hidden_size}"
         raise ModelError(f"config.json asks for {sizes}, at most {_MAX_HEADS_WIDTH} times as wide are taken; choose another model")
@@ -228,7 +236,7 @@ def _model_config(fields: Mapping[str, Any], family: ModelFamily) -> ModelConfig
         kv_heads=positive(fields, "num_key_value_heads", heads, default=heads),
         head_dim=head_dim,
         norm_eps=number(fields, "rms_norm_eps", 1e-6, most=1.0),
-        context_length=positive(fields, "max_position_embeddings"),
+        context_length=context_length(fields),
         biases=Biases(*(stated_flag(stated, fields) for stated in (family.qkv_bias, family.out_bias, family.mlp_bias))),
         tied=stated_flag(family.tied, fields),
         multipliers=_multipliers(fields, family, hidden, head_dim),

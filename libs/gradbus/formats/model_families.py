@@ -92,6 +92,8 @@ class ModelFamily:
     """Which elements of a head are turned together: i and i + half of those that are turned, or 2i and 2i + 1."""
     local_rope_theta: str = ""
     """In older folders, the field with the base of layers that have a window; empty: they have that of the others."""
+    has_query_scale: bool = False
+    """Whether the rotary embedding's `llama_4_scaling_beta` counts: queries grow with their position."""
     rope_kinds: tuple[str, ...] = _ROPE_KINDS
     linear_layers: tuple[str, ...] = _LINEAR_LAYERS
     """Names of a decoder layer's matrices, without those of experts."""
@@ -200,6 +202,15 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             defaults={"sliding_window": 4096},
         ),
         ModelFamily(
+            *("ministral3", "Ministral3ForCausalLM"),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            windows="everywhere",
+            has_query_scale=True,
+            defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
+        ),
+        ModelFamily(
             *("mixtral", "MixtralForCausalLM"),
             qkv_bias=False,
             out_bias=False,
@@ -281,10 +292,10 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             mlp_bias=False,
             windows="everywhere",
             has_partial_rope=True,
-            rope_kinds=("default",),
+            rope_kinds=("default", "longrope"),
             linear_layers=("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),
             capabilities=_WITHOUT_INVARIANT,
-            defaults={"rms_norm_eps": 1e-5},
+            defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         ),
         ModelFamily(
             *("glm4", "Glm4ForCausalLM"),

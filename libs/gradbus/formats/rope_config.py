@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import MAX_CONTEXT, misstated, number, value_of
-from gradbus.formats.hf_model import positive
+from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT, misstated, number, value_of
+from gradbus.formats.hf_model import context_length, positive
 from gradbus.formats.model_families import ModelFamily
 
 _STRETCHED: Final = frozenset({"llama3", "yarn"})
@@ -33,6 +34,10 @@ class RopeConfig:
     scaling: Mapping[str, float]
     partial: float = 1.0
     """The share of a head's elements, from the first on, that is turned."""
+    factors: tuple[float, ...] = ()
+    """With longrope, what divides the frequency of each pair."""
+    query_beta: float = 0.0
+    """Queries at position p are multiplied by 1 + beta · log(1 + floor(p / `original_max_position_embeddings`))."""
 
 
 def read_ropes(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str, ...]) -> tuple[RopeConfig | None, ...]:
@@ -66,6 +71,7 @@ def _nested(stated: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _rope(fields: Mapping[str, Any], parameters: Mapping[str, Any], family: ModelFamily) -> RopeConfig:
     theta = _theta({"rope_theta": value_of(parameters, "rope_theta", fields.get("rope_theta"))}, "rope_theta")
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    kind = "longrope" if kind in LONGROPE else kind
     if kind not in family.rope_kinds:
         named = ", ".join(family.rope_kinds)
         raise ModelError(f"config.json asks for rope type {reprlib.repr(kind)}, which is not computed; choose a model with one of {named}")
@@ -76,7 +82,20 @@ def _rope(fields: Mapping[str, Any], parameters: Mapping[str, Any], family: Mode
             "choose another model"
         )
     partial = number({"partial_rotary_factor": share}, "partial_rotary_factor", 1.0, most=1.0)
-    return RopeConfig(theta, kind, {} if kind == "default" else _scaling(fields, parameters, kind), partial)
+    if kind == "longrope":
+        return RopeConfig(theta, kind, _longrope_scaling(fields, parameters), partial, _factors(parameters))
+    scaling = {} if kind == "default" else _scaling(fields, parameters, kind)
+    return RopeConfig(theta, kind, scaling, partial, query_beta=_query_beta(parameters, kind) if family.has_query_scale else 0.0)
+
+
+def _query_beta(parameters: Mapping[str, Any], kind: str) -> float:
+    """0: none. It needs a length to count in, which only some kinds state."""
+    name = "llama_4_scaling_beta"
+    if value_of(parameters, name, 0.0) == 0.0:
+        return 0.0
+    if kind not in _STRETCHED:
+        raise misstated("rope_type", kind)
+    return number(parameters, name, 0.0, 0.0, _MAX_FACTOR)
 
 
 def _theta(fields: Mapping[str, Any], name: str) -> float:
@@ -99,6 +118,23 @@ def _scaling(fields: Mapping[str, Any], parameters: Mapping[str, Any], kind: str
     if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
         raise misstated("high_freq_factor", scaling["high_freq_factor"])
     return scaling
+
+
+def _longrope_scaling(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, float]:
+    """The factor of cosines and sines (Ding et al. 2024, arXiv:2402.13753), which is the same for all lengths."""
+    if parameters.get("attention_factor") is not None:
+        return {"attention_factor": number(parameters, "attention_factor", 1.0, 0.0, _MAX_FACTOR)}
+    original = context_length(fields)
+    stretched = number(parameters, "factor", positive(fields, "max_position_embeddings") / original, 0.0, _MAX_FACTOR)
+    return {"attention_factor": math.sqrt(1.0 + math.log(stretched) / math.log(max(2, original))) if stretched > 1.0 else 1.0}
+
+
+def _factors(parameters: Mapping[str, Any]) -> tuple[float, ...]:
+    """Those of sequences within the context: `short_factor`."""
+    listed = parameters.get("short_factor")
+    if not isinstance(listed, list) or not listed:
+        raise misstated("short_factor", listed)
+    return tuple(number({"short_factor": factor}, "short_factor", 0.0, 1.0 / _MAX_FACTOR, _MAX_FACTOR) for factor in listed)
 
 
 def layers_with_rope(fields: Mapping[str, Any], layers: int) -> tuple[bool, ...]:

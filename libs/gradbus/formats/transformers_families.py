@@ -54,6 +54,8 @@ class TransformersFamily:
 
     def require(self, capability: Capability) -> None:
         """Raises ModelError: families that transformers computes have no capability beyond training."""
+        if capability == "embedded_engine":
+            raise ModelError(f'the embedded engine does not sample {self.architecture}; set rollout.engine = "sglang"')
         raise ModelError(f"{capability} is not computed for {self.architecture}; choose a model of one of the families of docs/families.md")
 
     def faults(self, rollout: RolloutSpec, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:

@@ -8,13 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3_5ForConditionalGeneration
+from transformers_lab import qwen3_5_of_images
 
 from gradbus.bus import Buckets, EventLog
 from gradbus.control.failures import RunFailures
 from gradbus.control.runs import WorkerPresence
 from gradbus.errors import RankLostError
+from gradbus.formats.safetensors import read_headers
 from gradbus.process import Process, WorkerClients
 from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus_rollout.engines.server.version_folder import digest, make_version_folder, model_tensors
 from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.service import TrainerService
@@ -117,6 +121,36 @@ async def test_what_no_run_trains_is_stored_once_and_named_by_every_version(
         carried = load_file(tmp_path / "carried")
         assert load_file(tmp_path / "weights").keys() | carried.keys() == base.keys() | frozen.keys()
         assert all(torch.equal(carried[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in frozen.items())
+
+
+async def test_versions_of_a_model_that_transformers_computes_are_what_a_server_reads(new_run, make_spec, serve, bus, objects, tmp_path):
+    base = qwen3_5_of_images(tmp_path / "model")
+    files = {path.name: await objects.put_blob(path.read_bytes()) for path in base.iterdir()}
+    run = await new_run(make_spec(model={"path": "m", "files": files}, steps=2, weights={"transport": "delta", "dtype": "bf16"}))
+    await run.write(range(4))
+    process, task = await serve(run)
+
+    async def is_trained():
+        shown = await presence(bus, run)
+        return shown is not None and shown.version == 2
+
+    await until(is_trained)
+    process.stopping.set()
+    await asyncio.wait_for(task, 60)
+    first = min((await run.stub.ListVersions(pb.ListVersionsRequest(run_id=run.run_id))).manifests, key=lambda manifest: manifest.step)
+    shards = [tmp_path / f"shard-{number}" for number in range(2)]
+    for path, shard in zip(shards, first.shards, strict=True):
+        path.write_bytes(await objects.get_blob(shard.digest))
+    version = make_version_folder(tmp_path / "versions", base, shards, copy=True)
+    assert digest(read_headers(sorted(version.glob("*.safetensors")))) == first.digest, "what the worker attests"
+    assert read_headers(sorted(version.glob("*.safetensors"))).keys() == model_tensors(base).keys()
+    tensors = {name: tensor for path in shards for name, tensor in load_file(path).items()}
+    save_file(tensors, version / "model.safetensors", {"format": "pt"})
+    loaded = Qwen3_5ForConditionalGeneration.from_pretrained(version, dtype=torch.bfloat16).state_dict()
+    names = {name for name in loaded.keys() & tensors.keys() if not name.startswith("model.visual")}
+    assert all(torch.equal(loaded[name], tensors[name]) for name in names)
+    before = load_file(base / "model.safetensors")
+    assert sum(not torch.equal(tensors[name], before[name].bfloat16()) for name in names) > len(names) / 2, "it was trained"
 
 
 async def test_a_learner_that_would_publish_another_model_ends_the_run(new_run, make_spec, model_files, serve, bus, monkeypatch):

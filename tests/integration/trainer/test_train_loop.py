@@ -7,6 +7,8 @@ import itertools
 import os
 
 import pytest
+from family_lab import save
+from transformers_lab import make_transformers_model
 
 from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
@@ -84,6 +86,24 @@ async def test_a_killed_train_loop_comes_back_to_the_same_bits(new_run, make_spe
     ends = [await checkpoint(run) for run in (whole, killed)]
     assert ends[0].weights.digest == ends[1].weights.digest
     assert ends[0].frontier == ends[1].frontier, "the same groups in the same steps: the chain says so"
+    assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "nemotron_h"])
+async def test_so_does_one_over_a_model_that_transformers_computes(new_run, make_spec, tmp_path, model_type):
+    folder = save(make_transformers_model(model_type), tmp_path / "model")
+    ends = []
+    for parts in ([range(12)], [range(7), range(7, 12)]):
+        run = await new_run(make_spec(weights=DELTAS))
+        run.model_folder = folder
+        for part in parts:
+            await run.write(part)
+            training = asyncio.create_task(run.train())
+            await reached(run, 2 if part.stop < 12 else 6)
+            training.cancel()
+            await asyncio.wait({training})
+        ends.append(await checkpoint(run))
+    assert ends[0].weights.digest == ends[1].weights.digest
     assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
 
 

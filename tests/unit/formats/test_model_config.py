@@ -6,6 +6,7 @@ import tracemalloc
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 from gradbus.errors import ModelError
@@ -13,7 +14,7 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.rope_config import RopeConfig
-from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order
+from gradbus_kernels.models.rotary import attention_factor, inverse_frequencies, pair_order, query_scales
 
 BASE = {
     "model_type": "qwen2",
@@ -252,8 +253,22 @@ VALUES = st.recursive(
 SCALING = st.fixed_dictionaries(
     {"rope_type": st.sampled_from(["yarn", "llama3", "linear"])},
     optional=dict.fromkeys(
-        ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "original_max_position_embeddings"), VALUES
+        (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "original_max_position_embeddings",
+            "llama_4_scaling_beta",
+        ),
+        VALUES,
     ),
+)
+LONGROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["longrope", "su"]), "short_factor": st.lists(st.floats(0.5, 90.0), min_size=1, max_size=4) | VALUES},
+    optional=dict.fromkeys(("factor", "attention_factor", "original_max_position_embeddings", "long_factor"), VALUES),
 )
 FIELDS = [
     *BASE,
@@ -271,7 +286,7 @@ FIELDS = [
 @given(
     family=st.sampled_from(sorted(MODEL_FAMILIES)),
     changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
-    scaling=st.none() | SCALING | VALUES,
+    scaling=st.none() | SCALING | LONGROPE | VALUES,
 )
 def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp_path_factory, family, changes, scaling):
     folder = tmp_path_factory.mktemp("config", numbered=True)
@@ -311,8 +326,14 @@ def test_any_config_is_read_or_refused_and_what_is_read_can_be_computed_with(tmp
         ({"model_type": "granite", "residual_multiplier": "small"}, "misstates residual_multiplier"),
         ({"model_type": "glm4", "head_dim": 8, "partial_rotary_factor": 0.4}, "asks to turn 3 elements of a head, which make no pairs"),
         (
-            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
-            "rope type 'longrope', which is not computed; choose a model with one of default",
+            {"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope type 'yarn', which is not computed; choose a model with one of default, longrope",
+        ),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "misstates short_factor"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0, 0.0]}}, r"misstates short_factor \(0\.0\)"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "1 numbers in short_factor for 4 pairs of a head",
         ),
         (
             {"model_type": "qwen3", "head_dim": 8, "partial_rotary_factor": 0.5},
@@ -330,6 +351,32 @@ def test_a_softcap_that_is_missing_has_its_default_and_one_that_is_null_is_none(
     assert shape_of(**gemma).multipliers[4:] == (50.0, 30.0)
     assert shape_of(**gemma, attn_logit_softcapping=None, final_logit_softcapping=20).multipliers[4:] == (0.0, 20.0)
     assert shape_of(**gemma).windows == (4096, None, 4096, None)
+
+
+def test_queries_grow_where_the_family_has_that_scale(shape_of):
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
+    found = shape_of(model_type="ministral3", head_dim=8, rope_parameters=rope).ropes[0]
+    expected = torch.tensor([1.0, 1.0, 1.0 + 0.5 * math.log(2.0), 1.0 + 0.5 * math.log(4.0)])
+    torch.testing.assert_close(query_scales(found, torch.tensor([0.0, 15.0, 16.0, 63.0])), expected)
+    assert shape_of(model_type="mistral", rope_parameters=rope).ropes[0].query_beta == 0.0
+    assert shape_of(model_type="ministral3", head_dim=8, rope_parameters={"rope_type": "default"}).ropes[0].query_beta == 0.0
+    with pytest.raises(ModelError, match="misstates rope_type"):
+        shape_of(model_type="ministral3", head_dim=8, rope_parameters=rope | {"rope_type": "linear"})
+    with pytest.raises(ModelError, match="misstates llama_4_scaling_beta"):
+        shape_of(model_type="ministral3", head_dim=8, rope_parameters=rope | {"llama_4_scaling_beta": -1.0})
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+def test_with_longrope_the_context_ends_where_other_frequencies_begin(shape_of, kind):
+    rope = {"type": kind, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [1.0, 2.0, 8.0, 50.0]}
+    shape = shape_of(model_type="phi3", original_max_position_embeddings=16, rope_scaling=rope)
+    assert shape.context_length == 16
+    factor = math.sqrt(1.0 + math.log(64 / 16) / math.log(16))
+    assert shape.ropes[0] == RopeConfig(10_000.0, "longrope", {"attention_factor": factor}, 1.0, (1.0, 1.5, 2.0, 4.0))
+    stated = shape_of(model_type="phi3", original_max_position_embeddings=16, rope_scaling=rope | {"attention_factor": 1.25})
+    assert attention_factor(stated.ropes[0]) == 1.25
+    unstretched = shape_of(model_type="phi3", rope_scaling=rope)
+    assert (unstretched.context_length, attention_factor(unstretched.ropes[0])) == (64, 1.0)
 
 
 def test_layers_differ_as_the_family_says(shape_of):

@@ -97,7 +97,24 @@ PUBLISHED = {
 
 
 DENSE = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-5, "rope_scaling": None, "tie_word_embeddings": False}
+
+
+def longrope(pairs):
+    """Short factors near 1 and long ones that grow, as published."""
+    return {"type": "longrope", "short_factor": [1.0 + 0.02 * at for at in range(pairs)], "long_factor": [1.0 + at for at in range(pairs)]}
+
+
 YARN = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 8192, "rope_type": "yarn"}
+MINISTRAL_ROPE = YARN | {
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 PUBLISHED |= {
     "Mistral-7B-v0.1": (
         DENSE
@@ -112,6 +129,12 @@ PUBLISHED |= {
         | sizes(5120, 14336, 40, 32, 8, 1024000)
         | {"vocab_size": 131072},
         12_247_782_400,
+    ),
+    "Ministral-3-3B-text": (
+        {**DENSE, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "tie_word_embeddings": True}
+        | sizes(3072, 9216, 26, 32, 8, 262144)
+        | {"head_dim": 128, "rope_parameters": MINISTRAL_ROPE, "sliding_window": None, "vocab_size": 131072},
+        3_429_006_336,
     ),
     "SmolLM3-3B": (
         {**DENSE, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "mlp_bias": False, "tie_word_embeddings": True}
@@ -184,6 +207,20 @@ PUBLISHED |= {
         | sizes(3072, 8192, 32, 32, 32, 4096)
         | {"original_max_position_embeddings": 4096, "vocab_size": 32064},
         3_821_079_552,
+    ),
+    "Phi-3.5-mini": (
+        DENSE
+        | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 262144}
+        | sizes(3072, 8192, 32, 32, 32, 131072)
+        | {"original_max_position_embeddings": 4096, "rope_scaling": longrope(48), "vocab_size": 32064},
+        3_821_079_552,
+    ),
+    "Phi-4-mini": (
+        {**DENSE, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_theta": 10000.0, "sliding_window": 262144}
+        | sizes(3072, 8192, 32, 24, 8, 131072)
+        | {"original_max_position_embeddings": 4096, "rope_scaling": longrope(48), "vocab_size": 200064}
+        | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True},
+        3_836_021_760,
     ),
     "phi-4": (
         DENSE

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from family_lab import VOCABULARY, logprobs_of, save
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers_lab import make_transformers_model
 
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_reference.model import ReferenceModel
@@ -44,6 +46,16 @@ def test_logprobs_equal_transformers_whatever_the_budget(folder, sequences, budg
         expected = table.gather(1, ids[0, len(sequence.prompt_ids) :, None])[:, 0]
         assert answer.dtype == np.float32
         np.testing.assert_allclose(answer, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "lfm2"])
+def test_it_computes_families_of_transformers(model_type, tmp_path, sequences):
+    model = make_transformers_model(model_type)
+    reference = ReferenceModel(save(model, tmp_path), 12)
+    assert reference.vocabulary == VOCABULARY
+    with torch.no_grad():
+        expected = logprobs_of(model, sequences, 0.7)
+    np.testing.assert_allclose(np.concatenate(reference.logprobs(sequences, 0.7)), expected.numpy(), atol=1e-5)
 
 
 def test_without_sequences_there_are_no_log_probabilities(folder):

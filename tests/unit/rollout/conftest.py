@@ -77,7 +77,8 @@ OTHERS = sorted(
 
 def of_family(model_type: str) -> torch.nn.Module:
     computed = {"attention_out_bias": False, "mlp_bias": False, "initializer_range": 0.2}
-    computed["partial_rotary_factor"] = 0.5 if model_type == "glm4" else 1.0
+    if model_type == "phi3":
+        computed["rope_parameters"] = None  # the factors of longrope are for the sizes of the contract
     sizes = SIZES | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 12, "bos_token_id": 0, "pad_token_id": None}
     config = AutoConfig.for_model(model_type, **sizes | ODD[model_type] | computed)
     config._experts_implementation = "eager"  # which computes in float64 too

@@ -16,6 +16,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.hf_model import CONFIG, read_object
 from gradbus.formats.model_weights import HEADS, read_name_plan
 from gradbus.formats.transformers_families import TransformersFamily
+from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
 from gradbus_kernels.models.fallback.configuration import text_configuration
 from gradbus_kernels.models.fallback.forward_check import check_forward
@@ -47,6 +48,9 @@ def _without_memory(config: PreTrainedConfig, packed: bool, dtype: torch.dtype) 
     how = {"attn_implementation": PACKED_ATTENTION} if packed else {}
     with torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **how).eval()  # type: ignore[no-untyped-call]
+    table = network.get_input_embeddings()
+    if type(table) is nn.Embedding and table.padding_idx is None:
+        table.__class__ = Embedding  # its gradient alone is computed otherwise
     head = network.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ModelError(f"{type(network).__name__} has a head that is not one matrix, which is not computed; choose another model")

@@ -20,11 +20,13 @@ class Rotation(NamedTuple):
     """`[N, R, D]`: the sines negated, then the sines."""
 
     @classmethod
-    def of_angles(cls, angles: Tensor, factor: float, heads: int, dtype: torch.dtype) -> Rotation:
+    def of_angles(cls, angles: Tensor, factor: float | Tensor, heads: int, dtype: torch.dtype) -> Rotation:
         """The turns by `angles`, `[N, D / 2]` in radians, whose cosines and sines are multiplied by `factor` and then cast.
 
-        On a CPU they are repeated for each of `heads`: an operation on whole rows takes a third of the time of one on each head.
+        `factor` is a number, `[D / 2]` or `[N, 1]`. On a CPU they are repeated for each of `heads`: an operation on whole rows takes a
+        third of the time of one on each head.
         """
+        factor = factor.to(angles.device) if isinstance(factor, Tensor) else factor
         cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
         repeats = heads if angles.device.type == "cpu" else 1
         return cls(*(torch.cat(parts, dim=-1)[:, None].repeat(1, repeats, 1) for parts in ((cos, cos), (-sin, sin))))

@@ -113,7 +113,7 @@ def test_a_body_that_is_no_spec_is_refused(http, body):
     ("name", "content", "words"),
     [
         ("tokenizer.json", None, "no tokenizer.json"),
-        ("config.json", json.dumps({"architectures": ["GPT2LMHeadModel"]}), "use one of"),
+        ("config.json", json.dumps({"architectures": ["BertLMHeadModel"]}), "use one of"),
         ("config.json", "{", "not JSON"),
     ],
 )

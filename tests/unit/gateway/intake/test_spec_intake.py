@@ -99,6 +99,20 @@ async def test_an_embedded_engine_is_refused_for_a_family_that_it_does_not_compu
     assert await refused(body) == []
 
 
+async def test_a_model_that_transformers_computes_needs_a_server_and_the_plain_trainer(refused, body, tmp_path):
+    config = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": 16, "max_position_embeddings": 64}
+    (tmp_path / "roots" / "model" / "config.json").write_text(json.dumps(config))
+    [fault] = await refused(body)
+    assert "rollout.engine: this engine runs in the worker's process and does not sample OPTForCausalLM, which transformers" in fault
+    assert fault.endswith('given torch; allowed: an engine that is a server and serves the model: "sglang"')
+    body["rollout"]["engine"], body["schedule"]["mode"], body["deterministic"] = "sglang", "free", False
+    assert await refused(body) == []
+    [fault] = await refused(body | {"trainer": {"backend": "deepspeed"}})
+    assert fault.startswith("trainer.backend: does not train OPTForCausalLM, which transformers computes; given deepspeed; allowed: torch")
+    [fault] = await refused(body | {"trainer": {"lora": {"rank": 2}}})
+    assert fault.startswith("trainer.lora: adapters are not trained beside OPTForCausalLM")
+
+
 async def test_adapters_wider_than_the_model_are_refused(refused, body):
     [fault] = await refused(body | {"trainer": {"lora": {"rank": 5}}})
     assert fault.startswith("trainer.lora.rank: an adapter is smaller than its matrix; given 5; allowed: at most 4")

@@ -106,17 +106,17 @@ class LaunchedServer:
         """
         log = self._log_tail()
         error = re.sub(rf"{re.escape(self._scratch.name)}[^\s'\"]*", "$TMPDIR", error_line(log))  # its name is another in each start
-        status = "is still running" if self.running else f"ended with status {self._process.returncode}"
-        said = f"{status} ({error or 'its log is empty'})"
+        ended = f"ended with status {self._process.returncode} ({error or 'its log is empty'})"
+        said = "is still running" if self.running else ended  # the last line of a log that grows is no error, and another each time
         tail = f"its log ({self._launch.log}) ends with:\n{log[-_SHOWN_CHARACTERS:]}"
         killed = self._process.returncode in _KILLED and kernel_kills() > self._kills_before
         if killed or log_lacks_memory(log):
             found = "was killed by the kernel for memory" if killed else said
             flag = "rollout.memory_fraction, or --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS,"
             advice = f"give it more memory, lower rollout.slots, or set {flag} as its log says"
-            return EngineError("out_of_memory", f"the SGLang server {found}; {advice}; {tail}")
+            return EngineError("out_of_memory", f"the SGLang server {found}; {advice}\n{tail}")
         advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in log else "correct what its log names"
-        return EngineError(state, f"the SGLang server {said}; {advice}; {tail}")
+        return EngineError(state, f"the SGLang server {said}; {advice}\n{tail}")
 
     async def kill(self) -> None:
         """Kills all its processes; returns when they are gone."""

@@ -24,7 +24,8 @@ class Server:
     def __init__(self, model: Path, config: SGLangConfig, settings: SGLangSettings, log: Path) -> None:
         self._settings = settings
         self._slots = config.slots
-        key = settings.key.get_secret_value() or ("" if settings.url else secrets.token_urlsafe(32))
+        # In hexadecimal: the server takes a key that begins with a dash for a flag, and does not start.
+        key = settings.key.get_secret_value() or ("" if settings.url else secrets.token_hex(32))
         self._launch = LaunchConfig(settings, model, config, key, log)
         self._process: LaunchedServer | None = None
         self.api = self._api_at(settings.url) if settings.url else self._api_at("http://unset")

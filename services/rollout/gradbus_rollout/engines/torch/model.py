@@ -13,7 +13,7 @@ from torch import Tensor
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
-from gradbus_kernels.models.rotary import rotation_table
+from gradbus_kernels.models.rotary import rotation_rows
 from gradbus_kernels.operators.batch_invariant.attention import biases_of, pages
 from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast, attend_capped, visibility_biases
 from gradbus_rollout.engines.torch.buffers import Buffers
@@ -135,9 +135,8 @@ class DecoderModel:
 
     def _reserve_tables(self, length: int) -> None:
         if length > self._tables[0].shape[0]:
-            tables = [rotation_table(rope, self.config.head_dim, length).to(self._like.device) for rope in self._parts.ropes]
             # Whole rows multiply several times faster on a CPU than head by head.
-            self._tables = [table.repeat(1, self.config.heads + self.config.kv_heads) for table in tables]
+            self._tables = [rotation_rows(rope, self.config, length).to(self._like.device) for rope in self._parts.ropes]
 
 
 def _nothing(layer: LayerWeights, buffers: Buffers) -> None:
@@ -146,9 +145,8 @@ def _nothing(layer: LayerWeights, buffers: Buffers) -> None:
 
 def read_supported_config(folder: Path, numerics: Literal["fast", "batch_invariant"] = "fast") -> ModelConfig:
     """Configuration of the model in `folder`. Raises ModelError for a model with a feature that the embedded engine does not compute."""
-    check_model_folder(folder)
+    check_model_folder(folder).family.require("embedded_engine")
     config = read_model_config(folder)
-    config.family.require("embedded_engine")
     if numerics == "batch_invariant":
         config.family.require("batch_invariant")
     if features := config.engine_lacks if numerics == "fast" else config.invariant_lacks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -82,7 +83,7 @@ class LayerWeights:
         if self.qkv_bias is not None:
             names |= self._named_qkv("bias", self.qkv_bias)
         for name, norm in zip(("q_norm", "k_norm"), self.qk_norms, strict=False):
-            names[f"self_attn.{name}.weight"] = (self._stored_order(norm),)
+            names[f"self_attn.{name}.weight"] = self._stored_order(norm)
         names["self_attn.o_proj.weight"] = (self.out.t(),)
         if self.experts is None:
             unit = self.unit.named("gate_proj", "up_proj", "down_proj")
@@ -95,15 +96,22 @@ class LayerWeights:
 
     def _named_qkv(self, kind: str, fused: Tensor) -> dict[str, Views]:
         query, key, value = torch.split(fused, self._qkv_sizes)
-        parts = self._stored_order(query), self._stored_order(key), value
-        names = {f"self_attn.{name}_proj.{kind}": (part,) for name, part in zip("qkv", parts, strict=True)}
-        return {**names, f"self_attn.qkv_proj.{kind}": parts}
+        parts = self._stored_order(query), self._stored_order(key), (value,)
+        names = {f"self_attn.{name}_proj.{kind}": part for name, part in zip("qkv", parts, strict=True)}
+        return {**names, f"self_attn.qkv_proj.{kind}": tuple(chain(*parts))}
 
-    def _stored_order(self, rows: Tensor) -> Tensor:
-        """A view of rows, which are kept as neighbouring pairs for `rotate`, in a state dict's order: often first halves, then second."""
+    def _stored_order(self, rows: Tensor) -> Views:
+        """Views of rows, which are kept as neighbouring pairs for `rotate`, in a state dict's order: often first halves, then second.
+
+        Where a part of each head is turned, the first halves of that part, its second halves, and the same of the rest, head by head.
+        """
         if self._config.family.rope_pairs == "neighbours":
-            return rows
-        return rows.view(-1, self._config.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
+            return (rows,)
+        heads = rows.view(-1, self._config.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
+        turned = self._config.turned_elements // 2
+        if turned == heads.shape[2]:
+            return (heads,)
+        return tuple(part for head in torch.split(heads, 1) for part in (head[:, :, :turned], head[:, :, turned:]))
 
 
 class ModelWeights:

@@ -25,7 +25,7 @@ def test_a_good_folder_tells_what_to_take(model_folder):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "use one of"),
+        ({"architectures": ["BertLMHeadModel"]}, "use one of"),
         ({"architectures": None}, "use one of"),
         ({"model_type": "llama"}, "set model_type to 'qwen2'"),
         ({"vocab_size": True}, "vocab_size"),
@@ -36,6 +36,12 @@ def test_a_wrong_config_is_refused(model_folder, fields, message):
     change_config(model_folder, **fields)
     with pytest.raises(ModelError, match=message):
         check_model_folder(model_folder)
+
+
+def test_a_model_that_transformers_computes_needs_a_server(model_folder):
+    change_config(model_folder, architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    with pytest.raises(ModelError, match=r"the embedded engine does not sample GPT2LMHeadModel; set rollout.engine = \"sglang\""):
+        read_supported_config(model_folder)
 
 
 @pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000])
@@ -81,6 +87,15 @@ def test_what_the_engine_does_not_compute_is_refused(model_folder, fields):
     change_config(model_folder, **fields)
     with pytest.raises(ModelError, match=r"choose (a|another) model|must be a whole number"):
         read_supported_config(model_folder)
+
+
+def test_a_prompt_and_its_response_fit_the_context_of_longropes_short_factors(model_folder):
+    rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    phi3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "max_position_embeddings": 512}
+    change_config(model_folder, **phi3, original_max_position_embeddings=64, rope_parameters=rope)
+    assert check_model_folder(model_folder).context_length == 64
+    change_config(model_folder, rope_parameters={"rope_type": "default"})
+    assert check_model_folder(model_folder).context_length == 512
 
 
 def test_windows_are_computed_except_with_the_trainers_bits(model_folder):

@@ -152,6 +152,15 @@ async def test_the_log_of_the_start_before_is_kept(folder, tmp_path):
     assert (folder / "server.log.before").read_text() == "first\n"
 
 
+async def test_no_key_that_is_made_for_a_server_looks_like_a_flag(folder):
+    servers = [Server(folder, CONFIG, SGLangSettings(), folder / "server.log") for _ in range(64)]
+    keys = {server._launch.key for server in servers}
+    assert len(keys) == 64
+    assert all(key.isalnum() for key in keys)
+    for server in servers:
+        await server.close()
+
+
 async def test_a_url_where_nobody_answers_is_waited_for_and_given_up(folder):
     error = await fails(folder, url="http://127.0.0.1:9", start_seconds=0.5)
     assert error.state == "start_failed"

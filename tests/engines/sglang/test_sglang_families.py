@@ -1,0 +1,53 @@
+"""Runs over models that transformers computes in the trainer and a real SGLang server samples."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sglang_lab
+import torch
+from ledger import check, read_ledger
+from run_lab import easier, off
+from smoke import make_example, smoke_spec, train
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gradbus.embedded import Stack, StackConfig
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
+GROUPS, STEPS = 4, 4
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(params=["stablelm", "starcoder2"])
+def example(request, tmp_path):
+    """The copying task with its tokenizer, over a model of another family."""
+    made = make_example(tmp_path / "example")
+    before = json.loads((made / "model" / "config.json").read_text())
+    tokens = {name: before[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id") if name in before}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(request.param, **SIZES, **tokens, initializer_range=0.1)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(made / "model")
+    return made
+
+
+async def test_a_run_samples_each_version_with_transformers_log_probabilities(example, tmp_path):
+    stack = Stack(StackConfig(state=tmp_path / "state", port=0, environment_overrides={"rollout-0": sglang_lab.variables()}))
+    schedule = {"groups_per_step": GROUPS, "steps": STEPS}
+    spec = easier(smoke_spec(example, rollout={"engine": "sglang", "group_size": 4}, schedule=schedule, checkpoint={"every": 1}))
+    async with stack:
+        outcome = await train(stack, spec, seconds=900)
+        assert (outcome.state, outcome.steps) == ("succeeded", STEPS)
+        ledger = read_ledger(stack.state.root, outcome.run_id)
+        assert check(ledger, GROUPS, STEPS, 1, fixed_lag=True) == []
+        worst, versions = off(stack.state.root, example / "model", ledger)
+        assert worst < 1e-5
+        assert versions == list(range(STEPS - 1))

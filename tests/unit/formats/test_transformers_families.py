@@ -1,0 +1,133 @@
+"""A folder of a family that transformers computes is checked without torch and transformers, by config.json and headers."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from gradbus.errors import ModelError
+from gradbus.formats.frozen import is_frozen
+from gradbus.formats.hf_model import check_model_folder, transformers_family
+from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.safetensors import header
+from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
+from gradbus.spec import LoraSpec, RolloutSpec
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": 64, "vocab_size": 16, "n_layer": 1}
+QWEN3_5 = {
+    "model_type": "qwen3_5",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "vision_config": {},
+    "text_config": {"model_type": "qwen3_5_text", "vocab_size": 32, "max_position_embeddings": 128, "tie_word_embeddings": True},
+}
+NEOX = GPT2 | {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+
+
+@pytest.fixture
+def write(tmp_path, write_tokenizer):
+    """Writes a folder with tensors of two elements by these names, or of the dtype and shape that they map to."""
+
+    def written(config, *names, **stored):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        write_tokenizer(tmp_path)
+        tensors = {**dict.fromkeys(names, ("F32", (2,))), **stored}
+        sizes = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}
+        total = sum(sizes[dtype] * math.prod(shape) for dtype, shape in tensors.values())
+        (tmp_path / "model.safetensors").write_bytes(header(tensors) + bytes(total))
+        return tmp_path
+
+    return written
+
+
+def test_the_check_reads_sizes_under_the_names_of_the_family(write):
+    info = check_model_folder(write(GPT2, "wte.weight"))
+    assert (info.family, info.context_length, info.vocab_size) == (TRANSFORMERS_FAMILIES["gpt2"], 64, 16)
+    info = check_model_folder(write(QWEN3_5, "model.language_model.norm.weight"))
+    assert (info.context_length, info.vocab_size) == (128, 32)
+    mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 16}
+    assert check_model_folder(write(mamba, "backbone.norm_f.weight")).context_length == 131072
+
+
+def test_a_family_of_the_own_decoder_comes_first(write, monkeypatch):
+    assert transformers_family(write(GPT2, "wte.weight")) == TRANSFORMERS_FAMILIES["gpt2"]
+    monkeypatch.setitem(MODEL_FAMILIES, "gpt2", replace(MODEL_FAMILIES["llama"], model_type="gpt2", architecture="GPT2LMHeadModel"))
+    assert transformers_family(write(GPT2, "wte.weight")) is None
+
+
+def test_the_plan_leaves_out_what_no_forward_reads_and_carries_what_is_not_trained(write):
+    mask = ("F32", (1, 1, 8, 8))
+    folder = write(
+        GPT2, "wte.weight", "h.0.attn.c_attn.bias", "lm_head.weight", **{"h.0.attn.bias": mask, "h.0.attn.masked_bias": ("F32", ())}
+    )
+    assert list(read_name_plan(folder).trained) == ["h.0.attn.c_attn.bias", "wte.weight"]
+    assert list(read_name_plan(write(NEOX, "embed_out.weight", "gpt_neox.embed_in.weight")).trained) == [
+        *("embed_out.weight", "gpt_neox.embed_in.weight"),
+    ]
+    names = ("mtp.fc.weight", "model.visual.patch.weight", "model.language_model.norm.weight", "lm_head.weight")
+    plan = read_name_plan(write(QWEN3_5, *names))
+    assert (list(plan.trained), sorted(plan.frozen)) == (
+        ["model.language_model.norm.weight"],
+        ["model.visual.patch.weight", "mtp.fc.weight"],
+    )
+    assert is_frozen("model.layers.3.mlp.gate.e_score_correction_bias")
+    assert not is_frozen("model.layers.3.mlp.gate.weight")
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq"])
+def test_a_quantised_folder_is_refused_with_the_way_to_bfloat16(write, method):
+    with pytest.raises(ModelError, match=rf"weights of '{method}' \(quantization_config .* call `dequantize\(\)`, save it in bfloat16"):
+        check_model_folder(write(GPT2 | {"quantization_config": {"quant_method": method}}, "wte.weight"))
+
+
+def test_tensors_that_are_quantised_are_refused_by_their_headers(write):
+    with pytest.raises(ModelError, match=r"1 tensors are quantised or no floating-point numbers \(wte.weight\)"):
+        read_name_plan(write(GPT2, **{"wte.weight": ("F8_E4M3", (2,))}))
+
+
+def test_code_of_the_folder_is_never_the_model(write):
+    with pytest.raises(ModelError, match=r"which are not supported; the code that it names is never run; use one of Llama.*families\.md"):
+        check_model_folder(write(GPT2 | {"architectures": ["Mine"], "auto_map": {"AutoModelForCausalLM": "mine.Mine"}}, "wte.weight"))
+    assert check_model_folder(write(GPT2 | {"auto_map": {"AutoModelForCausalLM": "mine.Mine"}}, "wte.weight")).family.model_type == "gpt2"
+
+
+def test_a_shard_that_is_missing_is_named(write):
+    folder = write(GPT2, "wte.weight")
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": {"wte.weight": "model-1.safetensors", "wpe.weight": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"names model-2\.safetensors, which the model does not have; copy the whole model"):
+        check_model_folder(folder)
+
+
+def test_a_text_model_needs_its_configuration(write):
+    with pytest.raises(ModelError, match=r"config.json has no text_config, which Qwen3_5ForConditionalGeneration needs"):
+        check_model_folder(write({name: value for name, value in QWEN3_5.items() if name != "text_config"}, "x"))
+    with pytest.raises(ModelError, match=r"config.json says model_type 'gpt2' with architecture OPTForCausalLM; set model_type to 'opt'"):
+        check_model_folder(write(GPT2 | {"architectures": ["OPTForCausalLM"]}, "x"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "packed"),
+    [
+        ("gpt2", {}, True),
+        ("exaone4", {"layer_types": ["sliding_attention", "full_attention"]}, True),
+        ("exaone4", {"layer_types": ["conv", "full_attention"]}, False),
+        ("mamba2", {}, False),
+        ("qwen3_5", {"text_config": {}}, False),
+    ],
+)
+def test_sequences_are_packed_only_where_every_layer_is_attention(model_type, config, packed):
+    assert TRANSFORMERS_FAMILIES[model_type].is_packed(config) is packed
+
+
+def test_the_engine_in_the_workers_process_and_what_needs_the_own_decoder_are_faults():
+    family = TRANSFORMERS_FAMILIES["gpt2"]
+    assert list(family.faults(RolloutSpec(engine="sglang"), "fast", None)) == []
+    faults = list(family.faults(RolloutSpec(engine="torch"), "batch_invariant", LoraSpec()))
+    assert [fault.path for fault in faults] == ["rollout.engine", "numerics", "trainer.lora"]
+    assert "does not sample GPT2LMHeadModel" in faults[0].message
+    assert '"sglang"' in faults[0].allowed
+    with pytest.raises(ModelError, match=r"lora is not computed for GPT2LMHeadModel; choose a model of one of .* docs/families\.md"):
+        family.require("lora")
