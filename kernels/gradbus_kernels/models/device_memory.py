@@ -11,8 +11,9 @@ from gradbus_kernels.models.loading import return_device_memory
 
 def limit_memory_share(device: str, share: float) -> None:
     """Lets torch allocate at most this share of a GPU's memory in this process; on other devices it does nothing."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, chosen.index or 0)
 
 
 class OffDevice:
