@@ -157,9 +157,11 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         *("--log-level", "warning"),
         *(("--tp-size", str(launch.settings.tensor_parallel)) if launch.settings.tensor_parallel > 1 else ()),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
-        *([] if launch.config.memory_fraction is None else ["--mem-fraction-static", str(launch.config.memory_fraction)]),
         *(_TURNS if launch.config.takes_turns else ()),
         *launch.settings.arguments,
+        *(
+            [] if launch.config.memory_fraction is None else ["--mem-fraction-static", str(launch.config.memory_fraction)]
+        ),  # last: the trainer takes the rest
     ]
 
 
