@@ -89,14 +89,19 @@ CONTAINERS = {
     "trainer-gpu": Container(
         "trainer",
         "${TRAINER_MEMORY:-64g}",
-        TRACE | {"GRADBUS_DEVICE": "cuda"} | BROADCAST | {"GRADBUS_BROADCAST_HOST": "trainer-gpu"},
+        TRACE
+        | {"GRADBUS_DEVICE": "cuda", "GRADBUS_DEVICE_NAME": f"gpu-{ONE_CARD}"}
+        | BROADCAST
+        | {"GRADBUS_BROADCAST_HOST": "trainer-gpu"},
         gpu=ONE_CARD,
         engine="deepspeed",
     ),
     "rollout-gpu": Container(
         "rollout",
         "${ROLLOUT_MEMORY:-64g}",
-        {"GRADBUS_DEVICE": "cuda"} | BROADCAST | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": SHARED_CARD},
+        {"GRADBUS_DEVICE": "cuda", "GRADBUS_DEVICE_NAME": f"gpu-${{ROLLOUT_GPU:-{ONE_CARD}}}"}
+        | BROADCAST
+        | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": SHARED_CARD},
         gpu=f"${{ROLLOUT_GPU:-{ONE_CARD}}}",
         engine="sglang",
         python="/opt/gradbus/bin/python",

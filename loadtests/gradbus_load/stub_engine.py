@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,8 @@ class StubEngine:
         self._salt = 0
         self._progress = 0
         self._closed = False
+        self._released: float | None = None
+        """When the device was released; None while it is in use."""
         self._free = config.slots
         self._queue: deque[tuple[GenerateCall, int, int, float]] = deque()
         self._running: list[tuple[float, int, _Running]] = []
@@ -84,12 +86,14 @@ class StubEngine:
         self._refuse_if_closed()
         tensors = self._weights.read(weights)
         now = asyncio.get_running_loop().time()
+        self._postpone(now)
         self._advance(now)
         digest = self._weights.replace(tensors)
         self._version, self._salt = version, int(digest[-15:], 16)
         self._progress += 1
         for _, _, running in self._running:
             running.sample.begin_span(self._drawn(running, now), version)
+        self._wake()
         return digest
 
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
@@ -112,6 +116,11 @@ class StubEngine:
             self._drop(call)
             raise
 
+    async def release(self) -> None:
+        """See `Engine.release`: time stands still for the samples."""
+        self._wake()
+        self._released = self._released or asyncio.get_running_loop().time()
+
     async def close(self) -> None:
         """See `Engine.close`. May be called again."""
         self._closed = True
@@ -127,12 +136,21 @@ class StubEngine:
             raise ModelError("the engine is closed; start another")
 
     def _wake(self) -> None:
-        """Processes due events and sets the timer for the next one."""
+        """Processes due events and sets the timer for the next one; while the device is released, nothing is due."""
+        if self._released is not None:
+            return
         loop = asyncio.get_running_loop()
         self._advance(loop.time())
         if self._timer is not None:
             self._timer.cancel()
         self._timer = loop.call_at(self._running[0][0], self._wake) if self._running else None
+
+    def _postpone(self, now: float) -> None:
+        """Ends a release: whatever was to happen later happens later by the time that it took."""
+        if self._released is not None:
+            away, self._released = now - self._released, None
+            moved = [(ends, serial, replace(running, begins=running.begins + away)) for ends, serial, running in self._running]
+            self._running = [(ends + away, serial, running) for ends, serial, running in moved]
 
     def _advance(self, now: float) -> None:
         """Advances the slots to `now`, event by event."""

@@ -18,6 +18,7 @@ from gradbus.errors import ModelError, SettingsError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm, load_weights
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_load.calibration import LearnerTiming
 from gradbus_trainer.learners.base import LossMetrics, StepMetrics
 from gradbus_trainer.learners.gradient_step import before_step, check_gradient
@@ -40,6 +41,7 @@ class StubLearner:
         self._model = load_causal_lm(model_folder)
         self._named = dict(self._model.named_parameters())
         self._optimizer = AdamW(self._named, spec.trainer)
+        self._off_device: OffDevice | None = None
         draw = torch.Generator().manual_seed(spec.seed)
         self._direction = {name: torch.rand(weight.shape, generator=draw) + 0.5 for name, weight in self._named.items()}
 
@@ -76,6 +78,16 @@ class StubLearner:
         load_weights(self._named, weights)
         self._optimizer.restore(optimizer_tensors)
         self._step = step
+
+    def release(self) -> None:
+        """See `Learner`."""
+        self._off_device = OffDevice([*self._named.values(), *self._optimizer.tensors().values()])
+
+    def resume(self) -> None:
+        """See `Learner`."""
+        if self._off_device is not None:
+            self._off_device.reload()
+            self._off_device = None
 
     def _update(self, batch: Batch, rate: float) -> StepMetrics:
         counts = batch.trainable_counts

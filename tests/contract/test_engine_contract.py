@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradbus.errors import ModelError
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_rollout.engines.base import Engine, PromptGroup, TokenSpan
 
@@ -156,6 +157,62 @@ async def test_a_load_between_calls_leaves_one_span_and_acts_like_a_fresh_engine
     found = await engine.generate([group])
     kind.assert_same(found, await fresh.generate([group]))
     assert found[0].completions[0].spans == (TokenSpan(0, NEW, 1),)
+
+
+async def test_samples_in_flight_wait_while_the_device_is_released_and_go_on_as_if_nothing_had_been(start, weights, kind):
+    if kind.name == "sglang":
+        pytest.skip("a server on a CPU has no memory saver; tests of the SGLang engine show it with a stand-in")
+    engine, undisturbed = (start(slots=4, max_new_tokens=200) for _ in range(2))
+    groups = [PromptGroup("a", (1, 2, 3), (5, 6, 7)), PromptGroup("b", (4, 5), (8, 9, 10))]  # the last ones wait for a slot
+    for one in (engine, undisturbed):
+        await one.load([weights], 3)
+    running = await kind.begin(engine, groups)
+    for _ in range(2):
+        await engine.release()
+        await engine.release()
+        seen = await engine.progress()
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        assert kind.name == "stub" or await engine.progress() == seen, "it draws tokens"
+        await engine.load([weights], 3)
+        await asyncio.sleep(0.01)
+    found = await running
+    assert found == await undisturbed.generate(groups)
+    assert {sample.spans for group in found for sample in group.completions} == {(TokenSpan(0, 200, 3),)}
+
+
+async def test_a_released_engine_reads_no_weight_until_the_next_load(start, weights, monkeypatch, kind):
+    if kind.name != "torch":
+        pytest.skip("it has no weights in this process")
+    reload = OffDevice.reload
+
+    def noise(self):
+        """As the memory is after a real release: anything."""
+        reload(self)
+        for views in engine._model.weights.named.values():
+            for view in views:
+                view.fill_(float("nan"))
+
+    monkeypatch.setattr(OffDevice, "reload", noise)
+    engine, undisturbed = (start(slots=4, max_new_tokens=200) for _ in range(2))
+    group = PromptGroup("a", (1, 2, 3), (5, 6, 7, 8, 9))
+    for one in (engine, undisturbed):
+        await one.load([weights], 3)
+    running = await kind.begin(engine, [group])
+    await engine.release()
+    await engine.load([weights], 3)
+    assert await running == await undisturbed.generate([group])
+
+
+async def test_a_call_during_a_release_waits_for_the_next_load(engine, weights, kind):
+    if kind.name == "sglang":
+        pytest.skip("a server on a CPU has no memory saver; tests of the SGLang engine show it with a stand-in")
+    await engine.release()
+    running = asyncio.create_task(engine.generate([PromptGroup("a", (1, 2, 3), (5,))]))
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    await engine.load([weights], 7)
+    assert [span.version for span in (await running)[0].completions[0].spans] == [7]
 
 
 async def test_a_broken_engine_fails_every_waiter_and_every_later_call(start, weights, tmp_path, kind):

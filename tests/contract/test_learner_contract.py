@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus.formats.peft import adapter_shapes
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.lora import merged_weights
 from gradbus_kernels.operators import provenance
 from gradbus_kernels.operators.base import dispatch
@@ -131,6 +132,31 @@ def test_a_restored_learner_goes_on_to_the_same_bits(make_learner, checkpoint):
     resumed.restore(checkpoint, *(load(blob) for blob in stored))
     assert state(resumed) == state(straight)
     assert trained(resumed, range(checkpoint, 5)) == trained(straight, range(checkpoint, 5))
+
+
+def test_a_learner_that_leaves_the_device_around_each_step_trains_the_same_bits(make_learner, monkeypatch):
+    left, reload = [], OffDevice.reload
+
+    def reload_over_noise(self):
+        """As on a device, the memory that comes back holds anything."""
+        left.extend(self._kept)
+        for storage, size in self._sizes:
+            storage.resize_(size)
+            torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0x7F)
+        reload(self)
+
+    monkeypatch.setattr(OffDevice, "reload", reload_over_noise)
+    straight, moving = make_learner(), make_learner()
+    moving.resume()
+    metrics = []
+    for step in range(4):
+        moving.release()
+        moving.resume()
+        metrics.append(moving.train(batch(step)))
+    moving.release()
+    moving.resume()
+    assert (metrics, state(moving)) == trained(straight, range(4))
+    assert left
 
 
 def test_a_step_moves_every_weight_and_reports_itself(make_learner):

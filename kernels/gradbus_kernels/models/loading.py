@@ -49,7 +49,8 @@ def memory_advice(error: BaseException) -> str:
     """What could not be allocated, as far as the error says, and what to do."""
     return (
         f"this process has too little memory ({first_line(error) or 'an allocation failed'}); choose a smaller model, or lower slots, "
-        "max_prompt_tokens, max_new_tokens or micro_batch_tokens; or raise the memory limit of this process"
+        "max_prompt_tokens, max_new_tokens or micro_batch_tokens; or raise the memory limit of this process, or change "
+        "rollout.memory_fraction if trainer and engine share a device"
     )
 
 

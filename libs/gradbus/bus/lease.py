@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import secrets
+import time
+from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
@@ -18,33 +20,47 @@ from gradbus.telemetry import PROCESS, get_logger
 _log = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """The value by which a holder takes a key."""
+
+    bucket: Bucket
+    key: str
+    value: bytes
+    ttl: float
+
+
 class Lease:
     """Held from `acquire` until `lost` is set or `release` is called. The `term` of a key only grows."""
 
-    def __init__(self, bucket: Bucket, key: str, value: bytes, revision: int) -> None:
-        self._bucket = bucket
-        self._value = value
+    def __init__(self, write: _Write, revision: int, renewed: float) -> None:
+        self._bucket = write.bucket
+        self._value = write.value
+        self._ttl = write.ttl
         self._revision = revision
-        self.key = key
+        self.key = write.key
         self.term = revision
+        self.renewed = renewed
+        """Monotonic time, just before the newest write that the server took: the server lets the key expire `ttl` seconds after it."""
         self.lost = asyncio.Event()
         self._count(1)
-        self._renewal = asyncio.create_task(self._renew(), name=f"lease {key}")
+        self._renewal = asyncio.create_task(self._renew(), name=f"lease {self.key}")
 
     @classmethod
-    async def acquire(cls, bucket: Bucket, key: str, holder: str) -> Lease | None:
-        """The lease, or None while another holder has it.
+    async def acquire(cls, bucket: Bucket, key: str, holder: str, ttl: float = LEASE_TTL_SECONDS) -> Lease | None:
+        """The lease, or None while another holder has it. `ttl` is the bucket's time to live.
 
         A process that restarts under its own name takes its lease over at once, under a new term.
         """
         # The nonce makes the value unique, so that a stored value tells whose write it was.
-        value = json.dumps({"holder": holder, "nonce": secrets.token_hex(8)}).encode()
+        write = _Write(bucket, key, json.dumps({"holder": holder, "nonce": secrets.token_hex(8)}).encode(), ttl)
         try:
             current = await bucket.get(key)
+            began = time.monotonic()
             if current is None:
-                return cls(bucket, key, value, await bucket.create(key, value))
+                return cls(write, await bucket.create(key, write.value), began)
             if json.loads(current.value)["holder"] == holder:
-                return cls(bucket, key, value, await bucket.update(key, value, current.revision))
+                return cls(write, await bucket.update(key, write.value, current.revision), began)
         except Conflict:
             return None
         return None
@@ -61,18 +77,17 @@ class Lease:
                     await self._bucket.delete(self.key, current.revision)
 
     async def _renew(self) -> None:
-        clock = asyncio.get_running_loop().time
-        renewed = clock()
         while True:
-            await asyncio.sleep(LEASE_TTL_SECONDS / 5)
+            await asyncio.sleep(self._ttl / 5)
+            began = time.monotonic()
             try:
                 self._revision = await self._update()
-                renewed = clock()
+                self.renewed = began
             except Conflict:
                 break
             except (NatsError, APIError, TimeoutError) as error:
                 _log.info("lease_not_renewed", key=self.key, error=f"{type(error).__name__}: {error}")
-                if clock() - renewed > LEASE_TTL_SECONDS:
+                if time.monotonic() - self.renewed > self._ttl:
                     break
         _log.warning("lease_lost", key=self.key, term=self.term)
         self.lost.set()
@@ -80,7 +95,7 @@ class Lease:
         PROCESS.count("gradbus.leases.lost")
 
     def _count(self, change: int) -> None:
-        """Counts leases by the part of the key before the dot: `conductor` or `trainer`."""
+        """Counts leases by the part of the key before the dot: `conductor`, `trainer` or `device`."""
         PROCESS.count("gradbus.leases.held", change, {"gradbus.lease": self.key.partition(".")[0]})
 
     async def _update(self) -> int:

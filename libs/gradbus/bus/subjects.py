@@ -18,7 +18,7 @@ class Buckets:
     ASSIGNMENTS: Final = "assignments"
     """`<worker>`: the run a worker serves, written by conductors with compare-and-set."""
     LEASES: Final = "leases"
-    """`conductor.<run>` and `trainer.<run>`."""
+    """`conductor.<run>`, `trainer.<run>`, `device.<device>`, and `wanted.<device>`: who waits for that device."""
     PROBES: Final = "probes"
     """`<run>`: digest of a fixed probe, created by the run's first rollout worker."""
     HEADS: Final = "heads"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-_SHARES = {"generate": "gen", "score": "score", "reference": "reference", "wait": "wait", "train": "train"}
+_SHARES = {"generate": "gen", "score": "score", "reference": "reference", "wait": "wait", "train": "train", "switch": "switch"}
 
 
 def number(value: float | None) -> str:

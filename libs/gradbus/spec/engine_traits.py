@@ -26,16 +26,20 @@ class EngineTraits:
     cannot compare tensors: for adapters, and for a server that does not offer the comparison."""
     pauses: bool
     """`rollout.pause` decides how samples in flight go on over a load."""
+    leaves_device: bool
+    """Supports `rollout.placement = "timed"`: it frees its device's memory while the trainer computes."""
 
 
 ENGINES: Final[Mapping[EngineName, EngineTraits]] = MappingProxyType(
     {
-        "torch": EngineTraits(embedded=True, deterministic=True, batch_invariant=True, needs_probe=False, pauses=False),
-        "sglang": EngineTraits(embedded=False, deterministic=False, batch_invariant=False, needs_probe=True, pauses=True),
+        "torch": EngineTraits(embedded=True, deterministic=True, batch_invariant=True, needs_probe=False, pauses=False, leaves_device=True),
+        "sglang": EngineTraits(
+            embedded=False, deterministic=False, batch_invariant=False, needs_probe=True, pauses=True, leaves_device=True
+        ),
     }
 )
 
 
-def engines_with(trait: Literal["deterministic", "batch_invariant", "pauses"]) -> list[str]:
+def engines_with(trait: Literal["deterministic", "batch_invariant", "pauses", "leaves_device"]) -> list[str]:
     """Names of the engines that have `trait`, for messages to users."""
     return [name for name, traits in ENGINES.items() if getattr(traits, trait)]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
 from gradbus.spec.engine_traits import engines_with
+from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 from gradbus.spec.size_faults import size_faults
@@ -115,6 +116,7 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
         yield from _trainer_faults(trainer)
     if weights := sections.get("weights"):
         yield from _weights_faults(weights, trainer)
+    yield from placement_faults(sections)
     if (algorithm := sections.get("algorithm")) and not (0.0 < algorithm.clip[0] < 1.0 and algorithm.clip[1] > 0.0):
         yield Fault(
             "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
 
@@ -20,6 +20,11 @@ TokenId = Annotated[Integer, Field(ge=0, lt=1 << 22)]
 Dtype = Literal["fp32", "bf16"]
 Template = Annotated[str, Field(max_length=65_536)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+_ENGINE_MEMORY: Final = 0.4
+_UNALLOCATED: Final = 0.05
+"""Of a shared device: what each process has on it besides tensors."""
 
 
 class Section(BaseModel):
@@ -65,6 +70,14 @@ class RolloutSpec(Section):
         (), max_length=1024, description="Stop tokens beyond the tokenizer's and the generation config's."
     )
     threads: Integer = Field(1, ge=1, le=256, description="Torch threads of one engine; affects bits.")
+    placement: Literal["separate", "shared", "timed"] = Field(
+        "separate",
+        description="Devices of trainer and engine. `separate`: each has its own; `shared`: both are on one at the same time, each "
+        "with its part of the memory; `timed`: they use one in turns.",
+    )
+    memory_fraction: Number | None = Field(
+        None, ge=0.05, le=0.9, description="Share of a shared device's memory that the engine takes. Default: 0.4 with `shared`."
+    )
     pause: Literal["abort", "retract", "in_place"] = Field(
         "retract",
         description=f"`{'`, `'.join(engines_with('pauses'))}` in a `free` schedule: "
@@ -75,6 +88,16 @@ class RolloutSpec(Section):
     def traits(self) -> EngineTraits:
         """Traits of `engine`."""
         return ENGINES[self.engine]
+
+    @property
+    def engine_memory(self) -> float | None:
+        """Share of the device's memory for the engine; None: its own default."""
+        return _ENGINE_MEMORY if self.placement == "shared" and self.memory_fraction is None else self.memory_fraction
+
+    @property
+    def trainer_memory(self) -> float:
+        """Share of its device's memory that the trainer may allocate."""
+        return 1.0 if self.placement != "shared" else 1.0 - _UNALLOCATED - (self.engine_memory or 0.0)
 
 
 class StringCheckGrader(Section):

@@ -14,6 +14,8 @@ from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
 from gradbus.process.broadcast_settings import BroadcastSettings
+from gradbus.process.device_lease import DeviceLease, device_name
+from gradbus.spec import RunSpec
 from gradbus.telemetry import export_metrics, run_metrics
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.launcher import ForkServer
@@ -42,6 +44,7 @@ class _Prepared:
     training: PromptTable
     evaluation: PromptTable | None
     engine: WatchedEngine
+    lease: DeviceLease | None
 
 
 class RolloutService:
@@ -52,6 +55,8 @@ class RolloutService:
         self._clients = clients
         self._engines = engines
         self._tokenizers = tokenizers
+        self._device: DeviceLease | None = None
+        """Made for the first run that needs it."""
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled.
@@ -70,6 +75,8 @@ class RolloutService:
     def release(self) -> None:
         """See `RunServer.release`."""
         self._engines.release()
+        if self._device is not None:
+            self._device.give_back_from_thread()
 
     async def _prepared(self, record: RunRecord, opened: AsyncExitStack) -> _Prepared:
         """Opens the run's tokenizer and engine, which `opened` closes, and checks its prompts."""
@@ -84,11 +91,24 @@ class RolloutService:
         status = await self._status(record, runs)
         training = await self._table(tokenizer, status.prompts)
         evaluation = await self._table(tokenizer, status.evaluation_prompts) if status.evaluation_prompts else None
+        lease = await self._lease(record.spec)
         self._show_preparing(f"starts its {rollout.engine} engine")
         engine = self._watched(await self._engines.open(folder, record.spec, tokenizer.stop_token_ids))
         opened.push_async_callback(engine.close)
         self._show_preparing("")
-        return _Prepared(folder, tokenizer, training, evaluation, engine)
+        return _Prepared(folder, tokenizer, training, evaluation, engine, lease)
+
+    async def _lease(self, spec: RunSpec) -> DeviceLease | None:
+        """The lease of the device, if a trainer uses it in turns with this worker. Waits until it is held: memory comes next."""
+        if spec.rollout.placement != "timed":
+            return None
+        if self._device is None:
+            name = device_name(self._settings.device, self._settings.device_name)
+            self._device = await DeviceLease.of(self._clients.bus, name, self._clients.heartbeat.presence)
+        if not self._device.is_held:
+            self._show_preparing("waits for its device, which the trainer has")
+        await self._device.take()
+        return self._device
 
     def _show_preparing(self, what: str) -> None:
         self._clients.heartbeat.presence.preparing = what
@@ -106,7 +126,7 @@ class RolloutService:
         async with versions.followed(), self._receiving(record):
             with export_metrics(run_metrics(record.run_id)) as metrics:
                 tables = prepared.training, prepared.evaluation
-                parts = WorkerParts(self._clients.bus, groups, engine, versions, *tables, self._clients.heartbeat, metrics)
+                parts = WorkerParts(self._clients.bus, groups, engine, versions, *tables, self._clients.heartbeat, metrics, prepared.lease)
                 await RolloutWorker(record, parts).serve()
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:

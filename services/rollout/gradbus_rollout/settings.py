@@ -12,6 +12,9 @@ class Settings(ProcessSettings):
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     device: str = Field("cpu", description="Torch device of the embedded engine.")
+    device_name: str = Field(
+        "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."
+    )
     engine_progress_seconds: float = Field(
         120.0, gt=0, description="How long an engine with work may make no progress; then the worker ends."
     )

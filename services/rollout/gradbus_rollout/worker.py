@@ -21,6 +21,8 @@ from gradbus.control.runs import RunRecord
 from gradbus.errors import AttestationError, CorruptRecordError, DatasetError, ModelError, StorageError, VersionGoneError
 from gradbus.experience import GroupStore
 from gradbus.process import WorkerHeartbeat
+from gradbus.process.device_lease import DeviceLease
+from gradbus.process.device_turns import DeviceTurns
 from gradbus.telemetry import PROCESS, Metrics, get_logger, under
 from gradbus.telemetry.busy import BusyShare
 from gradbus.v1.group_pb2 import Group
@@ -55,6 +57,8 @@ class WorkerParts:
     evaluation: PromptTable | None
     heartbeat: WorkerHeartbeat
     metrics: Metrics
+    lease: DeviceLease | None = None
+    """Of a device that a trainer uses in turns with this worker."""
 
 
 class RolloutWorker:
@@ -73,6 +77,7 @@ class RolloutWorker:
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyShare()
+        self._turns = DeviceTurns(parts.lease, self)
         parts.metrics.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.abandoned = 0
         """Groups of tasks that were abandoned because their version was gone."""
@@ -80,6 +85,7 @@ class RolloutWorker:
     async def serve(self) -> None:
         """Fetches, samples and publishes until cancelled. Raises the error of a load that failed for good, or of the engine."""
         fetch: asyncio.Task[list[Delivery]] | None = None
+        wanted: asyncio.Task[None] | None = None
         changed = self._parts.versions.changed
         try:
             while True:
@@ -87,9 +93,12 @@ class RolloutWorker:
                     fetch = asyncio.create_task(self._queue.fetch(_CONCURRENT_TASKS), name="fetch")
                 changed.clear()
                 await self._start_tasks()
+                if wanted is None and self._turns.is_on_device:
+                    wanted = asyncio.create_task(self._turns.wanted(lambda: not self._jobs), name="device wanted")
                 new_version = asyncio.create_task(changed.wait(), name="new version")
                 try:
-                    await asyncio.wait({new_version, *self._jobs} | ({fetch} if fetch else set()), return_when=asyncio.FIRST_COMPLETED)
+                    awaited = {new_version, *self._jobs} | {task for task in (fetch, wanted) if task}
+                    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     new_version.cancel()
                 self._finish_jobs()
@@ -98,8 +107,30 @@ class RolloutWorker:
                         self._inbox.add(delivery)
                     fetch = None
                 self._update_presence()
+                if wanted is not None and wanted.done():
+                    wanted.result()
+                    wanted = None
+                    await self._leave_device()
         finally:
-            await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, *([fetch] if fetch else [])]))
+            await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, fetch, wanted] if task))
+
+    # Turns on the device: this worker is the tenant
+
+    async def _leave_device(self) -> None:
+        """Without samples in flight, the worker comes back when a task needs a version."""
+        await self._turns.end()
+        if self._jobs:
+            await self._turns.begin()
+
+    async def release(self) -> None:
+        """See `DeviceTenant.release`. Samples in flight wait in the engine."""
+        await self._parts.engine.release()
+
+    async def resume(self) -> None:
+        """See `DeviceTenant.resume`. Samples in flight go on with their version, without them the next load takes the memory."""
+        version, self._loaded_version = self._loaded_version, -1
+        if self._jobs and version >= 0 and not await self._load(version):
+            raise VersionGoneError(f"version {version} was deleted while its samples waited for the device; they are sampled again")
 
     # Which task runs next, and with which version
 
@@ -151,7 +182,8 @@ class RolloutWorker:
         return any(task.kind == TaskKind.TASK_KIND_EVALUATION for task in self._inbox.running)
 
     async def _load(self, version: int) -> bool:
-        """Loads a version into the engine; False when retention has deleted it."""
+        """Loads a version into the engine, on the device; False when retention has deleted it."""
+        await self._turns.begin()
         for attempt in range(1, _LOAD_ATTEMPTS + 1):
             try:
                 self._presence.digest = await self._parts.versions.load(self._parts.engine, self._presence.worker, version)

@@ -15,6 +15,8 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
+from gradbus.process.device_lease import DeviceLease, device_name
+from gradbus.process.device_turns import DeviceTurns
 from gradbus.spec import RunSpec
 from gradbus.telemetry import export_metrics, get_logger, run_metrics
 from gradbus_kernels.models.dtypes import DTYPES
@@ -23,6 +25,7 @@ from gradbus_trainer.broadcast.publisher import BroadcastPublisher
 from gradbus_trainer.checkpoints.state import TrainerState, restore
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
 from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.learners.device_tenant import LearnerTenant
 from gradbus_trainer.learners.registry import Learners
 from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.settings import Settings
@@ -50,6 +53,8 @@ class TrainerService:
         self._clients = clients
         self._learners = learners
         self._scratch = Scratch(settings.cache_dir / "trainer" / settings.worker_id)
+        self._device: DeviceLease | None = None
+        """Made for the first run that needs it."""
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
@@ -71,12 +76,15 @@ class TrainerService:
     def release(self) -> None:
         """See `RunServer.release`."""
         self._learners.release()
+        if self._device is not None:
+            self._device.give_back_from_thread()
 
     async def _train(self, record: RunRecord, control: RunControl) -> None:
         spec, run_id, objects = record.spec, record.run_id, self._clients.objects
         store = StoreClient(self._clients.weight_store, run_id)
         await store.open_term(control.term)
         folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
+        lease = await self._lease(spec)
         learner, frozen = await in_run_thread(lambda: self._open(folder, spec), "open learner")
         state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
         events = EventLog(self._clients.bus, run_id)
@@ -89,6 +97,7 @@ class TrainerService:
             parts = TrainLoopParts(
                 source=source,
                 learner=learner,
+                turns=DeviceTurns(lease, LearnerTenant(learner)),
                 scratch=self._scratch,
                 publisher=Publisher(store, writer, events, run_id, broadcast),
                 checkpoints=CheckpointWriter(store, objects, events, record, control.term, self._settings.checkpoint_bytes),
@@ -99,6 +108,16 @@ class TrainerService:
             await TrainLoop(record, parts, state).run()
         await events.flush()
         _log.info("run_trained", run_id=run_id, step=state.step)
+
+    async def _lease(self, spec: RunSpec) -> DeviceLease | None:
+        """The lease of the device, if an engine uses it in turns with this trainer. Waits until it is held: memory comes next."""
+        if spec.rollout.placement != "timed":
+            return None
+        if self._device is None:
+            name = device_name(self._settings.device, self._settings.device_name)
+            self._device = await DeviceLease.of(self._clients.bus, name, self._clients.heartbeat.presence)
+        await self._device.take()
+        return self._device
 
     def _open(self, folder: Path, spec: RunSpec) -> tuple[Learner, TensorFile | None]:
         """A learner that has loaded the folder, and what its versions carry along. Raises ModelError if it would publish another model.

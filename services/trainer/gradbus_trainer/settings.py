@@ -21,6 +21,9 @@ class Settings(ProcessSettings):
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     device: str = Field("cpu", description="Torch device of the learner; of ranks on one machine, the first one's.")
+    device_name: str = Field(
+        "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."
+    )
     collective_seconds: float = Field(300.0, gt=0.0, description="How long a rank waits for the others before it gives up.")
     trace_steps: float = Field(1.0, ge=0.0, le=1.0, description="Share of steps that are traced, if spans are exported.")
     trace_step_seconds: float = Field(

@@ -17,6 +17,7 @@ from typing import TypeVar
 from gradbus.aio.threads import finished_or_restart
 from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
+from gradbus.process.device_turns import DeviceTurns
 from gradbus.telemetry import observe
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_kernels.models.dtypes import DTYPES
@@ -43,6 +44,8 @@ class TrainLoopParts:
 
     source: StepSource
     learner: Learner
+    turns: DeviceTurns
+    """The learner's, on a device that an engine uses too."""
     scratch: Scratch
     publisher: Publisher
     checkpoints: CheckpointWriter
@@ -71,6 +74,7 @@ class TrainLoop:
         try:
             with parts.traces.start(state.step):
                 await self._publish(await self._export(state.step, noop=False))
+                await parts.turns.end()
             while state.step < self._spec.schedule.steps:
                 await parts.control.wait_while_paused()
                 with parts.traces.step(state.step) as trace:
@@ -91,22 +95,27 @@ class TrainLoop:
             await self._train(groups, began, trace)
             if self._parts.checkpoints.is_due(self._state.step):
                 await self._checkpoint()
+            await self._parts.turns.end()
         return True
 
     async def _train(self, groups: Sequence[LoggedGroup], began: float, trace: StepTrace) -> None:
         step = self._state.step
         batch, stats = build_batch(step, groups)
         arrived = time.perf_counter()
+        await self._parts.turns.begin()
+        begun = time.perf_counter()
         metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
         trace.trained(metrics)
         export = await self._export(step + 1, metrics.noop)
         trace.exported()
         trained = time.perf_counter()
-        observe("gradbus.step.duration", trained - arrived)
+        observe("gradbus.step.duration", trained - begun)
         self._state.add_trained(groups)
         self._parts.checkpoints.add_trained(sum(group.size_bytes for group in groups))
         await self._publish(export)
-        seconds = {"wait": arrived - began, "train": trained - arrived, "publish": time.perf_counter() - trained}
+        seconds = {"wait": arrived - began, "train": trained - begun, "publish": time.perf_counter() - trained}
+        if (switching := self._parts.turns.switching_seconds()) is not None:
+            seconds["switch"] = switching
         self._parts.reporter.trained(step, metrics, stats, seconds)
 
     async def _export(self, step: int, noop: bool) -> Export:

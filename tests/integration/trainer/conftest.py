@@ -17,6 +17,7 @@ from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import ExperienceLog
 from gradbus.objects import ObjectStore
 from gradbus.process import WorkerHeartbeat
+from gradbus.process.device_turns import DeviceTurns
 from gradbus.spec import RunSpec
 from gradbus.telemetry import run_metrics
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
@@ -25,6 +26,7 @@ from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_trainer.checkpoints.state import restore
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
+from gradbus_trainer.learners.device_tenant import LearnerTenant
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.step.collector import collector_for
@@ -152,7 +154,8 @@ class Trained:
             checkpoints = CheckpointWriter(store, self.objects, events, self.record, control.term, self.checkpoint_bytes)
             reporter = StepReporter(events, self.heartbeat, StepMetricsRecorder(self.metrics), algorithm.metric_names)
             traces = StepTraces(run_id, control.term, StepSampler())
-            parts = TrainLoopParts(source or live, learner, self.scratch, publisher, checkpoints, control, reporter, traces)
+            turns = DeviceTurns(None, LearnerTenant(learner))
+            parts = TrainLoopParts(source or live, learner, turns, self.scratch, publisher, checkpoints, control, reporter, traces)
             async with live.reading():
                 yield TrainLoop(self.record, parts, state)
         finally:

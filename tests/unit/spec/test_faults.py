@@ -143,6 +143,18 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"trainer": {"lora": {"bias": "all"}}}, "trainer.lora.bias"),
         ({"trainer": {"lora": {"lora_dropout": 0.1}}}, "trainer.lora.lora_dropout"),
         ({"trainer": {"lora": {"adapter_path": "trained/before"}}}, "trainer.lora.adapter_path"),
+        ({"rollout": {"placement": "timed", "engine": "torch"}, "schedule": {"steps": 1, "mode": "free"}}, "rollout.placement"),
+        ({"rollout": {"placement": "timed"}, "schedule": {"steps": 1, "max_staleness": 2}}, "schedule.max_staleness"),
+        ({"rollout": {"placement": "timed"}, "algorithm": {"kl": 0.1}}, "algorithm.kl"),
+        ({"rollout": {"placement": "timed", "engine": "sglang"}, "trainer": {"lora": {}}}, "trainer.lora"),
+        ({"rollout": {"placement": "timed"}, "weights": {"transport": "broadcast"}}, "weights.transport"),
+        ({"rollout": {"placement": "shared"}, "weights": {"transport": "broadcast"}}, "weights.transport"),
+        (
+            {"rollout": {"placement": "timed"}, "trainer": {"backend": "deepspeed", "deepspeed": {"offload": "optimizer"}}},
+            "trainer.deepspeed.offload",
+        ),
+        ({"rollout": {"memory_fraction": 0.5}}, "rollout.memory_fraction"),
+        ({"rollout": {"placement": "shared", "memory_fraction": 0.95}}, "rollout.memory_fraction"),
         ({"algorithm": {"clip": [0.0, 0.2]}}, "algorithm.clip"),
         ({"algorithm": {"clip": [1.0, 0.2]}}, "algorithm.clip"),
     ],
@@ -154,6 +166,16 @@ def test_rules_that_join_fields(sections, path):
 def test_a_joint_rule_is_checked_although_another_section_is_wrong():
     found = faults(body(deterministic=True, trainer={"threads": 0}))
     assert found.keys() == {"deterministic", "trainer.threads"}
+
+
+def test_trainer_and_engine_may_be_on_one_device():
+    fixed = {"schedule": {"steps": 1, "max_staleness": 1}}
+    timed = parse_spec(body(rollout={"placement": "timed"}, **fixed)).rollout
+    assert (timed.engine_memory, timed.trainer_memory) == (None, 1.0)
+    shared = parse_spec(body(rollout={"placement": "shared"}, schedule={"steps": 1, "mode": "free"})).rollout
+    assert (shared.engine_memory, shared.trainer_memory) == (0.4, pytest.approx(0.55))
+    assert parse_spec(body(rollout={"placement": "shared", "memory_fraction": 0.25})).rollout.trainer_memory == pytest.approx(0.7)
+    parse_spec(body(rollout={"placement": "timed"}, algorithm={"kl": 0.1}, trainer={"lora": {}}, **fixed))
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])

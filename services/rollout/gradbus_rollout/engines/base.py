@@ -116,6 +116,13 @@ class Engine(Protocol):
         """
         ...
 
+    async def release(self) -> None:
+        """Stop drawing tokens and free the device's memory; returns when it is free.
+
+        Samples in flight wait. They go on after the next `load`, which takes the memory again, and whose version may be the same.
+        """
+        ...
+
     async def close(self) -> None:
         """Stop; calls in flight end with ModelError."""
         ...

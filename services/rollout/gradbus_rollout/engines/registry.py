@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gradbus.aio.threads import in_run_thread
+from gradbus.errors import SettingsError
 from gradbus.process.limits import check_threads
 from gradbus.spec import LoraSpec, RunSpec
 from gradbus.spec.engine_traits import ENGINES, EngineName
@@ -55,9 +56,11 @@ class EngineFactory:
         return await in_run_thread(lambda: self._torch_engine(folder, spec, stop_token_ids, spec.trainer.lora), "open engine")
 
     def _torch_engine(self, folder: Path, spec: RunSpec, stop_token_ids: frozenset[int], lora: LoraSpec | None) -> Engine:
-        from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - only this engine needs torch
+        from gradbus_kernels.models.device_memory import limit_memory_share  # noqa: PLC0415 - only this engine needs torch
+        from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - the same
 
         rollout = spec.rollout
+        limit_memory_share(self._settings.device, (rollout.engine_memory or 1.0) if rollout.placement == "shared" else 1.0)
         check_threads(rollout.threads, "rollout.threads")
         config = TorchEngineConfig(
             slots=rollout.slots,
@@ -83,9 +86,17 @@ class EngineFactory:
             max_prompt_tokens=rollout.max_prompt_tokens,
             pause=rollout.pause,
             lora=spec.trainer.lora,
+            memory_fraction=rollout.engine_memory,
+            takes_turns=rollout.placement == "timed",
         )
+        settings = SGLangSettings()
+        if config.takes_turns and settings.url:
+            raise SettingsError(
+                'rollout.placement = "timed" needs a server that the worker may end to free its memory; unset GRADBUS_SGLANG_URL, '
+                'or set rollout.placement = "separate"'
+            )
         cache = self._settings.cache_dir / "sglang" / self._settings.worker_id
-        engine = SGLangEngine(folder, config, SGLangSettings(), cache)
+        engine = SGLangEngine(folder, config, settings, cache)
         try:
             await engine.start()
         except BaseException:

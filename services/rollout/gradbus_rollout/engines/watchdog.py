@@ -28,6 +28,7 @@ class WatchedEngine:
         self._engine = engine
         self._limit = limit
         self._metrics = GenerationMetrics(engine.name)
+        self._is_released = False
 
     @property
     def name(self) -> str:
@@ -45,6 +46,7 @@ class WatchedEngine:
 
     async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:
         """See `Engine.load`."""
+        self._is_released = False
         async with self._watch(f"a load of version {version}"):
             return await self._engine.load(weights, version, probe)
 
@@ -54,6 +56,12 @@ class WatchedEngine:
             with self._metrics.measured(groups) as generated:
                 generated.completions = await self._engine.generate(groups)
             return generated.completions
+
+    async def release(self) -> None:
+        """See `Engine.release`. Calls in flight have no deadline until the next load."""
+        async with self._watch("a release of the device"):
+            await self._engine.release()
+        self._is_released = True
 
     async def close(self) -> None:
         """See `Engine.close`; a hung engine is left to the end of the process.
@@ -87,6 +95,6 @@ class WatchedEngine:
         last = await self._engine.progress()
         while True:
             await asyncio.sleep(self._limit / _CHECKS)
-            if (progress := await self._engine.progress()) != last:
+            if (progress := await self._engine.progress()) != last or self._is_released:
                 last = progress
                 deadline.reschedule(clock() + self._limit)

@@ -115,3 +115,11 @@ class Learner(Protocol):
         Raises ModelError when the tensors belong to another model.
         """
         ...
+
+    def release(self) -> None:
+        """Moves its state to host memory and frees the device's memory, between two steps. Only `resume` may be called next."""
+        ...
+
+    def resume(self) -> None:
+        """Takes the device's memory again, and its state with the same bits; does nothing if it was not released."""
+        ...

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gradbus.errors import SettingsError
 from gradbus.process.limits import check_threads
 from gradbus.spec import RunSpec
+from gradbus_kernels.models.device_memory import limit_memory_share
 from gradbus_kernels.models.loading import return_device_memory
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.learners.deepspeed.rank_failures import RankFailures
@@ -37,6 +38,12 @@ class Learners:
     def open(self, folder: Path, spec: RunSpec) -> Learner:
         """The learner of one run. Raises SettingsError when this process cannot run it, and ModelError."""
         check_threads(spec.trainer.threads, "trainer.threads")
+        if spec.rollout.placement != "separate" and self._torchrun.size > 1:
+            raise SettingsError(
+                f'rollout.placement = "{spec.rollout.placement}" puts trainer and engine on one device and this trainer has '
+                f'{self._torchrun.size} ranks; start the trainer without torchrun, or set rollout.placement = "separate"'
+            )
+        limit_memory_share(self._settings.device, spec.rollout.trainer_memory)
         if spec.trainer.backend == "torch":
             if self._torchrun.size > 1:
                 raise SettingsError(

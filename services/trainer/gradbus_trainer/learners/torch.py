@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.language_model import LanguageModel
@@ -59,6 +60,7 @@ class TorchLearner:
         self._named = trained if self._working is None else self._working.masters
         """The float32 weights: the model's own, or those that its own are rounded from."""
         self._optimizer = AdamW(self._named, spec.trainer)
+        self._off_device: OffDevice | None = None
 
     @property
     def trained_parameters(self) -> int:
@@ -100,6 +102,20 @@ class TorchLearner:
         self._optimizer.restore(optimizer_tensors)
         self._round()
         self._step = step
+
+    def release(self) -> None:
+        """See `Learner`. The weights of the passes are dropped if they are made from float32 ones."""
+        dropped = [] if self._working is None else self._working.tensors
+        others = {id(tensor) for tensor in dropped}
+        model = (tensor for tensor in chain(self._model.parameters(), self._model.buffers()) if id(tensor) not in others)
+        self._off_device = OffDevice([*self._named.values(), *self._optimizer.tensors().values(), *model], dropped)
+
+    def resume(self) -> None:
+        """See `Learner`."""
+        if self._off_device is not None:
+            self._off_device.reload()
+            self._off_device = None
+            self._round()
 
     def _stored(self) -> Mapping[str, torch.Tensor]:
         """The trained weights as versions have them; adapters have their names already."""

@@ -26,6 +26,11 @@ class WorkingWeights:
             parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))  # type: ignore[no-untyped-call]
         self.round()
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The working weights: a function of the masters."""
+        return self._working
+
     @torch.no_grad()
     def round(self) -> None:
         """Makes the working weights those of the masters."""

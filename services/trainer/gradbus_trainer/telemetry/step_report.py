@@ -12,7 +12,7 @@ from gradbus_trainer.step.batch_builder import BatchStats
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 
 _DECAY = 0.95
-_SHARES = ("wait", "train")
+_SHARES = ("wait", "train", "switch")
 
 
 @dataclass(slots=True)
@@ -54,8 +54,8 @@ class StepReporter:
     def _update_presence(self, seconds: Mapping[str, float], stats: BatchStats) -> None:
         """The shares of the newest steps' time, for the run's status."""
         for name in _SHARES:
-            self._spent[name] = _DECAY * self._spent[name] + seconds[name]
+            self._spent[name] = _DECAY * self._spent[name] + seconds.get(name, 0.0)
         total = sum(self._spent.values()) or 1.0
         presence = self.heartbeat.presence
-        presence.shares = {name: spent / total for name, spent in self._spent.items()}
+        presence.shares = {name: spent / total for name, spent in self._spent.items() if name in seconds}
         presence.staleness = stats.mean_staleness

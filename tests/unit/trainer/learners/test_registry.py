@@ -38,3 +38,10 @@ def test_several_ranks_cannot_be_one_process(model_folder, make_spec):
 def test_a_trainer_without_deepspeed_says_what_to_install(model_folder, make_spec):
     with pytest.raises(SettingsError, match=r"gradbus\[trainer-deepspeed\]"):
         Learners(Settings(), TorchrunRank()).open(model_folder, make_spec(trainer={"backend": "deepspeed"}))
+
+
+@pytest.mark.parametrize("placement", ["shared", "timed"])
+def test_several_ranks_do_not_share_one_device_with_an_engine(make_spec, model_folder, placement):
+    spec = make_spec(rollout={"placement": placement}, trainer={"backend": "deepspeed"})
+    with pytest.raises(SettingsError, match="has 2 ranks; start the trainer without torchrun"):
+        Learners(Settings(), TorchrunRank(size=2)).open(model_folder, spec)

@@ -33,14 +33,21 @@ class Slots:
                 if not self.used:
                     self._idle.set()
 
+    def close(self) -> None:
+        """Lets no sample enter until the end of the next `closed` that succeeds."""
+        self._open.clear()
+
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Lets no sample enter during the block."""
-        self._open.clear()
+        """Lets no sample enter during the block, nor after one that fails if the slots were closed before it."""
+        was_open = self._open.is_set()
+        self.close()
         try:
             yield
+            was_open = True
         finally:
-            self._open.set()
+            if was_open:
+                self._open.set()
 
     async def idle(self) -> None:
         """Returns when no slot is in use."""

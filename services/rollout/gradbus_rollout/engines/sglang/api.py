@@ -25,6 +25,7 @@ _HEALTH_SECONDS: Final = 30.0
 """Longer than the 20 s after which the server itself answers that it is not healthy."""
 _SHOWN: Final = 400
 
+MemoryTag = Literal["kv_cache", "weights"]
 CheckAction = Literal["snapshot", "reset_tensors", "compare"]
 
 
@@ -84,6 +85,14 @@ class ServerApi:
     async def resume(self) -> None:
         """Resumes decoding."""
         await self._call("POST", "/continue_generation", {"torch_empty_cache": False}, _QUICK_SECONDS)
+
+    async def release_memory(self, tag: MemoryTag) -> None:
+        """Frees the server's memory for weights or cache; the server must be at rest. The driver may count it as free only later."""
+        await self._call("POST", "/release_memory_occupation", {"tags": [tag]}, self._load_seconds)
+
+    async def resume_memory(self, tag: MemoryTag) -> None:
+        """Takes the memory again. Its content is undefined."""
+        await self._call("POST", "/resume_memory_occupation", {"tags": [tag]}, self._load_seconds)
 
     async def flush(self) -> bool:
         """Empties the prefix cache; False while the server has requests that are not paused."""

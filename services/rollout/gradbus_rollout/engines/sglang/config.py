@@ -30,6 +30,10 @@ class SGLangConfig:
     """How samples in flight go on over a load: see `docs/engines.md`."""
     lora: LoraSpec | None = None
     """Set for a LoRA run, whose versions are adapters. Samples in flight keep the adapters that they began with."""
+    memory_fraction: float | None = None
+    """Share of the device's memory for weights and cache; None: the server's own default."""
+    takes_turns: bool = False
+    """Whether the server frees its device's memory for a trainer's turns."""
 
 
 class SGLangSettings(BaseSettings):

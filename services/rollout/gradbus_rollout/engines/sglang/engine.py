@@ -59,7 +59,7 @@ class SGLangEngine:
 
         Starts and loads have deadlines of their own, `start_seconds` and `load_seconds`, and count as progress until then.
         """
-        if self._recovery.is_working or await self.server.api.healthy():
+        if self._recovery.is_working or self._loader.is_released or await self.server.api.healthy():
             self._healthy_answers += 1
         return self._healthy_answers + self.server.replies
 
@@ -82,6 +82,11 @@ class SGLangEngine:
         for group in groups:
             check_group(group, self.max_prompt_tokens, self._info.vocab_size)
         return await self._sampler.generate(groups)
+
+    async def release(self) -> None:
+        """See `Engine.release`. Samples in flight keep the tokens that they have; their prefixes are computed again."""
+        self._sampler.refuse_if_ended()
+        await self._recovery.release()
 
     async def close(self) -> None:
         """See `Engine.close`. May be called again."""

@@ -16,10 +16,10 @@ from gradbus.telemetry import get_logger
 from gradbus_rollout.engines.base import ExpectedLogprobs
 from gradbus_rollout.engines.server.logprob_proof import prove_weights
 from gradbus_rollout.engines.server.version_folder import LoadedVersion
-from gradbus_rollout.engines.sglang.api import ServerApi
+from gradbus_rollout.engines.sglang.api import MemoryTag, ServerApi
 
-_UNPROVEN: Final = "gradbus-unproven"
-"""Label of weights between the update and the proof. A sample that carries it is discarded."""
+UNPROVEN: Final = "gradbus-unproven"
+"""Label of weights between a release or the update and the proof. A sample that carries it is discarded."""
 _DIFFERENT: Final = "check tensor equality failed"
 _NO_PROOF: Final = (
     "the server's /weights_checker does not answer, and this version came without a probe; start SGLang with its weight checker, "
@@ -35,23 +35,29 @@ class Installer:
         self._compares = True
         self._previous: ExpectedLogprobs | None = None
 
-    async def install(self, api: ServerApi, version: LoadedVersion) -> None:
+    async def install(self, api: ServerApi, version: LoadedVersion, missing: set[MemoryTag] | None = None) -> None:
         """Updates the server from the version's folder and proves it; the server must not be decoding.
 
+        A server that was released takes the memory that it is `missing`: that of the weights first, so that the update has room. Then the
+        probe is asked for too, which also sees tensors that are neither parameters nor buffers.
         Raises AttestationError when the weights did not arrive, EngineError when the server fails or cannot prove anything.
         """
         folder = str(version.folder.absolute())
-        if not (self._compares and await self._compare(api, version, folder)):
-            await api.update_from_disk(folder, _UNPROVEN)
-            if version.probe is None:
-                raise EngineError("refused", _NO_PROOF)
+        await _take(api, "weights", missing)
+        is_proven = self._compares and await self._compare(api, version, folder)
+        if not is_proven:
+            await api.update_from_disk(folder, UNPROVEN)
+        await _take(api, "kv_cache", missing)
+        if not is_proven and version.probe is None:
+            raise EngineError("refused", _NO_PROOF)
+        if version.probe is not None and (missing is not None or not is_proven):
             await prove_weights(api, version.version, version.probe, self._previous)
         await api.label(version.label)
         self._previous = version.probe
 
     async def _compare(self, api: ServerApi, version: LoadedVersion, folder: str) -> bool:
         """Update, noise, update again, comparison. False, now and for every later load, for a server without these actions."""
-        await api.update_from_disk(folder, _UNPROVEN)
+        await api.update_from_disk(folder, UNPROVEN)
         try:
             await api.check_weights("snapshot")
             await api.check_weights("reset_tensors")
@@ -66,3 +72,9 @@ class Installer:
             _log.warning("server_cannot_compare", error=str(error), instead="log-probabilities of a fixed text, by the trainer's")
             self._compares = False
         return self._compares
+
+
+async def _take(api: ServerApi, tag: MemoryTag, missing: set[MemoryTag] | None) -> None:
+    if missing and tag in missing:
+        await api.resume_memory(tag)
+        missing.remove(tag)

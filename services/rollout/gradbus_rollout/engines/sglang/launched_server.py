@@ -35,6 +35,9 @@ _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """The worker's own numbers of threads say nothing about the server, which computes."""
 _PROBES: Final = 1
 """Requests in addition to the samples, so that the proof of adapters does not wait for a sample to end."""
+_TURNS: Final = ("--enable-memory-saver", "--cuda-graph-backend-prefill", "disabled")
+"""The saver frees memory whose addresses stay. Prefill graphs that may be broken off and the saver exclude each other."""
+_TURNS_ENVIRONMENT: Final = {"NCCL_GRAPH_REGISTER": "0"}
 _KILLED: Final = {-signal.SIGKILL, 128 + signal.SIGKILL}
 """Exit statuses of a server that was killed: by the kernel when memory ran out, or by itself because one of its processes failed."""
 
@@ -75,7 +78,7 @@ class LaunchedServer:
             with launch.log.open("wb") as log:
                 process = await asyncio.create_subprocess_exec(
                     *_guarded(_command(launch, port, secret)),
-                    env=_environment(launch.settings, scratch.name),
+                    env=_environment(launch, scratch.name),
                     stdin=DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -109,7 +112,8 @@ class LaunchedServer:
         killed = self._process.returncode in _KILLED and kernel_kills() > self._kills_before
         if killed or log_lacks_memory(log):
             found = "was killed by the kernel for memory" if killed else said
-            advice = "give it more memory, lower rollout.slots, or set --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS as its log says"
+            flag = "rollout.memory_fraction, or --mem-fraction-static in GRADBUS_SGLANG_ARGUMENTS,"
+            advice = f"give it more memory, lower rollout.slots, or set {flag} as its log says"
             return EngineError("out_of_memory", f"the SGLang server {found}; {advice}\n{tail}")
         advice = "set GRADBUS_SGLANG_PYTHON to a Python that has SGLang" if _NO_SGLANG in log else "correct what its log names"
         return EngineError(state, f"the SGLang server {said}; {advice}\n{tail}")
@@ -153,7 +157,11 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         *("--log-level", "warning"),
         *(("--tp-size", str(launch.settings.tensor_parallel)) if launch.settings.tensor_parallel > 1 else ()),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
+        *(_TURNS if launch.config.takes_turns else ()),
         *launch.settings.arguments,
+        *(
+            [] if launch.config.memory_fraction is None else ["--mem-fraction-static", str(launch.config.memory_fraction)]
+        ),  # last: the trainer takes the rest
     ]
 
 
@@ -171,11 +179,13 @@ def _guarded(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
 
 
-def _environment(settings: SGLangSettings, scratch: str) -> dict[str, str]:
+def _environment(launch: LaunchConfig, scratch: str) -> dict[str, str]:
     """The worker's environment without its GRADBUS_ variables and its numbers of threads."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _THREADS}
+    settings = launch.settings
+    turns = _TURNS_ENVIRONMENT if launch.config.takes_turns else {}
     threads = {} if settings.threads is None else dict.fromkeys(_THREADS, str(settings.threads))
-    return inherited | threads | {"TMPDIR": scratch} | settings.environment
+    return inherited | threads | {"TMPDIR": scratch} | turns | settings.environment
 
 
 def _check(settings: SGLangSettings) -> None:

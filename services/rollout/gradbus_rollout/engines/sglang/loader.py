@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from gradbus.errors import EngineError
+from gradbus_rollout.engines.server.driver_memory import free_mebibytes, until_freed
 from gradbus_rollout.engines.server.slots import Slots
 from gradbus_rollout.engines.server.version_folder import LoadedVersion
+from gradbus_rollout.engines.sglang.api import MemoryTag
 from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
-from gradbus_rollout.engines.sglang.installer import Installer
+from gradbus_rollout.engines.sglang.installer import UNPROVEN, Installer
 from gradbus_rollout.engines.sglang.loaded_adapters import LoadedAdapters
 from gradbus_rollout.engines.sglang.server import Server
 from gradbus_rollout.engines.sglang.version_folders import VersionFolders
@@ -34,6 +36,11 @@ class WeightLoader:
         self._installer = Installer()
         self._versions: dict[str, int] = {}
         self._base_loaded_in_start = 0
+        self._missing: set[MemoryTag] = set()
+        self._missing_in_start = 0
+        """The memory that the server released and has not taken again, and the start of the server in which it did."""
+        self.is_released = False
+        """From the begin of a release to the end of the next load: nobody may start a server or ask it for tokens."""
         self.adapters = LoadedAdapters()
         self.label = ""
         """Label of the weights on the server."""
@@ -68,6 +75,29 @@ class WeightLoader:
         self.loads += 1
         await self.adapters.unload_unused(self._server.api)
 
+    async def release(self) -> None:
+        """Stops the samples in flight and frees the device's memory; the samples go on after the next load. Raises EngineError.
+
+        They are aborted, whatever `pause` says: a paused server answers no probe, and their cache is lost in any case.
+        """
+        if self.is_released:
+            return
+        self.is_released = True
+        self._slots.close()
+        api = self._server.api
+        await self._abort_samples()
+        await self._flush_cache()
+        await api.label(UNPROVEN)
+        before = await free_mebibytes()
+        await api.release_memory("kv_cache")
+        await api.release_memory("weights")
+        self._missing, self._missing_in_start = {"kv_cache", "weights"}, self._server.starts
+        try:
+            async with asyncio.timeout(self._settings.load_seconds):
+                await until_freed(before)
+        except TimeoutError:
+            raise EngineError("hung", "the memory that the server released does not become free; the server is ended") from None
+
     async def _load_base(self, version: LoadedVersion) -> None:
         self.adapters.clear()
         base = await asyncio.to_thread(self._folders.prepare_base, version.probe)
@@ -79,7 +109,10 @@ class WeightLoader:
         api = self._server.api
         self._versions = dict([*self._versions.items(), (version.label, version.version)][-_KNOWN_LABELS:])
         async with self._slots.closed():
-            if self._slots.used and self._config.pause != "abort":
+            if self.is_released:
+                missing = self._missing if self._missing_in_start == self._server.starts else set()
+                await self._installer.install(api, version, missing)
+            elif self._slots.used and self._config.pause != "abort":
                 await api.pause(self._config.pause)
                 try:
                     if self._config.pause == "retract":  # in place, the samples go on with the cache that they have
@@ -93,6 +126,7 @@ class WeightLoader:
                 await self._installer.install(api, version)
             self.loads += 1
             self.label = version.label
+            self.is_released = False
 
     async def _abort_samples(self) -> None:
         """Aborts the samples in flight. Their tokens come back, and the samples go on from them after the load."""

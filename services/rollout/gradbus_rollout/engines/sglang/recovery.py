@@ -56,15 +56,25 @@ class Recovery:
                 drop_version_folder(version.folder)
             raise
 
+    async def release(self) -> None:
+        """Frees the device's memory. A server that does not is ended, which does: the next load starts it again."""
+        async with self._lock:
+            try:
+                await self._loader.release()
+            except EngineError as error:
+                _log.warning("engine_release_failed", state=error.state, error=str(self._server.diagnosed(error)))
+                await self._server.end()
+
     async def repair(self, error: EngineError, loads: int) -> None:
         """Loads the current version again after `error`, restarting the server if it must be.
 
-        Does nothing if there was a load since `loads` were counted, or if the server lives and only a connection was lost.
+        Does nothing while the device is released, if there was a load since `loads` were counted, or if the server lives and only a
+        connection was lost.
         Raises `error` when repairs do not help.
         """
         checks = self._checks
         async with self._lock:
-            if self._loader.loads != loads or (error.state == "dead" and await self._lives(checks)):
+            if self._loader.is_released or self._loader.loads != loads or (error.state == "dead" and await self._lives(checks)):
                 return
             self._repairs += 1
             error = self._server.diagnosed(error)

@@ -37,6 +37,11 @@ class KvCache:
         self._places = matrices[:0]  # [capacity, 2], by position: its index in the first matrix, and the length of its page
 
     @property
+    def storage(self) -> Tensor:
+        """All of its keys and values."""
+        return self._storage
+
+    @property
     def capacity(self) -> int:
         """Positions that a row has room for."""
         return self._spans[-1][1] if self._spans else 0

@@ -57,10 +57,11 @@ class RunningSample:
         return self.call.groups[self.group]
 
     def begin_span(self, start: int, version: int) -> None:
-        """Tokens from `start` on come from `version`."""
+        """Tokens from `start` on come from `version`, which may be the same as before, loaded again."""
         if self.starts and self.starts[-1][0] == start:
             self.starts.pop()  # no token was drawn from that version
-        self.starts.append((start, version))
+        if not self.starts or self.starts[-1][1] != version:
+            self.starts.append((start, version))
 
     def spans(self, length: int) -> tuple[TokenSpan, ...]:
         """The spans of the sample, ended at `length` tokens."""

@@ -20,6 +20,7 @@ from gradbus.aio.threads import in_run_thread
 from gradbus.errors import GradbusError, ModelError, first_line
 from gradbus.formats.model_weights import check_weights
 from gradbus.spec import LoraSpec
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.loading import is_out_of_memory, loading, memory_advice
 from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
@@ -42,8 +43,18 @@ class _LoadCommand:
     future: Future[str] = field(default_factory=Future)
 
 
+@dataclass(eq=False, slots=True)
+class _ReleaseCommand:
+    """Free the device's memory, between two decode steps."""
+
+    future: Future[None] = field(default_factory=Future)
+
+
 class _CloseCommand:
     """End the loop."""
+
+
+_Command = GenerateCall | _LoadCommand | _ReleaseCommand | _CloseCommand
 
 
 class TorchEngine:
@@ -57,8 +68,10 @@ class TorchEngine:
         self._scheduler = Scheduler(model, config)
         self._version: int | None = None
         self._progress = 0
+        self._off_device: OffDevice | None = None
+        """Weights and caches, from a release to the next load."""
         self._broken: str | None = None
-        self._inbox: SimpleQueue[GenerateCall | _LoadCommand | _CloseCommand] = SimpleQueue()
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._lock = Lock()  # so that no command is left in the inbox once the loop has ended
         # Starts with the first command, so an engine that nobody uses, because its run ended meanwhile, is freed.
         self._thread = Thread(target=self._run, name="torch-engine", daemon=True)
@@ -117,13 +130,19 @@ class TorchEngine:
         self._post(call)
         return await asyncio.wrap_future(call.future)
 
+    async def release(self) -> None:
+        """See `Engine.release`. Keys and values of samples in flight wait in host memory, so the samples go on with the same bits."""
+        release = _ReleaseCommand()
+        self._post(release)
+        await asyncio.wrap_future(release.future)
+
     async def close(self) -> None:
         """See `Engine.close`. May be called again."""
         with contextlib.suppress(ModelError):  # the loop has ended
             self._post(_CloseCommand())
         await asyncio.to_thread(self._thread.join)
 
-    def _post(self, command: GenerateCall | _LoadCommand | _CloseCommand) -> None:
+    def _post(self, command: _Command) -> None:
         with self._lock:
             if self._broken is not None:
                 raise ModelError(self._broken)
@@ -145,8 +164,8 @@ class TorchEngine:
         self._refuse_all(reason)
 
     def _take_commands(self) -> bool:
-        """Act on all commands in the inbox; wait for one only when no sample runs. False to end the loop."""
-        while not self._scheduler.calls or not self._inbox.empty():
+        """Act on all commands in the inbox; wait for one only when no sample can run. False to end the loop."""
+        while self._off_device is not None or not self._scheduler.calls or not self._inbox.empty():
             command = self._inbox.get()
             self._progress += 1
             match command:
@@ -154,20 +173,34 @@ class TorchEngine:
                     self._scheduler.submit(call)
                 case _LoadCommand() as load:
                     self._load_version(load)
+                case _ReleaseCommand() as release:
+                    self._leave_device(release.future)
                 case _CloseCommand():
                     return False
         return True
 
+    def _leave_device(self, done: Future[None]) -> None:
+        try:
+            if self._off_device is None:
+                self._model.drop_buffers()
+                self._off_device = OffDevice(self._scheduler.caches, self._model.weights.tensors)
+        except BaseException as error:
+            _settle(done, ModelError(f"the engine could not release the device: {_cause(error)}"))
+            raise
+        _answer(done, None)
+
     def _load_version(self, load: _LoadCommand) -> None:
         try:
+            if self._off_device is not None:
+                self._off_device.reload()
             digest = self._versions.replace(load.tensors)
             self._scheduler.begin_version(load.version)
             self._version = load.version
+            self._off_device = None
         except BaseException as error:
             _settle(load.future, ModelError(f"loading version {load.version} broke the engine: {_cause(error)}"))
             raise
-        if load.future.set_running_or_notify_cancel():
-            load.future.set_result(digest)
+        _answer(load.future, digest)
 
     def _refuse_all(self, reason: str) -> None:
         with self._lock:
@@ -185,6 +218,12 @@ def _cause(error: BaseException) -> str:
     if is_out_of_memory(error):
         return memory_advice(error)
     return str(error) if isinstance(error, GradbusError) else f"{type(error).__name__}: {first_line(error)}; see the worker's log"
+
+
+def _answer(future: Future[Any], result: str | None) -> None:
+    """Give a future its result, unless its caller was cancelled."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(result)
 
 
 def _settle(future: Future[Any], error: ModelError) -> None:

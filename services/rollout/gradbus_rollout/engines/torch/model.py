@@ -58,6 +58,10 @@ class DecoderModel:
         """An empty cache for `rows` sequences."""
         return KvCache(self.config, rows, self._like)
 
+    def drop_buffers(self) -> None:
+        """Frees what the next forward makes again."""
+        self._buffers.clear()
+
     def forward(self, tokens: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
         """Hidden states `[R * C, hidden]` of `tokens` int64 `[R, C]` at `positions` int64 `[R, C]` of the cache's rows.
 

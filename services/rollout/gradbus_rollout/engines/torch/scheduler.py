@@ -50,6 +50,11 @@ class Scheduler:
         """Chunks of prompts computed so far, also within a step. May be read from other threads."""
         return self._prefill.computed
 
+    @property
+    def caches(self) -> list[Tensor]:
+        """Keys and values of the slots and of the prefill lanes, which the samples in flight go on from."""
+        return [self._cache.storage, self._prefill.cache.storage]
+
     def submit(self, call: GenerateCall) -> None:
         """Queue the groups of a checked call."""
         self.calls.add(call)

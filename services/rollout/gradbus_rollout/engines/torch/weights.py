@@ -192,6 +192,11 @@ class ModelWeights:
             if routing := routings.get(".".join(name.split(".")[:3])):
                 routing.correction = tensor.to(self.embedding.device, torch.float32)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, or a view of it."""
+        return [view for views in self.named.values() for view in views]
+
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
         stored = {name: _as_stored(views).view(self.shapes[name]) for name, views in self.named.items()}

@@ -72,6 +72,14 @@ class DeepSpeedLearner:
         self._lead(Command("restore", {"updates": updates}), lambda: self._engine.restore(updates, source))
         self._step, self._updates = step, updates
 
+    def release(self) -> None:
+        """See `Learner`. Only for one rank: devices are shared by two processes."""
+        self._lead(Command("rest"), self._engine.release)
+
+    def resume(self) -> None:
+        """See `Learner`."""
+        self._lead(Command("rest"), self._engine.resume)
+
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
         tensors = batch_tensors(batch) if self._leader.ranks.size > 1 else {}
         command = Command("train", {"step": batch.step, "rate": rate}, tensors)

@@ -25,12 +25,14 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.deepspeed.config import deepspeed_config, deepspeed_optimizer
+from gradbus_trainer.learners.deepspeed.held_tensors import on_device
 from gradbus_trainer.learners.deepspeed.model_shards import agreed, load_shards, stored_weights, whole_shape
 from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
 from gradbus_trainer.learners.deepspeed.policy import Policy, logprobs_at
@@ -81,6 +83,7 @@ class RankEngine:
         ranks.set_deadlines()
         self._state = ParameterState(self._engine, spec.trainer, ranks)
         self._has_moments = False
+        self._off_device: OffDevice | None = None
         if spec.trainer.dtype == "bf16":
             self.restore(0, exact)
 
@@ -119,6 +122,19 @@ class RankEngine:
                 value = source.get(f"{name}.{moment}") if updates else torch.zeros(self.shapes[name])
                 self._state.set_moment(parameter, moment, self._broadcast(value, self.shapes[name]))
         self._state.set_updates(updates)
+
+    def release(self) -> None:
+        """Moves everything that DeepSpeed holds on the device to host memory.
+
+        Not by its own `offload_states`, which knows neither stage 0 nor, in stage 3, another AdamW than its own.
+        """
+        self._off_device = OffDevice(on_device(self._engine, self._ranks.device))
+
+    def resume(self) -> None:
+        """Does nothing if nothing was released."""
+        if self._off_device is not None:
+            self._off_device.reload()
+            self._off_device = None
 
     def close(self) -> None:
         """Frees the engine's memory."""
