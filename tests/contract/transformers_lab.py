@@ -98,6 +98,7 @@ OTHERS: Final[Mapping[str, Mapping[str, object]]] = {
     "longcat_flash": _MLA | {"num_layers": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 32, "ffn_hidden_size": 96},
     "minicpm3": _MLA,
     "minimax": _HYBRID,
+    "qwen2_moe": {"use_sliding_window": True},
     "qwen3_5_moe_text": _DELTA,
     "nanochat": {"final_logit_softcapping": 2.0},
     "recurrent_gemma": {"logits_soft_cap": 2.0},

@@ -41,13 +41,15 @@ def packed_attention(
     width = value.shape[-1]
     values = functional.pad(value, (0, query.shape[-1] - width))
     packed = [tensor[0].transpose(0, 1) for tensor in (query, key, values)]
-    attended = prefix_shared_attention(packed[0], packed[1], packed[2], layout, _scale(given), given.get("sliding_window"))
+    # Qwen2-MoE tells its window to the mask alone, which is not made here; every other family gives it, or None.
+    window = given.get("sliding_window", getattr(module, "sliding_window", None))
+    attended = prefix_shared_attention(packed[0], packed[1], packed[2], layout, _scale(given, query.shape[-1]), window)
     return attended[None, :, :, :width].contiguous(), None
 
 
-def _scale(given: Mapping[str, Any]) -> float | Softcapped | None:
-    scale, softcap = given.get("scaling"), given.get("softcap")
-    return scale if softcap is None or scale is None else Softcapped(scale, softcap)
+def _scale(given: Mapping[str, Any], head_dim: int) -> Softcapped:
+    stated = given.get("scaling")
+    return Softcapped(head_dim**-0.5 if stated is None else stated, given.get("softcap"))
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -15,7 +15,7 @@ from gradbus_kernels.models.fallback.attention import packed_attention
 from gradbus_kernels.models.fallback.configuration import text_configuration
 from gradbus_kernels.models.fallback.rows import row_blocks
 from gradbus_kernels.models.packing import split_by_tokens
-from gradbus_kernels.operators import PrefixLayout
+from gradbus_kernels.operators import PrefixLayout, Softcapped, prefix_shared_attention_reference
 
 SIZES = {"vocab_size": 32, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1}
 
@@ -128,6 +128,23 @@ def test_attention_that_is_another_function_is_refused(given):
     arguments = {"attention_mask": None, "layout": PrefixLayout.of_lengths([4], [None])} | given
     with pytest.raises(ModelError, match="which is not computed over packed sequences; choose another model"):
         packed_attention(torch.nn.Module(), heads, heads, heads, **arguments)
+
+
+@pytest.mark.parametrize(("given", "window"), [({}, 2), ({"sliding_window": None}, None), ({"sliding_window": 3}, 3)])
+def test_a_window_that_only_the_layer_states_counts_unless_the_call_states_another(given, window):
+    layer, layout = torch.nn.Module(), PrefixLayout.of_lengths([6], [None])
+    layer.sliding_window = 2
+    heads = torch.randn(1, 2, 6, 8)
+    found, _ = packed_attention(layer, heads, heads, heads, None, layout=layout, **given)
+    expected = prefix_shared_attention_reference(*(heads[0].transpose(0, 1),) * 3, layout, window=window)
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_scores_are_bounded_also_if_their_scale_is_the_usual_one():
+    heads, layout = torch.randn(1, 2, 6, 8), PrefixLayout.of_lengths([6], [None])
+    found, _ = packed_attention(torch.nn.Module(), heads, heads, heads, None, layout=layout, softcap=0.5)
+    expected = prefix_shared_attention_reference(*(heads[0].transpose(0, 1),) * 3, layout, Softcapped(8**-0.5, 0.5))
+    torch.testing.assert_close(found[0], expected)
 
 
 def test_rows_of_similar_lengths_are_blocks_and_responses_keep_their_order():
