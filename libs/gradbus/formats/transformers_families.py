@@ -36,11 +36,12 @@ class TransformersFamily:
     """The field of config.json with the text model's configuration; empty: config.json itself."""
 
     def text_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The configuration of the text model. Raises ModelError."""
+        """The configuration of the text model, with the head that the whole model states. Raises ModelError."""
         found = config.get(self.inner) if self.inner else config
         if not isinstance(found, dict):
             raise ModelError(f"config.json has no {self.inner}, which {self.architecture} needs; save the model again with transformers")
-        return found
+        tied = config.get("tie_word_embeddings")
+        return found if tied is None else {**found, "tie_word_embeddings": tied}
 
     def is_tied(self, config: Mapping[str, Any]) -> bool:
         """Whether the head is the embedding."""

@@ -73,6 +73,14 @@ def test_the_plan_leaves_out_what_no_forward_reads_and_carries_what_is_not_train
     )
 
 
+@pytest.mark.parametrize(("whole", "text", "tied"), [(True, None, True), (True, False, True), (False, True, False), (None, True, True)])
+def test_the_whole_model_says_whether_the_head_of_its_text_model_is_the_embedding(whole, text, tied):
+    config = QWEN3_5 | {"tie_word_embeddings": whole, "text_config": QWEN3_5["text_config"] | {"tie_word_embeddings": text}}
+    family = TRANSFORMERS_FAMILIES["qwen3_5"]
+    assert family.is_tied(config) is tied
+    assert family.text_config(config)["tie_word_embeddings"] is tied
+
+
 def test_biases_of_routers_and_layers_that_predict_further_tokens_are_frozen():
     kept = {"model.layers.3.mlp.gate.weight", "model.layers.3.mlp.experts.0.up_proj.weight"}
     frozen = {"model.layers.3.mlp.gate.e_score_correction_bias", "model.layers.3.feed_forward.expert_bias"}
