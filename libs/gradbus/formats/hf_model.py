@@ -168,6 +168,17 @@ def read_object(path: Path) -> dict[str, object]:
     return _parse_object(data, path.name)
 
 
+def refuse_quantised(config: Mapping[str, object]) -> None:
+    """Raises ModelError if config.json says that the weights are quantised."""
+    if stated := config.get("quantization_config"):
+        method = stated.get("quant_method") if isinstance(stated, dict) else stated
+        raise ModelError(
+            f"config.json says that the weights are quantised (quantization_config: {reprlib.repr(method)}), which are not trained; load "
+            "the model with transformers (mxfp4 with Mxfp4Config(dequantize=True), else call `dequantize()`), save it in bfloat16 with "
+            "`save_pretrained`, and give that folder"
+        )
+
+
 def _without_auto_map(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_auto_map(item) for key, item in value.items() if key != "auto_map"}
@@ -194,18 +205,8 @@ def _family(config: Mapping[str, object]) -> Family:
             f"config.json says model_type {reprlib.repr(config.get('model_type'))} with architecture {family.architecture}; "
             f"set model_type to {family.model_type!r}, or take the folder that belongs together"
         )
-    _refuse_quantised(config)
+    refuse_quantised(config)
     return family
-
-
-def _refuse_quantised(config: Mapping[str, object]) -> None:
-    stated = config.get("quantization_config")
-    if stated:
-        method = stated.get("quant_method") if isinstance(stated, dict) else stated
-        raise ModelError(
-            f"the folder holds weights of {reprlib.repr(method)} (quantization_config of config.json), which are not trained; load it with "
-            "transformers, call `dequantize()`, save it in bfloat16 with `save_pretrained` and give that folder"
-        )
 
 
 def _stated_context(text: Mapping[str, object]) -> int:

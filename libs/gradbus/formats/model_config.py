@@ -15,7 +15,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, stated_flag, value_of
 from gradbus.formats.expert_config import ExpertsConfig, expert_shapes, read_experts
 from gradbus.formats.frozen import CORRECTION
-from gradbus.formats.hf_model import CONFIG, context_length, positive, read_object
+from gradbus.formats.hf_model import CONFIG, context_length, positive, read_object, refuse_quantised
 from gradbus.formats.model_families import ModelFamily, QkNorm, family_of
 from gradbus.formats.rope_config import RopeConfig, layers_with_rope, read_ropes
 
@@ -168,6 +168,7 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """Configuration of the model in `folder`; ModelError when config.json is broken or asks for a feature that no forward here computes."""
     stated: Mapping[str, Any] = read_object(folder / CONFIG)
+    refuse_quantised(stated)
     family = family_of(stated.get("model_type"))
     fields = family.fields(stated)
     _refuse_unsupported(fields, family)
@@ -328,13 +329,6 @@ def _check_token_ids(fields: Mapping[str, Any], name: str, vocabulary: int) -> N
 
 def _refuse_unsupported(fields: Mapping[str, Any], family: ModelFamily) -> None:
     name, computed = family.activation
-    if quantised := fields.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ModelError(
-            f"config.json says that the weights are quantised (quantization_config: {reprlib.repr(method)}), which are not trained; load "
-            "the model with transformers in bfloat16 (for mxfp4 with Mxfp4Config(dequantize=True)), save it with `save_pretrained`, and "
-            "give that folder"
-        )
     asked = {
         name: fields.get(name, computed) != computed,
         **{name: fields.get(name) not in (None, False) for name in family.not_computed},

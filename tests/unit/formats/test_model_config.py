@@ -123,7 +123,7 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"head_dim": 7}, "do not divide"),
         ({"hidden_act": "gelu"}, "choose another model"),
-        ({"quantization_config": {"bits": 4}}, "weights are quantised .* save it with `save_pretrained`, and give that folder"),
+        ({"quantization_config": {"bits": 4}}, "weights are quantised .* save it in bfloat16 with `save_pretrained`, and give that folder"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantization_config: 'mxfp4'\).* Mxfp4Config\(dequantize=True\)"),
         ({"partial_rotary_factor": 0.5}, "choose another model"),
         ({"partial_rotary_factor": 0}, "choose another model"),
@@ -142,6 +142,13 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
 def test_what_is_not_computed_is_refused_with_what_to_do(shape_of, fields, message):
     with pytest.raises(ModelError, match=message):
         shape_of(**fields)
+
+
+def test_a_quantised_model_with_images_is_refused_by_what_stands_beside_its_text(tmp_path):
+    config = of_family("mistral3", {}) | {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"weights are quantised \(quantization_config: 'fp8'\)"):
+        read_model_config(tmp_path)
 
 
 HUGE = 1 << 62

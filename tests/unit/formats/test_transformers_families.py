@@ -94,7 +94,7 @@ def test_no_family_of_our_own_decoder_is_listed():
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq"])
 def test_a_quantised_folder_is_refused_with_the_way_to_bfloat16(write, method):
-    with pytest.raises(ModelError, match=rf"weights of '{method}' \(quantization_config .* call `dequantize\(\)`, save it in bfloat16"):
+    with pytest.raises(ModelError, match=rf"quantised \(quantization_config: '{method}'\).* call `dequantize\(\)`\), save it in bfloat16"):
         check_model_folder(write(GPT2 | {"quantization_config": {"quant_method": method}}, "wte.weight"))
 
 

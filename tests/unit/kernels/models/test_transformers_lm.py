@@ -57,7 +57,7 @@ def change(folder, config=(), tensors=(), without=()):
         ({"tensors": {"transformer.wpe.weight": torch.zeros(2, 16)}}, r"1 tensors have other shapes than config.json asks for"),
         ({"config": {"n_layer": 3}}, r"12 tensors are missing from the weight files"),
         ({"config": {"n_layer": 5000}}, r"config.json has n_layer = 5000; it must be a whole number above 0 and at most 1024"),
-        ({"config": {"quantization_config": {"quant_method": "fp8"}}}, r"weights of 'fp8'"),
+        ({"config": {"quantization_config": {"quant_method": "fp8"}}}, r"weights are quantised \(quantization_config: 'fp8'\)"),
     ],
 )
 def test_a_folder_that_is_not_the_model_is_refused_before_anything_is_allocated(folder, unallocated, changes, message):
