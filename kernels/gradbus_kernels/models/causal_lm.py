@@ -16,10 +16,11 @@ from gradbus.formats.model_weights import check_weights
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
-from gradbus_kernels.models.files import check_stored, parts, stored_corrections, stored_tensors
+from gradbus_kernels.models.files import check_stored, parts, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.packing import TokenSequence
+from gradbus_kernels.models.routing import read_corrections
 from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"
@@ -75,12 +76,9 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
 
 
 def correct_routers(model: CausalLM, folder: Path, device: torch.device) -> CausalLM:
-    """The same model, whose routers have what they add to their scores, in float32 for any dtype of the model. Raises ModelError."""
+    """The same model, whose routers have what they add to their scores. Raises ModelError."""
     routings = {name: module.routing for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
-    for name, tensor in stored_corrections(folder) if any(routing.is_corrected for routing in routings.values()) else ():
-        if routing := routings.get(name.rsplit(".", 2)[0]):
-            check_stored(name, tensor, tensor.shape)
-            routing.correction = tensor.to(device, torch.float32)
+    read_corrections(folder, routings, device)
     return model
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from gradbus.formats.expert_config import ExpertsConfig
+from gradbus_kernels.models.files import check_stored, stored_corrections
 
 _LEAST_SUM: Final = 1e-20
 _BEST_OF_GROUP: Final = 2
@@ -45,6 +47,19 @@ class Routing:
         best = grouped.topk(_BEST_OF_GROUP, dim=-1).values.sum(-1).topk(self._experts.chosen_groups, dim=-1).indices
         hidden = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
         return grouped.masked_fill(hidden[..., None], float("-inf")).flatten(1)
+
+
+def read_corrections(folder: Path, routings: Mapping[str, Routing], device: torch.device) -> None:
+    """Gives routings, by the names of their blocks (`model.layers.1.mlp`), what the folder stores of them. Raises ModelError.
+
+    No version changes it. It is float32 for any dtype of the model.
+    """
+    if not any(routing.is_corrected for routing in routings.values()):
+        return
+    for name, tensor in stored_corrections(folder):
+        if routing := routings.get(name.rsplit(".", 2)[0]):
+            check_stored(name, tensor, tensor.shape)
+            routing.correction = tensor.to(device, torch.float32)
 
 
 def _unchanged(shares: Tensor) -> Tensor:

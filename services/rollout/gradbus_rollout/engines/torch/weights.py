@@ -18,8 +18,7 @@ from gradbus.formats.expert_config import SHARED, ExpertsConfig, fused_shapes
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
-from gradbus_kernels.models.files import stored_corrections
-from gradbus_kernels.models.routing import Routing
+from gradbus_kernels.models.routing import Routing, read_corrections
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import weights_digest
 
@@ -186,11 +185,10 @@ class ModelWeights:
         refuse_tensors(missing, "are missing from the weights")
 
     def correct(self, folder: Path) -> None:
-        """Gives routers what they add to their scores: no version changes it, so it comes from the model's folder. Raises ModelError."""
-        routings = {f"model.layers.{n}": layer.experts.routing for n, layer in enumerate(self.layers) if layer.experts}
-        for name, tensor in stored_corrections(folder) if any(routing.is_corrected for routing in routings.values()) else ():
-            if routing := routings.get(".".join(name.split(".")[:3])):
-                routing.correction = tensor.to(self.embedding.device, torch.float32)
+        """Gives routers what they add to their scores. Raises ModelError."""
+        experts = {f"model.layers.{number}": layer.experts for number, layer in enumerate(self.layers) if layer.experts}
+        routings = {f"{layer}.{own.config.family.block}": own.routing for layer, own in experts.items()}
+        read_corrections(folder, routings, self.embedding.device)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -3,9 +3,15 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from family_lab import make_model, save
+from safetensors.torch import load_file, save_file
 
 from gradbus.errors import ModelError
+from gradbus.formats.frozen import CORRECTION
 from gradbus.formats.hf_model import check_model_folder, checked_file_name, sanitized_config
+from gradbus_kernels.models.causal_lm import load_causal_lm
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.model import read_supported_config
 
 
@@ -109,3 +115,13 @@ def test_windows_are_computed_except_with_the_trainers_bits(model_folder):
     assert read_supported_config(model_folder).windows == (None, 8)
     with pytest.raises(ModelError, match="a sliding window, which the embedded engine does not compute with batch_invariant numerics"):
         read_supported_config(model_folder, "batch_invariant")
+
+
+@pytest.mark.parametrize("open_model", [load_causal_lm, lambda folder: TorchEngine.from_folder(folder, TorchEngineConfig())])
+def test_trainer_and_engine_refuse_corrections_of_routers_that_are_not_finite(open_model, tmp_path):
+    folder = save(make_model("glm4_moe"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(CORRECTION))
+    save_file(tensors | {name: torch.full_like(tensors[name], float("nan"))}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=rf"tensor {name} holds values that are not finite"):
+        open_model(folder)
