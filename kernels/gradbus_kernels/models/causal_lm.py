@@ -67,7 +67,7 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
             check_stored(name, tensor, shapes[name])
             yield name, tensor
             seen.add(name)
-        if name == embedding or (name == head and name not in shapes):
+        if model.config.tied and name in {embedding, head}:
             tied[name] = tensor
     if missing := shapes.keys() - seen:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")

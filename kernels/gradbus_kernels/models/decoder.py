@@ -19,7 +19,7 @@ from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
-from gradbus_kernels.models.layer_parts import GATED, NORMS, Rotations, turn_of
+from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.operators import (
     PackedGroups,
@@ -43,8 +43,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(config, number) for number in range(config.layers))
         self.norm = _Norm(config, config.hidden_size)
         self._rotations = Rotations(config)
-        self._scaled_embeddings = _scaled_by(config.multipliers.embedding)
-        self._scaled_outputs = _scaled_by(config.multipliers.hidden)
+        self._scaled_embeddings = scaled_by(config.multipliers.embedding)
+        self._scaled_outputs = scaled_by(config.multipliers.hidden)
 
     def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, which the head turns into logits, `[N, hidden_size]` in the weights' dtype."""
@@ -198,7 +198,7 @@ class _Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = config.norms.eps
-        self._normed: Callable[[Tensor, Tensor, float], Tensor] = NORMS[config.family.norm_kind]
+        self._normed: Norm = NORMS[config.family.norm_kind]
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self._normed(hidden, self.weight, self.eps)
@@ -214,11 +214,6 @@ class _Linear(nn.Linear):
 
 def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
-    """Multiplies by the factor, rounded to the tensor's dtype."""
-    return _unchanged if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device="cpu").item()
 
 
 def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:

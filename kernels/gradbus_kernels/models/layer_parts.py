@@ -18,6 +18,8 @@ from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
 
 Turn = Callable[[Tensor, Rotation, int], Turned]
 """Of queries, keys and values `[N, H + 2K, D]`, the turns of their positions, and K."""
+Norm = Callable[[Tensor, Tensor, float], Tensor]
+"""Of `[..., H]`, a weight `[H]` of the same dtype, and epsilon."""
 
 
 class Rotations:
@@ -69,12 +71,26 @@ def _turned_in_order(order: Tensor, qkv: Tensor, rotation: Rotation, key_heads: 
     return rotary(torch.cat((ordered, qkv[:, -key_heads:]), dim=1), rotation, key_heads)
 
 
-def _norm_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return rms_norm(x.float(), weight.float(), eps).to(x.dtype)
+def scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
+    """Multiplies by the factor, rounded to the tensor's dtype."""
+    return _same if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device="cpu").item()
 
 
-def _norm_with_offset(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return rms_norm(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
+def norms_by_kind(plain: Norm) -> Mapping[str, Norm]:
+    """RMSNorm by `NormKind`; `plain` computes that of Llama."""
+    return {"llama": plain, "float32": partial(_norm_in_float32, plain), "offset": partial(_norm_with_offset, plain)}
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _norm_in_float32(plain: Norm, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return plain(x.float(), weight.float(), eps).to(x.dtype)
+
+
+def _norm_with_offset(plain: Norm, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return plain(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
 
 
 def _geglu(gate_up: Tensor) -> Tensor:
@@ -89,11 +105,7 @@ def clamped_swiglu(gate_up: Tensor, limit: float, slope: float) -> Tensor:
     return (up + 1.0) * (gate * torch.sigmoid(gate * slope))
 
 
-NORMS: Final[Mapping[str, Callable[[Tensor, Tensor, float], Tensor]]] = {
-    "llama": rms_norm,
-    "float32": _norm_in_float32,
-    "offset": _norm_with_offset,
-}
-"""By `NormKind`: of `[..., H]`, a weight `[H]` of the same dtype, and epsilon."""
+NORMS: Final = norms_by_kind(rms_norm)
+"""Those that can be differentiated."""
 GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": swiglu, "gelu_pytorch_tanh": _geglu}
 """By the activation's name in config.json: of gates and ups `[N, 2 I]`, gates first; `[N, I]`."""

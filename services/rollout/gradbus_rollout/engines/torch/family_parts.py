@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gradbus.formats.model_config import ModelConfig
+from gradbus_kernels.models.layer_parts import norms_by_kind, scaled_by
 from gradbus_kernels.operators.base.softcap import softcap_in_place
 from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
 
-Norm = Callable[[Tensor, Tensor], Tensor]
+Pairwise = Callable[[Tensor, Tensor], Tensor]
+"""Of rows and a norm's weight, or of gates and ups."""
 
 
 class FamilyParts:
@@ -22,7 +23,7 @@ class FamilyParts:
 
     def __init__(self, config: ModelConfig) -> None:
         places = {place for _, place in config.family.norms}
-        self.norm: Norm = partial(_NORMS[config.family.norm_kind], eps=config.norms.eps)
+        self.norm: Pairwise = partial(_NORMS[config.family.norm_kind], eps=config.norms.eps)
         """RMSNorm of rows, with its weight."""
         self.before = self.norm if "before_attention" in places else _unnormed
         """What attention and feed-forward part do with the hidden states first."""
@@ -30,11 +31,11 @@ class FamilyParts:
         """What happens to their outputs."""
         self.changes_outputs = "after_attention" in places or config.multipliers.residual != 1.0
         """Whether an output is more than its product."""
-        self.gated: Norm = _GATED[config.family.activation[1]]
+        self.gated: Pairwise = _GATED[config.family.activation[1]]
         """Of gates and ups."""
         self.scale = config.multipliers.scores
         self.scaled_embeddings, self.scaled_outputs = (
-            _scaled_by(factor) for factor in (config.multipliers.embedding, config.multipliers.hidden)
+            scaled_by(factor) for factor in (config.multipliers.embedding, config.multipliers.hidden)
         )
         self.bounded_logits: Callable[[Tensor], Tensor] = _bounded_by(config.multipliers.logits_softcap)
         self.ropes = list({id(rope): rope for rope in config.ropes}.values())
@@ -49,32 +50,13 @@ def _unnormed(x: Tensor, weight: Tensor | None) -> Tensor:  # noqa: ARG001 - in 
     return x
 
 
-def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
-    """Multiplies by the factor, rounded to the tensor's dtype."""
-    if factor == 1.0:
-        return lambda x: x
-    return lambda x: x * torch.tensor(factor, dtype=x.dtype).item()
-
-
 def _bounded_by(softcap: float) -> Callable[[Tensor], Tensor]:
     """Puts softcap · tanh(x / softcap) in the place of a logit x, in float32; 0: changes nothing."""
     return (lambda x: softcap_in_place(x.float(), softcap)) if softcap else lambda x: x
 
 
-def _norm_in_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return normed_rows(x.float(), weight.float(), eps).to(x.dtype)
-
-
-def _norm_with_offset(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return normed_rows(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
-
-
-_NORMS: Final[Mapping[str, Callable[..., Tensor]]] = {
-    "llama": normed_rows,
-    "float32": _norm_in_float32,
-    "offset": _norm_with_offset,
-}
-_GATED: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
+_NORMS: Final[Mapping[str, Callable[..., Tensor]]] = norms_by_kind(normed_rows)
+_GATED: Final[Mapping[str, Pairwise]] = {
     "silu": gated,
     "gelu_pytorch_tanh": partial(gated, activation=partial(functional.gelu, approximate="tanh")),
 }
