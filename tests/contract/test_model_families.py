@@ -44,7 +44,7 @@ from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.model import read_supported_config
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.tensors.base_folder import check_identity, write_frozen
+from gradbus_trainer.tensors.base_folder import BaseFolder
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
@@ -142,10 +142,10 @@ def test_layers_computed_again_give_the_same_bits(folder, sequences):
 def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers(folder, dtype, tmp_path, sequences):
     model = load_causal_lm(folder)
     weights = LazyTensors.of(dict(model.named_parameters()))
-    check_identity(folder, weights, dtype)
+    BaseFolder(folder).check_identity(weights, dtype)
     file = export_version(0, weights, False, Scratch(tmp_path / "scratch"), dtype).file
     (version := tmp_path / "version").mkdir()
-    frozen = write_frozen(folder, Scratch(tmp_path / "frozen"))
+    frozen = BaseFolder(folder).write_frozen(Scratch(tmp_path / "frozen"))
     save_file(load_file(file.path) | (load_file(frozen.path) if frozen else {}), version / "model.safetensors", {"format": "pt"})
     shutil.copy(folder / "config.json", version)
     assert load_file(file.path).keys() == trained(folder).keys()

@@ -7,7 +7,7 @@ from learner_lab import SPEC, batch, deepspeed_spec
 
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.settings import TorchrunRank
-from gradbus_trainer.tensors.base_folder import check_identity
+from gradbus_trainer.tensors.base_folder import BaseFolder
 
 pytestmark = pytest.mark.engines
 STEPS = 3
@@ -47,7 +47,7 @@ def test_every_stage_ends_in_plain_torchs_weights(folder, expected, leader, stag
     from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner
 
     learner = DeepSpeedLearner(folder, deepspeed_spec(zero_stage=stage), leader)
-    check_identity(folder, learner.weights(), torch.float32)
+    BaseFolder(folder).check_identity(learner.weights(), torch.float32)
     found = trained(learner)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

@@ -20,7 +20,7 @@ from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
 from gradbus_rollout.engines.server.version_folder import model_tensors
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.tensors.base_folder import check_identity, write_frozen
+from gradbus_trainer.tensors.base_folder import BaseFolder
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
@@ -101,7 +101,7 @@ def test_layers_computed_again_give_the_same_bits(folder, sequences):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers(folder, dtype, tmp_path, sequences):
     model = load_causal_lm(folder)
-    check_identity(folder, trained(model), dtype)
+    BaseFolder(folder).check_identity(trained(model), dtype)
     file = export_version(0, trained(model), False, Scratch(tmp_path / "scratch"), dtype).file
     (version := tmp_path / "version").mkdir()
     shutil.copy(file.path, version / "model.safetensors")
@@ -145,9 +145,9 @@ def test_the_text_of_qwen3_5_is_trained_and_its_vision_tower_and_further_heads_a
     with torch.no_grad():
         found, _ = packed_logprobs(model, sequences, 0.7)
         torch.testing.assert_close(found, logprobs_of(network, sequences, 0.7), rtol=0.0, atol=BOUND)
-    check_identity(folder, trained(model), torch.float32)
+    BaseFolder(folder).check_identity(trained(model), torch.float32)
     scratch = Scratch(tmp_path / "scratch")
-    files = [export_version(0, trained(model), False, scratch).file, write_frozen(folder, scratch)]
+    files = [export_version(0, trained(model), False, scratch).file, BaseFolder(folder).write_frozen(scratch)]
     version = {name: tensor for file in files for name, tensor in load_file(file.path).items()}
     assert version.keys() == base.keys() == model_tensors(folder).keys()
     assert all(torch.equal(tensor, base[name]) and tensor.dtype == base[name].dtype for name, tensor in version.items())
@@ -158,11 +158,11 @@ def test_the_text_of_qwen3_5_is_trained_and_its_vision_tower_and_further_heads_a
 def test_one_expert_in_anothers_place_is_found_at_the_start(model_type, tmp_path):
     folder = save(make_transformers_model(model_type), tmp_path)
     model = load_causal_lm(folder)
-    check_identity(folder, trained(model), torch.float32)
+    BaseFolder(folder).check_identity(trained(model), torch.float32)
     experts = next(parameter for name, parameter in model.named_parameters() if name.endswith("experts.gate_up_proj"))
     experts.data = experts.data.roll(1, 0)
     with pytest.raises(ModelError, match="the trainer would publish other weights than the model's folder has: 8 tensors differ"):
-        check_identity(folder, trained(model), torch.float32)
+        BaseFolder(folder).check_identity(trained(model), torch.float32)
 
 
 def test_a_loss_of_routers_that_config_json_asks_for_is_not_added(tmp_path, sequences):
@@ -193,7 +193,7 @@ def test_a_state_that_leaks_is_found_at_the_start(model_type, tmp_path, monkeypa
 def test_every_listed_family_is_loaded_computed_and_published_as_transformers_does(model_type, sequences, tmp_path):
     folder = save(make_transformers_model(model_type), tmp_path)
     model = load_causal_lm(folder)
-    check_identity(folder, trained(model), torch.float32)
+    BaseFolder(folder).check_identity(trained(model), torch.float32)
     with torch.no_grad():
         network = theirs(folder)
         network.config.use_cache = False

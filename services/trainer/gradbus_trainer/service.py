@@ -34,7 +34,7 @@ from gradbus_trainer.step.live_log import LiveLog, missing_reporter
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
-from gradbus_trainer.tensors.base_folder import check_identity, write_frozen
+from gradbus_trainer.tensors.base_folder import BaseFolder
 from gradbus_trainer.tensors.export import BroadcastExport
 from gradbus_trainer.tensors.scratch import Scratch, TensorFile
 from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
@@ -127,8 +127,9 @@ class TrainerService:
         learner = self._learners.open(folder, spec)
         if spec.trainer.lora is not None:
             return learner, None
-        check_identity(folder, learner.weights(), DTYPES[spec.version_dtype])
-        return learner, write_frozen(folder, self._scratch)
+        base = BaseFolder(folder)
+        base.check_identity(learner.weights(), DTYPES[spec.version_dtype])
+        return learner, base.write_frozen(self._scratch)
 
     def _live_log(self, record: RunRecord, algorithm: Algorithm, state: TrainerState) -> LiveLog:
         report_missing = missing_reporter(self._clients.bus, record.run_id, state.frontier)

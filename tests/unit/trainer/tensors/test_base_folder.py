@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from gradbus.errors import ModelError
 from gradbus_kernels.models.causal_lm import load_causal_lm
-from gradbus_trainer.tensors.base_folder import check_identity, write_frozen
+from gradbus_trainer.tensors.base_folder import BaseFolder
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
 
@@ -39,15 +39,15 @@ def weights_of(folder):
 @pytest.mark.parametrize("published", [torch.float32, torch.bfloat16])
 def test_a_loaded_folder_would_be_published_as_it_is(folder, stored, published):
     add_tensors(folder, **{name: tensor.to(stored) for name, tensor in load_file(folder / "model.safetensors").items()}, **FROZEN)
-    check_identity(folder, LazyTensors.of(weights_of(folder)), published)
+    BaseFolder(folder).check_identity(LazyTensors.of(weights_of(folder)), published)
 
 
 def test_a_stored_head_that_is_tied_is_no_tensor_of_a_version(folder):
     weights = weights_of(folder)
     add_tensors(folder, **{"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
-    check_identity(folder, LazyTensors.of(weights), torch.float32)
+    BaseFolder(folder).check_identity(LazyTensors.of(weights), torch.float32)
     with pytest.raises(ModelError, match=r"only in the folder or only in a version of its model \(lm_head.weight\)"):
-        check_identity(folder, LazyTensors.of(weights | {"lm_head.weight": torch.zeros(23, 32)}), torch.float32)
+        BaseFolder(folder).check_identity(LazyTensors.of(weights | {"lm_head.weight": torch.zeros(23, 32)}), torch.float32)
 
 
 def test_one_flipped_bit_is_always_found_and_named(folder):
@@ -58,7 +58,7 @@ def test_one_flipped_bit_is_always_found_and_named(folder):
         bits = weights[name].view(-1).view(torch.int32)
         bits[draw.randrange(len(bits))] ^= 1 << draw.randrange(31)
         with pytest.raises(ModelError, match=rf"1 tensors differ \({name}\).*report it with the model's config.json"):
-            check_identity(folder, LazyTensors.of(weights), torch.float32)
+            BaseFolder(folder).check_identity(LazyTensors.of(weights), torch.float32)
 
 
 def test_two_tensors_in_each_others_place_and_a_changed_sign_of_zero_are_found(folder):
@@ -66,29 +66,29 @@ def test_two_tensors_in_each_others_place_and_a_changed_sign_of_zero_are_found(f
     gate, up = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
     swapped = weights | {gate: weights[up], up: weights[gate]}
     with pytest.raises(ModelError, match=r"2 tensors differ"):
-        check_identity(folder, LazyTensors.of(swapped), torch.bfloat16)
+        BaseFolder(folder).check_identity(LazyTensors.of(swapped), torch.bfloat16)
     bias = "model.layers.0.self_attn.q_proj.bias"
     assert not weights[bias].any()
     with pytest.raises(ModelError, match=bias):
-        check_identity(folder, LazyTensors.of(weights | {bias: -weights[bias]}), torch.float32)
+        BaseFolder(folder).check_identity(LazyTensors.of(weights | {bias: -weights[bias]}), torch.float32)
 
 
 def test_a_missing_and_an_unknown_name_are_found(folder):
     weights = weights_of(folder)
     del weights["model.norm.weight"]
     with pytest.raises(ModelError, match="2 tensors are only in the folder or only in a version of its model"):
-        check_identity(folder, LazyTensors.of(weights | {"model.norm.scale": torch.ones(32)}), torch.float32)
+        BaseFolder(folder).check_identity(LazyTensors.of(weights | {"model.norm.scale": torch.ones(32)}), torch.float32)
 
 
 def test_frozen_tensors_keep_their_bits_in_a_file_that_the_library_reads(folder, tmp_path):
     scratch = Scratch(tmp_path / "scratch")
-    assert write_frozen(folder, scratch) is None
+    assert BaseFolder(folder).write_frozen(scratch) is None
     add_tensors(folder, **FROZEN)
-    file = write_frozen(folder, scratch)
+    file = BaseFolder(folder).write_frozen(scratch)
     found = load_file(file.path)
     assert file.names == tuple(sorted(FROZEN)) == tuple(sorted(found))
     for name, tensor in FROZEN.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8))
-    again = write_frozen(folder, scratch)
+    again = BaseFolder(folder).write_frozen(scratch)
     assert again.path.read_bytes() == file.path.read_bytes()
