@@ -49,8 +49,9 @@ _AFTER: Final = f"""
   groups of tokens and the engine's rows are products of different shapes.
 - *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window, with biases of the attention's output, or that turns a
   part of each head, is refused.
-- *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Tests run SGLang with Qwen2 models only; for any
-  family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a family's names fails loudly.
+- *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Of these families, tests run SGLang with Qwen2
+  models only. For any family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a
+  family's names fails loudly.
 
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
