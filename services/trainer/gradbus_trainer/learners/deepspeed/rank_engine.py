@@ -64,7 +64,7 @@ class RankEngine:
         self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)
-        self._vocab_size, self._tempered = whole_shape(model.head_weight)[0], model.tempered
+        self._vocab_size, self._tempered = model.vocab_size, model.tempered
         lora = spec.trainer.lora
         self._named: dict[str, Parameter] = dict(model.named_parameters()) if lora is None else add_adapters(model, lora, spec.seed)
         self.shapes = {name: whole_shape(parameter) for name, parameter in self._named.items()}
