@@ -36,7 +36,7 @@ class DecoderModel:
         self._like = like
         self._arithmetic = arithmetic or Fast()
         self._parts = FamilyParts(config)
-        self._tables = [like.new_empty(0, (config.heads + config.kv_heads) * config.head_dim) for _ in self._parts.ropes]
+        self._tables = self._empty_tables()
         self._buffers: dict[torch.Size, Buffers] = {}
         softcap = config.multipliers.scores_softcap
         self._attend_pages = partial(attend_capped, softcap) if softcap else self._arithmetic.attend
@@ -61,6 +61,7 @@ class DecoderModel:
     def drop_buffers(self) -> None:
         """Frees what the next forward makes again."""
         self._buffers.clear()
+        self._tables = self._empty_tables()
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
         """Hidden states `[R * C, hidden]` of `tokens` int64 `[R, C]` at `positions` int64 `[R, C]` of the cache's rows.
@@ -154,6 +155,10 @@ class DecoderModel:
         if found is None:
             found = self._buffers[batch] = Buffers(self.config, batch, self._like)
         return found
+
+    def _empty_tables(self) -> list[Tensor]:
+        """Rotary tables of no positions."""
+        return [self._like.new_empty(0, (self.config.heads + self.config.kv_heads) * self.config.head_dim) for _ in self._parts.ropes]
 
     def _reserve_tables(self, length: int) -> None:
         if length > self._tables[0].shape[0]:

@@ -78,3 +78,14 @@ def test_prompts_copied_in_parts_arrive_as_those_copied_at_once(model_folder, de
         copies[-1].copy_rows(rows, prefill.cache, lanes, 40)
     assert copies[0]._storage.any()
     assert torch.equal(copies[0]._storage, copies[1]._storage)
+
+
+@torch.inference_mode()
+def test_a_model_that_drops_its_buffers_holds_no_rotary_tables_either_and_computes_the_same(model_folder, decoder):
+    model = decoder(model_folder)
+    ids, positions, kept = torch.randint(0, 48, (2, 9)), torch.arange(9).repeat(2, 1), model.new_cache(2)
+    before = model.forward(ids, positions, kept)
+    model.drop_buffers()
+    assert not model._buffers
+    assert [table.numel() for table in model._tables] == [0]
+    assert torch.equal(model.forward(ids, positions, kept), before)
