@@ -9,11 +9,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gradbus.formats.expert_config import ExpertsConfig
+from gradbus.formats.expert_config import BEST_OF_GROUP, ExpertsConfig
 from gradbus_kernels.models.files import check_stored, stored_corrections
 
 _LEAST_SUM: Final = 1e-20
-_BEST_OF_GROUP: Final = 2
 
 
 class Routing:
@@ -44,7 +43,7 @@ class Routing:
         """Corrected scores, -inf outside the groups whose two best experts have the highest (DeepSeek-V3, arXiv:2412.19437)."""
         corrected = scores if self.correction is None else scores + self.correction.to(scores.device)
         grouped = corrected.view(len(scores), self._experts.groups, -1)
-        best = grouped.topk(_BEST_OF_GROUP, dim=-1).values.sum(-1).topk(self._experts.chosen_groups, dim=-1).indices
+        best = grouped.topk(BEST_OF_GROUP, dim=-1).values.sum(-1).topk(self._experts.chosen_groups, dim=-1).indices
         hidden = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
         return grouped.masked_fill(hidden[..., None], float("-inf")).flatten(1)
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 from gradbus.errors import ModelError
 
 MAX_CONTEXT: Final = 1 << 24
+MAX_LAYERS: Final = 1024
+MAX_INTERMEDIATE: Final = 1 << 19
 LONGROPE: Final = frozenset({"longrope", "su"})
 """Names of the rotary embedding that has other frequencies beyond `original_max_position_embeddings` (Ding et al. 2024)."""
 

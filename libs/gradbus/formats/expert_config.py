@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import misstated, number, stated_flag, value_of
+from gradbus.formats.config_fields import MAX_INTERMEDIATE, misstated, number, stated_flag, value_of
 from gradbus.formats.hf_model import positive
 from gradbus.formats.model_families import ExpertFamily
 from gradbus.formats.safetensors import MAX_TENSORS
@@ -15,10 +15,9 @@ from gradbus.formats.safetensors import MAX_TENSORS
 _COUNTS: Final = ("num_local_experts", "n_routed_experts", "num_experts")
 """Names of the number of experts; transformers 5 writes the first."""
 _MAX_EXPERTS: Final = 1024
-_MAX_INTERMEDIATE: Final = 1 << 19
 SHARED: Final = "shared_experts"
 """Name of the experts that every token goes to, which are one gated linear unit."""
-_BEST_OF_GROUP: Final = 2
+BEST_OF_GROUP: Final = 2
 """Experts whose scores add up to a group's."""
 _MAX_FACTOR: Final = 1e6
 _MAX_STEP: Final = 1 << 20
@@ -58,7 +57,7 @@ def read_experts(fields: Mapping[str, Any], family: ExpertFamily, layers: int) -
     with_experts = frozenset(_layers_with_experts(fields, family, layers))
     if not family.fused and len(with_experts) * count * len(family.matrices) > MAX_TENSORS:
         raise ModelError(f"config.json asks for {count} experts in {len(with_experts)} layers, more than are taken; choose a smaller model")
-    width = positive(fields, family.width, _MAX_INTERMEDIATE)
+    width = positive(fields, family.width, MAX_INTERMEDIATE)
     shared = positive(fields, "n_shared_experts", _MAX_EXPERTS) if family.shared else 0
     return ExpertsConfig(
         family=family,
@@ -115,7 +114,7 @@ def _groups(fields: Mapping[str, Any], count: int) -> dict[str, Any]:
     groups = positive(fields, "n_group", count, default=1)
     chosen = positive(fields, "topk_group", groups, default=1)
     size, wanted = count // groups, positive(fields, "num_experts_per_tok", count)
-    if count % groups or size < _BEST_OF_GROUP or chosen * size < wanted:
+    if count % groups or size < BEST_OF_GROUP or chosen * size < wanted:
         asked = f"{wanted} of {count} experts in {chosen} of {groups} groups"
         raise ModelError(f"config.json asks for {asked}, which cannot be chosen; save the model again with transformers")
     return {"groups": groups, "chosen_groups": chosen, "factor": number(fields, "routed_scaling_factor", 1.0, most=_MAX_FACTOR)}

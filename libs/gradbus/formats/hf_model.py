@@ -44,7 +44,7 @@ _MAX_VALUES: Final = 500_000
 _SMALL_INDEX: Final = 100
 """Values of an index beside its tensors."""
 _MAX_WEIGHT_FILES: Final = 1024
-_MAX_SIZE: Final[Mapping[str, int]] = {"vocab_size": 1 << 22, "max_position_embeddings": 1 << 24}
+_MAX_SIZE: Final[Mapping[str, int]] = {"vocab_size": 1 << 22, "max_position_embeddings": MAX_CONTEXT}
 _CONTEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """What families call the length of the context; models without positions state none of them."""
 _UNLIMITED: Final = 1 << 17
@@ -211,7 +211,7 @@ def _family(config: Mapping[str, object]) -> Family:
 
 def _stated_context(text: Mapping[str, object]) -> int:
     stated = next((name for name in _CONTEXT_FIELDS if text.get(name) is not None), None)
-    longest = _UNLIMITED if stated is None else positive(text, stated, _MAX_SIZE["max_position_embeddings"])
+    longest = _UNLIMITED if stated is None else positive(text, stated, MAX_CONTEXT)
     return _before_long_factors(text, longest)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import MAX_CONTEXT, flag, misstated, number, stated_flag, value_of
+from gradbus.formats.config_fields import MAX_CONTEXT, MAX_INTERMEDIATE, MAX_LAYERS, flag, misstated, number, stated_flag, value_of
 from gradbus.formats.expert_config import ExpertsConfig, expert_shapes, read_experts
 from gradbus.formats.frozen import CORRECTION
 from gradbus.formats.hf_model import CONFIG, context_length, positive, read_object, refuse_quantised
@@ -21,9 +21,7 @@ from gradbus.formats.rope_config import RopeConfig, layers_with_rope, read_ropes
 
 Shape = tuple[int, ...]
 
-_MAX_LAYERS: Final = 1024
 _MAX_WIDTH: Final = 1 << 17
-_MAX_INTERMEDIATE: Final = 1 << 19
 _MAX_HEADS: Final = 1024
 _MAX_HEAD_DIM: Final = 1024
 _MAX_HEADS_WIDTH: Final = 16
@@ -246,7 +244,7 @@ def _model_config(fields: Mapping[str, Any], family: ModelFamily) -> ModelConfig
         family=family,
         vocab_size=vocabulary,
         hidden_size=hidden,
-        intermediate_size=positive(fields, "intermediate_size", _MAX_INTERMEDIATE),
+        intermediate_size=positive(fields, "intermediate_size", MAX_INTERMEDIATE),
         heads=heads,
         kv_heads=positive(fields, "num_key_value_heads", heads, default=heads),
         head_dim=head_dim,
@@ -282,7 +280,7 @@ def _softcaps(fields: Mapping[str, Any], family: ModelFamily) -> tuple[float, ..
 
 def _layer_kinds(fields: Mapping[str, Any], family: ModelFamily) -> tuple[str, ...]:
     """The attention of each layer, as `layer_types` names it."""
-    layers, listed = positive(fields, "num_hidden_layers", _MAX_LAYERS), fields.get("layer_types")
+    layers, listed = positive(fields, "num_hidden_layers", MAX_LAYERS), fields.get("layer_types")
     if family.windows in {"none", "everywhere"}:
         return (_FULL,) * layers
     if family.has_layers_without_rope:

@@ -9,13 +9,13 @@ from typing import Any, Final
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from gradbus.errors import ModelError
+from gradbus.formats.config_fields import MAX_LAYERS
 from gradbus.formats.hf_model import CONFIG, positive, read_object
 from gradbus.formats.transformers_families import TransformersFamily
 
 _IGNORED: Final = frozenset({"auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "is_decoder"})
 _RANDOM: Final = ("dropout", "pdrop", "layerdrop", "drop_rate", "jitter")
 """Parts of the names of settings that make a forward pass random."""
-_MAX_LAYERS: Final = 1024
 
 
 def text_configuration(folder: Path, family: TransformersFamily) -> PreTrainedConfig:
@@ -23,7 +23,7 @@ def text_configuration(folder: Path, family: TransformersFamily) -> PreTrainedCo
     stated = family.text_config(read_object(folder / CONFIG))
     layers = next((name for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if stated.get(name) is not None), None)
     if layers:
-        positive(stated, layers, _MAX_LAYERS)
+        positive(stated, layers, MAX_LAYERS)
     kind = stated.get("model_type", family.model_type)
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"the installed transformers does not know {kind!r}; install gradbus[families] with a newer transformers")
