@@ -18,10 +18,11 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && 
     && python -m venv --without-pip /opt/gradbus
 WORKDIR /build
 COPY requirements/demo.txt requirements/torch.txt ./
-COPY --from=needs /needs/core.txt /needs/telemetry.txt /needs/trainer.txt ./
+COPY --from=needs /needs/core.txt /needs/telemetry.txt /needs/trainer.txt /needs/families.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/gradbus/bin/python install --quiet --disable-pip-version-check -r torch.txt \
-    && pip --python /opt/gradbus/bin/python install --quiet --disable-pip-version-check -r core.txt -r telemetry.txt -r trainer.txt -c demo.txt
+    && pip --python /opt/gradbus/bin/python install --quiet --disable-pip-version-check -r core.txt -r telemetry.txt -r trainer.txt -c demo.txt \
+    && pip --python /opt/gradbus/bin/python install --quiet --disable-pip-version-check -r families.txt -c demo.txt
 COPY libs/gradbus /app/gradbus
 COPY kernels/gradbus_kernels /app/gradbus_kernels
 COPY services/reference/gradbus_reference /app/gradbus_reference

@@ -326,6 +326,12 @@ def test_the_settings_of_a_process_start_with_what_compose_gives(monkeypatch):
     assert settings.python_graders is True
 
 
+def test_every_image_of_trainer_and_reference_computes_the_families_of_transformers():
+    paths = [path for path in DOCKERFILES if path.parent.name in {"trainer", "reference"}]
+    assert len(paths) == 4
+    assert all("-r families.txt" in path.read_text() for path in paths)
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_an_image_has_a_pinned_base_and_an_ordinary_user(path):
     text = path.read_text()
