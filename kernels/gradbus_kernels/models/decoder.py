@@ -19,7 +19,7 @@ from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
-from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of
+from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of, unchanged
 from gradbus_kernels.models.packing import TokenSequence, pack
 from gradbus_kernels.operators import (
     PackedGroups,
@@ -110,7 +110,7 @@ class _Layer(nn.Module):
         for name, _ in config.family.norms:
             self.add_module(name, _Norm(config, config.hidden_size))
         places = {place: getattr(self, name) for name, place in config.family.norms}
-        self._norms: list[Callable[[Tensor], Tensor]] = [places.get(place, _unchanged) for place in NORM_PLACES]
+        self._norms: list[Callable[[Tensor], Tensor]] = [places.get(place, unchanged) for place in NORM_PLACES]
         self._residual = config.multipliers.residual
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
@@ -132,7 +132,7 @@ class _Attention(nn.Module):
             self.add_module(layer.name, _Linear(layer.columns, layer.rows, bias=layer.biased))
         self.o_proj: nn.Module
         self._inputs = [layer.name for layer in config.attention_layers if layer.name != "o_proj"]
-        self._normed: Callable[[Tensor], Tensor] = _unchanged
+        self._normed: Callable[[Tensor], Tensor] = unchanged
         if config.norms.qk:
             self.q_norm, self.k_norm = (_Norm(config, size) for size in config.qk_norm_sizes)
             self._normed = self._normed_heads if config.norms.qk == "head" else self._normed_width
@@ -210,10 +210,6 @@ class _Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: what is loaded overwrites it."""
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _side_by_side(layers: Sequence[nn.Module], inputs: Tensor) -> Tensor:

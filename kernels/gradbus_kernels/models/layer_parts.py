@@ -71,18 +71,19 @@ def _turned_in_order(order: Tensor, qkv: Tensor, rotation: Rotation, key_heads: 
     return rotary(torch.cat((ordered, qkv[:, -key_heads:]), dim=1), rotation, key_heads)
 
 
+def unchanged(tensor: Tensor) -> Tensor:
+    """In the place of a part that a model does not have."""
+    return tensor
+
+
 def scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
     """Multiplies by the factor, rounded to the tensor's dtype."""
-    return _same if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device="cpu").item()
+    return unchanged if factor == 1.0 else lambda tensor: tensor * torch.tensor(factor, dtype=tensor.dtype, device="cpu").item()
 
 
 def norms_by_kind(plain: Norm) -> Mapping[str, Norm]:
     """RMSNorm by `NormKind`; `plain` computes that of Llama."""
     return {"llama": plain, "float32": partial(_norm_in_float32, plain), "offset": partial(_norm_with_offset, plain)}
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _norm_in_float32(plain: Norm, x: Tensor, weight: Tensor, eps: float) -> Tensor:
