@@ -89,8 +89,8 @@ class _FusedExperts(nn.Module):
         return self._product("down_proj", gated, counts)
 
     def _product(self, name: str, rows: Tensor, counts: list[int]) -> Tensor:
-        weights, biases = self.get_parameter(name), self.get_parameter(f"{name}_bias")
-        return _grouped(rows, counts, weights.transpose(1, 2).unbind(), biases.unbind())
+        product: Tensor = _GroupedFused.apply(rows, counts, self.get_parameter(name), self.get_parameter(f"{name}_bias"))  # type: ignore[no-untyped-call]
+        return product
 
 
 class _Expert(nn.Module):
@@ -119,12 +119,12 @@ def _rows(tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
     return rows
 
 
-def _grouped(rows: Tensor, counts: list[int], weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
-    """Neighbouring rows, as many as each count says, times the transpose of the weight in its place, plus its bias; `[rows, out]`.
+def _grouped(rows: Tensor, counts: list[int], weights: Sequence[Tensor]) -> Tensor:
+    """Neighbouring rows, as many as each count says, times the transpose of the weight in its place; `[rows, out]`.
 
     A weight without rows has a gradient too: zeros, as every optimiser and ZeRO expect.
     """
-    products: Tensor = _Grouped.apply(rows, counts, *weights, *biases)  # type: ignore[no-untyped-call]
+    products: Tensor = _Grouped.apply(rows, counts, *weights)  # type: ignore[no-untyped-call]
     return products
 
 
@@ -147,21 +147,49 @@ class _Rows(torch.autograd.Function):
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[: len(counts)], parameters[len(counts) :] or [None] * len(counts)
+    def forward(ctx: Any, rows: Tensor, counts: list[int], *weights: Tensor) -> Tensor:
         ctx.save_for_backward(rows, *weights)
         ctx.counts = counts
-        parts = zip(torch.split(rows, counts), weights, biases, strict=True)
-        return torch.cat([functional.linear(part, weight, bias) for part, weight, bias in parts])
+        return torch.cat([functional.linear(part, weight) for part, weight in zip(torch.split(rows, counts), weights, strict=True)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows, *weights = ctx.saved_tensors
-        of_rows, _, *of_weights = ctx.needs_input_grad[: 2 + len(weights)]
-        of_biases = ctx.needs_input_grad[2 + len(weights) :]
+        of_rows, _, *of_weights = ctx.needs_input_grad
         parts = torch.split(upstream, ctx.counts)
         inputs = torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
         used = zip(parts, torch.split(rows, ctx.counts), of_weights, strict=True)
-        products = [part.t() @ own if needed else None for part, own, needed in used]
-        return inputs, None, *products, *(part.sum(0) if needed else None for part, needed in zip(parts, of_biases, strict=False))
+        return inputs, None, *(part.t() @ own if needed else None for part, own, needed in used)
+
+
+class _GroupedFused(torch.autograd.Function):
+    """The same with the weights `[E, in, out]` and biases `[E, out]` of all experts.
+
+    It saves the weights themselves: views of them would keep what ZeRO-3 gathered until the backward pass, which gathers it again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int], weights: Tensor, biases: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weights)
+        ctx.counts = counts
+        parts = zip(torch.split(rows, counts), weights, biases, strict=True)
+        return torch.cat([torch.addmm(bias, part, weight) for part, weight, bias in parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights = ctx.saved_tensors
+        of_rows, _, of_weights, of_biases = ctx.needs_input_grad
+        parts = torch.split(upstream, ctx.counts)
+        inputs = torch.cat([part @ weight.t() for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
+        products = _products(torch.split(rows, ctx.counts), parts, weights) if of_weights else None
+        return inputs, None, products, torch.stack([part.sum(0) for part in parts]) if of_biases else None
+
+
+def _products(inputs: Sequence[Tensor], upstream: Sequence[Tensor], like: Tensor) -> Tensor:
+    """The gradients of fused weights."""
+    products = torch.empty_like(like)
+    for own, part, into in zip(inputs, upstream, products, strict=True):
+        torch.mm(own.t(), part, out=into)
+    return products

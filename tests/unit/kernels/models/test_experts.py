@@ -288,6 +288,16 @@ def test_fused_experts_are_those_of_the_definition(fused, tokens):
         torch.testing.assert_close(ours, exact, atol=2e-5, rtol=1e-5, check_dtype=False)
 
 
+def test_no_view_of_fused_weights_lives_until_the_backward_pass(fused):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        fused(torch.randn(9, 16, requires_grad=True)).sum()
+    whole = {parameter.untyped_storage().data_ptr(): parameter for parameter in fused.experts.parameters()}
+    kept = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() in whole]
+    assert len(kept) == 2
+    assert all(tensor is whole[tensor.untyped_storage().data_ptr()] for tensor in kept)
+
+
 def test_a_clamp_of_nothing_is_refused(config):
     with pytest.raises(ModelError, match="misstates swiglu_limit"):
         config(**GPT_OSS | {"swiglu_limit": 0.0})
