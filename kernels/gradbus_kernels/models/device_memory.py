@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
+from gradbus.errors import SettingsError, first_line
 from gradbus_kernels.models.loading import return_device_memory
 
 
+@contextmanager
+def device_in_use(device: str) -> Iterator[None]:
+    """Raises SettingsError if torch cannot use the device, for what the first use of it inside the block raises."""
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:  # AssertionError: torch was built without such devices
+        raise SettingsError(f"torch cannot use device {device} ({first_line(error)}); set GRADBUS_DEVICE to one that is here") from error
+
+
 def limit_memory_share(device: str, share: float) -> None:
-    """Lets torch allocate at most this share of a GPU's memory in this process; on other devices it does nothing."""
-    chosen = torch.device(device)
-    if chosen.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(share, chosen.index or 0)
+    """Lets torch allocate at most this share of a GPU's memory in this process; on a CPU it does nothing. Raises SettingsError."""
+    with device_in_use(device):
+        chosen = torch.device(device)
+        if chosen.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(share, chosen.index or 0)
 
 
 class OffDevice:

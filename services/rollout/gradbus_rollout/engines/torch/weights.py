@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gradbus.errors import ModelError, SettingsError, first_line
+from gradbus.errors import ModelError, first_line
 from gradbus.formats.expert_config import SHARED, ExpertsConfig, fused_shapes
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
+from gradbus_kernels.models.device_memory import device_in_use
 from gradbus_kernels.models.routing import Routing, read_corrections
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import weights_digest
@@ -253,7 +254,5 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 def empty_like(device: str, dtype: torch.dtype) -> Tensor:
     """An empty tensor that carries device and dtype for the others. Raises SettingsError if torch cannot use the device."""
-    try:
+    with device_in_use(device):
         return torch.empty(0, device=device, dtype=dtype)
-    except (AssertionError, RuntimeError) as error:  # AssertionError: torch was built without such devices
-        raise SettingsError(f"torch cannot use device {device} ({first_line(error)}); set GRADBUS_DEVICE to one that is here") from error
