@@ -242,6 +242,17 @@ async def test_a_server_that_does_not_release_is_ended(begin, server, monkeypatc
     assert ended
 
 
+async def test_a_server_that_was_ended_is_started_by_the_next_load_without_waiting_for_its_answer(begin, server, model_folder):
+    engine = await begin()
+    server.fails.add("/release_memory_occupation")
+    await engine.release()
+    server.fails.clear()
+    await engine.load([model_folder / "model.safetensors"], 1)
+    assert (engine.server.starts, engine.server.is_ended, engine.version) == (2, False, 1)
+    await engine.load([model_folder / "model.safetensors"], 2)
+    assert engine.server.starts == 2
+
+
 async def test_a_release_waits_until_the_driver_counts_the_memory_as_free(begin, monkeypatch):
     free = iter([1000, 1000, 1000, 5000, 9000, 9000, 9000, 9000])
     looks = []
