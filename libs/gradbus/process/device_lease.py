@@ -60,7 +60,7 @@ class Contender:
 def device_name(device: str, given: str = "") -> str:
     """The name under which the processes of this machine share torch's `device`: `given` if it is set, else machine and device."""
     kind, _, number = device.partition(":")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if kind == "cuda" else [""]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",") if kind == "cuda" else [""]
     index = int(number or 0)
     chosen = visible[index] if index < len(visible) and visible[index] else str(index)
     return _NOT_IN_A_KEY.sub("-", given or f"{socket.gethostname()}-{kind}-{chosen}")

@@ -262,6 +262,7 @@ async def test_the_wish_of_a_dead_process_holds_nobody_up_for_long(table):
         ("cuda", "", "", "box-a-cuda-0"),
         ("cuda:0", "3,5", "", "box-a-cuda-3"),
         ("cuda:1", "3,5", "", "box-a-cuda-5"),
+        ("cuda:1", "3, 5", "", "box-a-cuda-5"),
         ("cuda", "GPU-1f.2", "", "box-a-cuda-GPU-1f-2"),
         ("cuda", "", "the gpu", "the-gpu"),
     ],
