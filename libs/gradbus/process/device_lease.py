@@ -21,6 +21,7 @@ from typing import Final
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
+from gradbus.aio.tasks import run_to_end
 from gradbus.bus import Bucket, Buckets, Bus, Lease
 from gradbus.bus.subjects import LEASE_TTL_SECONDS
 from gradbus.control.runs import WorkerPresence
@@ -117,11 +118,14 @@ class DeviceLease:
             await asyncio.sleep(self._ttl / _LOOKS)
 
     async def give_back(self) -> None:
-        """Lets the next process have the device. This process must have freed its memory there."""
+        """Lets the next process have the device. This process must have freed its memory there.
+
+        A cancelled caller waits for that too: otherwise the next process would wait until the lease expires.
+        """
         if self._lease is not None:
             lease, self._lease = self._lease, None
             self._given_back.set()
-            await lease.release()
+            await run_to_end(lease.release())
 
     def give_back_from_thread(self) -> None:
         """`give_back`, called in another thread than that of the event loop; does nothing if the device is not held."""
