@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
@@ -18,6 +19,10 @@ from gradbus.bus.subjects import LEASE_TTL_SECONDS
 from gradbus.telemetry import PROCESS, get_logger
 
 _log = get_logger(__name__)
+_PAUSE: Final = 0.2
+"""Parts of the time to live: between two renewals, after one that failed, and until the server must have answered one."""
+_PAUSE_AFTER_FAILURE: Final = 0.02
+_ANSWER: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +82,15 @@ class Lease:
                     await self._bucket.delete(self.key, current.revision)
 
     async def _renew(self) -> None:
+        """An answer that is lost must not cost the lease: the next attempt comes before the holder of a device would be killed."""
+        pause = _PAUSE
         while True:
-            await asyncio.sleep(self._ttl / 5)
-            began = time.monotonic()
+            await asyncio.sleep(pause * self._ttl)
+            began, pause = time.monotonic(), _PAUSE_AFTER_FAILURE
             try:
-                self._revision = await self._update()
-                self.renewed = began
+                async with asyncio.timeout(_ANSWER * self._ttl):
+                    self._revision = await self._update()
+                self.renewed, pause = began, _PAUSE
             except Conflict:
                 break
             except (NatsError, APIError, TimeoutError) as error:
@@ -106,4 +114,4 @@ class Lease:
             current = await self._bucket.get(self.key)
             if current is None or current.value != self._value:
                 raise
-            return current.revision
+            return await self._bucket.update(self.key, self._value, current.revision)

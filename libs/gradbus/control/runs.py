@@ -135,7 +135,7 @@ class WorkerPresence(StoredModel):
     receives: bool = False
     """Of a rollout: whether it takes part in broadcasts of weights."""
     preparing: str = ""
-    """Of a rollout: what it does before it can sample, e.g. `starts its sglang engine`; empty once it can."""
+    """What it does before it can work on its run, e.g. `starts its sglang engine`; empty once it can."""
     trouble: str = ""
     """Why the worker cannot serve; empty if it can."""
     fatal: bool = False

@@ -21,6 +21,7 @@ from typing import Final
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
+from gradbus.aio.tasks import run_to_end
 from gradbus.bus import Bucket, Buckets, Bus, Lease
 from gradbus.bus.subjects import LEASE_TTL_SECONDS
 from gradbus.control.runs import WorkerPresence
@@ -60,7 +61,7 @@ class Contender:
 def device_name(device: str, given: str = "") -> str:
     """The name under which the processes of this machine share torch's `device`: `given` if it is set, else machine and device."""
     kind, _, number = device.partition(":")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if kind == "cuda" else [""]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",") if kind == "cuda" else [""]
     index = int(number or 0)
     chosen = visible[index] if index < len(visible) and visible[index] else str(index)
     return _NOT_IN_A_KEY.sub("-", given or f"{socket.gethostname()}-{kind}-{chosen}")
@@ -117,11 +118,14 @@ class DeviceLease:
             await asyncio.sleep(self._ttl / _LOOKS)
 
     async def give_back(self) -> None:
-        """Lets the next process have the device. This process must have freed its memory there."""
+        """Lets the next process have the device. This process must have freed its memory there.
+
+        A cancelled caller waits for that too: otherwise the next process would wait until the lease expires.
+        """
         if self._lease is not None:
             lease, self._lease = self._lease, None
             self._given_back.set()
-            await lease.release()
+            await run_to_end(lease.release())
 
     def give_back_from_thread(self) -> None:
         """`give_back`, called in another thread than that of the event loop; does nothing if the device is not held."""

@@ -55,6 +55,11 @@ class WorkerHeartbeat:
         """Publish the heartbeat now: other services wait for this change."""
         self._publish_requested.set()
 
+    def show_preparing(self, what: str) -> None:
+        """Shows what the worker does before it can work on its run; empty once it can."""
+        self.presence.preparing = what
+        self.publish_now()
+
     def progressed(self, reached: int) -> None:
         """The run has come to `reached`, the trainer's step or the highest index of sampled groups: it is prepared and works here."""
         if self.presence.reached < 0:

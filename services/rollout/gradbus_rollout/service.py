@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bucket, Buckets
 from gradbus.control.runs import RunRecord, RunStatus
 from gradbus.errors import DatasetError, ModelError
@@ -14,8 +15,8 @@ from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
 from gradbus.process.broadcast_settings import BroadcastSettings
-from gradbus.process.device_lease import DeviceLease, device_name
-from gradbus.spec import RunSpec
+from gradbus.process.device_lease import DeviceLease
+from gradbus.process.worker_device import WorkerDevice
 from gradbus.telemetry import export_metrics, run_metrics
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.launcher import ForkServer
@@ -55,14 +56,15 @@ class RolloutService:
         self._clients = clients
         self._engines = engines
         self._tokenizers = tokenizers
-        self._device: DeviceLease | None = None
-        """Made for the first run that needs it."""
+        self._device = WorkerDevice(clients.bus, clients.heartbeat, settings.device, settings.device_name)
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled.
 
         Raises DatasetError and ModelError, after marking the failure as fatal for the run: every other worker would fail in the same way.
         """
+        if self._device.is_held:  # since an attempt that failed: whoever waits comes first
+            await in_run_thread(self.release, "release device")
         async with AsyncExitStack() as opened:
             try:
                 prepared = await self._prepared(record, opened)
@@ -75,44 +77,28 @@ class RolloutService:
     def release(self) -> None:
         """See `RunServer.release`."""
         self._engines.release()
-        if self._device is not None:
-            self._device.give_back_from_thread()
+        self._device.give_back()
 
     async def _prepared(self, record: RunRecord, opened: AsyncExitStack) -> _Prepared:
         """Opens the run's tokenizer and engine, which `opened` closes, and checks its prompts."""
+        show_preparing = self._clients.heartbeat.show_preparing
         runs = await self._clients.bus.bucket(Buckets.RUNS)
-        self._show_preparing("fetches the model")
+        show_preparing("fetches the model")
         folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
         rollout = record.spec.rollout
         limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids, record.created_unix_ns)
-        self._show_preparing("reads the tokenizer and the prompts")
+        show_preparing("reads the tokenizer and the prompts")
         tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES)
         opened.push_async_callback(tokenizer.close)
         status = await self._status(record, runs)
         training = await self._table(tokenizer, status.prompts)
         evaluation = await self._table(tokenizer, status.evaluation_prompts) if status.evaluation_prompts else None
-        lease = await self._lease(record.spec)
-        self._show_preparing(f"starts its {rollout.engine} engine")
+        lease = await self._device.take_for(record.spec)
+        show_preparing(f"starts its {rollout.engine} engine")
         engine = self._watched(await self._engines.open(folder, record.spec, tokenizer.stop_token_ids))
         opened.push_async_callback(engine.close)
-        self._show_preparing("")
+        show_preparing("")
         return _Prepared(folder, tokenizer, training, evaluation, engine, lease)
-
-    async def _lease(self, spec: RunSpec) -> DeviceLease | None:
-        """The lease of the device, if a trainer uses it in turns with this worker. Waits until it is held: memory comes next."""
-        if spec.rollout.placement != "timed":
-            return None
-        if self._device is None:
-            name = device_name(self._settings.device, self._settings.device_name)
-            self._device = await DeviceLease.of(self._clients.bus, name, self._clients.heartbeat.presence)
-        if not self._device.is_held:
-            self._show_preparing("waits for its device, which the trainer has")
-        await self._device.take()
-        return self._device
-
-    def _show_preparing(self, what: str) -> None:
-        self._clients.heartbeat.presence.preparing = what
-        self._clients.heartbeat.publish_now()
 
     async def _serve(self, record: RunRecord, prepared: _Prepared) -> None:
         engine = prepared.engine

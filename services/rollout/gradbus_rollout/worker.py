@@ -84,13 +84,13 @@ class RolloutWorker:
 
     async def serve(self) -> None:
         """Fetches, samples and publishes until cancelled. Raises the error of a load that failed for good, or of the engine."""
-        fetch: asyncio.Task[list[Delivery]] | None = None
+        fetch: asyncio.Task[None] | None = None
         wanted: asyncio.Task[None] | None = None
         changed = self._parts.versions.changed
         try:
             while True:
                 if fetch is None and self._has_room():
-                    fetch = asyncio.create_task(self._queue.fetch(_CONCURRENT_TASKS), name="fetch")
+                    fetch = asyncio.create_task(self._fetch(), name="fetch")
                 changed.clear()
                 await self._start_tasks()
                 if wanted is None and self._turns.is_on_device:
@@ -103,8 +103,7 @@ class RolloutWorker:
                     new_version.cancel()
                 self._finish_jobs()
                 if fetch is not None and fetch.done():
-                    for delivery in fetch.result():
-                        self._inbox.add(delivery)
+                    fetch.result()
                     fetch = None
                 self._update_presence()
                 if wanted is not None and wanted.done():
@@ -113,6 +112,12 @@ class RolloutWorker:
                     await self._leave_device()
         finally:
             await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, fetch, wanted] if task))
+
+    async def _fetch(self) -> None:
+        """Fetches tasks and claims them at once, also while the worker waits for its device: the conductor would send them again."""
+        for delivery in await self._queue.fetch(_CONCURRENT_TASKS):
+            self._inbox.add(delivery)
+        self._update_presence()
 
     # Turns on the device: this worker is the tenant
 

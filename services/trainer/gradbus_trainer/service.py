@@ -15,8 +15,8 @@ from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
-from gradbus.process.device_lease import DeviceLease, device_name
 from gradbus.process.device_turns import DeviceTurns
+from gradbus.process.worker_device import WorkerDevice
 from gradbus.spec import RunSpec
 from gradbus.telemetry import export_metrics, get_logger, run_metrics
 from gradbus_kernels.models.dtypes import DTYPES
@@ -53,11 +53,12 @@ class TrainerService:
         self._clients = clients
         self._learners = learners
         self._scratch = Scratch(settings.cache_dir / "trainer" / settings.worker_id)
-        self._device: DeviceLease | None = None
-        """Made for the first run that needs it."""
+        self._device = WorkerDevice(clients.bus, clients.heartbeat, settings.device, settings.device_name)
 
     async def serve_run(self, record: RunRecord) -> None:
         """Serves the run until it is cancelled."""
+        if self._device.is_held:  # since an attempt that failed: whoever waits comes first
+            await in_run_thread(self.release, "release device")
         heartbeat, run_id = self._clients.heartbeat, record.run_id
         control = await RunControl.acquire(self._clients.bus, run_id, heartbeat)
         try:
@@ -76,15 +77,14 @@ class TrainerService:
     def release(self) -> None:
         """See `RunServer.release`."""
         self._learners.release()
-        if self._device is not None:
-            self._device.give_back_from_thread()
+        self._device.give_back()
 
     async def _train(self, record: RunRecord, control: RunControl) -> None:
         spec, run_id, objects = record.spec, record.run_id, self._clients.objects
         store = StoreClient(self._clients.weight_store, run_id)
         await store.open_term(control.term)
         folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
-        lease = await self._lease(spec)
+        lease = await self._device.take_for(spec)
         learner, frozen = await in_run_thread(lambda: self._open(folder, spec), "open learner")
         state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
         events = EventLog(self._clients.bus, run_id)
@@ -108,16 +108,6 @@ class TrainerService:
             await TrainLoop(record, parts, state).run()
         await events.flush()
         _log.info("run_trained", run_id=run_id, step=state.step)
-
-    async def _lease(self, spec: RunSpec) -> DeviceLease | None:
-        """The lease of the device, if an engine uses it in turns with this trainer. Waits until it is held: memory comes next."""
-        if spec.rollout.placement != "timed":
-            return None
-        if self._device is None:
-            name = device_name(self._settings.device, self._settings.device_name)
-            self._device = await DeviceLease.of(self._clients.bus, name, self._clients.heartbeat.presence)
-        await self._device.take()
-        return self._device
 
     def _open(self, folder: Path, spec: RunSpec) -> tuple[Learner, TensorFile | None]:
         """A learner that has loaded the folder, and what its versions carry along. Raises ModelError if it would publish another model.

@@ -53,7 +53,9 @@ class Holders:
         if not self._changed:
             return
         await self._merge()
-        self._changed = False
+        if not self._changed:  # the run was deleted meanwhile
+            return
+        self._changed, written = False, set(self._forgotten)
         try:
             await self._key.replace(self._encoded())
         except Conflict:
@@ -62,7 +64,7 @@ class Holders:
             self._changed = True
             raise
         else:
-            self._forgotten.clear()
+            self._forgotten -= written
 
     async def delete(self) -> None:
         """Forgets the run."""

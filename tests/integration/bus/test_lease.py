@@ -1,10 +1,12 @@
 """Leases on a real NATS."""
 
 import asyncio
+import time
 
 import pytest
 
-from gradbus.bus import Buckets, Lease
+from gradbus.bus import Buckets, Conflict, Lease
+from gradbus.bus.kv import Entry
 
 
 @pytest.fixture
@@ -84,3 +86,52 @@ async def test_a_lease_outlives_a_restart_of_the_server(own_nats, own_bus, event
     await eventually(renewed(leases, lease))
     assert not lease.lost.is_set()
     await lease.release()
+
+
+class Mute:
+    """A bucket that takes the first renewal and never says so."""
+
+    def __init__(self):
+        self.entry, self.renewals, self.heard = None, 0, asyncio.Event()
+        self.written = 0.0
+
+    async def get(self, _):
+        return self.entry
+
+    async def create(self, _, value):
+        self.entry = Entry(value, 1)
+        return 1
+
+    async def update(self, _, value, revision):
+        self.renewals += 1
+        if revision != self.entry.revision:
+            raise Conflict("changed")
+        self.entry, self.written = Entry(value, revision + 1), time.monotonic()
+        if self.renewals == 1:
+            await asyncio.Event().wait()
+        self.heard.set()
+        return self.entry.revision
+
+    async def delete(self, *_):
+        self.entry = None
+
+
+async def test_a_lease_counts_as_renewed_from_its_newest_write_and_not_from_a_look_at_it():
+    """Otherwise its holder would be killed only after the key has expired."""
+    bucket = Mute()
+    lease = await Lease.acquire(bucket, "device.gpu", "a", ttl=1.0)
+    acquired = lease.renewed
+    async with asyncio.timeout(60):
+        while lease.renewed == acquired:  # noqa: ASYNC110 - another task changes it
+            await asyncio.sleep(0.001)
+    assert lease.renewed <= bucket.written
+    await lease.release()
+
+
+async def test_a_renewal_without_an_answer_is_repeated_long_before_the_lease_is_lost():
+    bucket = Mute()
+    lease = await Lease.acquire(bucket, "device.gpu", "a", ttl=1.0)
+    await asyncio.wait_for(bucket.heard.wait(), 60)
+    assert (bucket.renewals, lease.lost.is_set()) == (3, False), "the second one finds its own value"
+    await lease.release()
+    assert bucket.entry is None

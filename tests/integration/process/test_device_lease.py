@@ -244,6 +244,16 @@ async def test_the_device_may_be_given_back_from_another_thread(table):
     await table.until(lambda: other.holds)
 
 
+async def test_a_turn_whose_end_is_cancelled_ends_all_the_same(table):
+    holder = worker(table, 0)
+    await holder.lease.take()
+    ending = asyncio.create_task(holder.lease.give_back())
+    await asyncio.sleep(0)
+    await cancel_and_wait(ending)
+    assert ending.cancelled()
+    assert await table.leases.get(f"device.{table.device}") is None
+
+
 async def test_the_wish_of_a_dead_process_holds_nobody_up_for_long(table):
     holder, dead, rollout = worker(table, 0), worker(table, 1, goes_first=True), worker(table, 2)
     await holder.lease.take()
@@ -262,6 +272,7 @@ async def test_the_wish_of_a_dead_process_holds_nobody_up_for_long(table):
         ("cuda", "", "", "box-a-cuda-0"),
         ("cuda:0", "3,5", "", "box-a-cuda-3"),
         ("cuda:1", "3,5", "", "box-a-cuda-5"),
+        ("cuda:1", "3, 5", "", "box-a-cuda-5"),
         ("cuda", "GPU-1f.2", "", "box-a-cuda-GPU-1f-2"),
         ("cuda", "", "the gpu", "the-gpu"),
     ],

@@ -116,10 +116,10 @@ def prompts():
 
 @pytest.fixture
 def new_record(bus, run_id):
-    async def make(mode="fixed_lag", files=None):
+    async def make(mode="fixed_lag", files=None, **rollout):
         body = {"name": "test", "model": {"path": "m", "files": files}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}}
         body |= {"schedule": {"mode": mode, "max_staleness": 1, "groups_per_step": 2, "steps": 10}}
-        body |= {"rollout": {"slots": 8, "group_size": 3, "max_new_tokens": NEW_TOKENS}}
+        body |= {"rollout": {"slots": 8, "group_size": 3, "max_new_tokens": NEW_TOKENS} | rollout}
         record = RunRecord(run_id=run_id, spec=RunSpec.model_validate(body), created_unix_ns=1)
         await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.spec", record.to_bytes())
         return record

@@ -11,9 +11,10 @@ import pytest
 
 from gradbus.bus import Buckets, TaskQueue
 from gradbus.control.runs import RunStatus, WorkerPresence
-from gradbus.errors import EngineHungError
+from gradbus.errors import EngineHungError, StorageError
 from gradbus.experience import GroupStore
 from gradbus.process import Process, WorkerClients, WorkerHeartbeat
+from gradbus.process.device_lease import DeviceLease, device_name
 from gradbus.tokenizer.tokenizer import Deadlines
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout import service
@@ -111,6 +112,25 @@ async def test_a_worker_says_what_it_prepares_until_it_can_sample(
     started.set()
     await until(lambda: serving.engine.startswith("torch"))
     assert serving.preparing == ""
+
+
+async def test_an_attempt_that_failed_does_not_keep_the_device_from_others(
+    new_record, model_files, objects, prompts, bus, run_id, serving, monkeypatch
+):
+    def fails(*_):
+        raise StorageError("planted: the disk of this machine is full")
+
+    monkeypatch.setattr(DeviceLease, "_end_without_lease", lambda *_: None)  # it would end the tests
+    monkeypatch.setattr(TorchEngine, "from_folder", fails)
+    await new_record(files=model_files, placement="timed")
+    await write_status(bus, run_id, await objects.put_blob(prompts))
+    await until(lambda: serving.trouble)
+    trainer = await DeviceLease.of(bus, device_name("cpu"), WorkerPresence(worker="trainer", role="trainer", incarnation="1"))
+    await asyncio.wait_for(trainer.take(), 60)
+    await until(lambda: serving.preparing == "waits for its device, which another worker has")
+    await (await bus.bucket(Buckets.ASSIGNMENTS)).delete(serving.worker)
+    await until(lambda: serving.run_id == "")
+    await trainer.give_back()
 
 
 async def test_prompts_that_the_model_cannot_take_are_fatal_trouble(new_record, model_files, objects, bus, run_id, serving):

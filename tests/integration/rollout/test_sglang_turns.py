@@ -6,6 +6,7 @@ and `NOISE` with anything else, and it breaks if it is asked to compute without 
 
 import asyncio
 import json
+import os
 
 import pytest
 
@@ -241,6 +242,17 @@ async def test_a_server_that_does_not_release_is_ended(begin, server, monkeypatc
     assert ended
 
 
+async def test_a_server_that_was_ended_is_started_by_the_next_load_without_waiting_for_its_answer(begin, server, model_folder):
+    engine = await begin()
+    server.fails.add("/release_memory_occupation")
+    await engine.release()
+    server.fails.clear()
+    await engine.load([model_folder / "model.safetensors"], 1)
+    assert (engine.server.starts, engine.server.is_ended, engine.version) == (2, False, 1)
+    await engine.load([model_folder / "model.safetensors"], 2)
+    assert engine.server.starts == 2
+
+
 async def test_a_release_waits_until_the_driver_counts_the_memory_as_free(begin, monkeypatch):
     free = iter([1000, 1000, 1000, 5000, 9000, 9000, 9000, 9000])
     looks = []
@@ -267,6 +279,28 @@ def test_the_drivers_free_memory_is_the_sum_over_gpus_and_unknown_without_a_driv
     assert asyncio.run(driver_memory.free_mebibytes()) == 123
     tool.write_text("#!/bin/sh\necho no devices\n")
     assert asyncio.run(driver_memory.free_mebibytes()) is None
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert asyncio.run(driver_memory.free_mebibytes()) is None
+
+
+def test_the_driver_is_asked_for_the_gpus_of_this_process_alone(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nfor option; do test "$option" = --id=3,5 && echo 7; done\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert asyncio.run(driver_memory.free_mebibytes()) == 7
+
+
+def test_a_driver_that_does_not_answer_is_as_good_as_none_and_no_query_outlives_it(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(driver_memory, "_ANSWER_SECONDS", 1.0)
+    assert asyncio.run(driver_memory.free_mebibytes()) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_server_that_takes_turns_starts_with_the_memory_saver(tmp_path):

@@ -72,11 +72,11 @@ def working(bus, objects, stub, run_id, tmp_path, engine, store, table, new_reco
     """A worker that serves the run inside the block."""
 
     @asynccontextmanager
-    async def work(mode="fixed_lag", weights=objects):
+    async def work(mode="fixed_lag", weights=objects, lease=None):
         versions = VersionLoader(bus, weights, stub, run_id, tmp_path)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
         async with versions.followed():
-            parts = WorkerParts(bus, store, engine, versions, table, table, heartbeat, run_metrics(run_id))
+            parts = WorkerParts(bus, store, engine, versions, table, table, heartbeat, run_metrics(run_id), lease)
             worker = RolloutWorker(await new_record(mode), parts)
             async with background(worker.serve(), "worker"):
                 worker.presence = heartbeat.presence
@@ -135,6 +135,38 @@ async def test_a_task_of_a_version_to_come_is_set_aside_claimed_and_run_later(wo
         (group,) = (await store.get([4])).values()
         await until(lambda: worker.presence.claims == [])
     assert group.version == group.samples[0].spans[0].version == 1
+
+
+class LentDevice:
+    """The lease of a device that another worker wants at once, and keeps until `free` is set."""
+
+    def __init__(self):
+        self.free, self.is_away = asyncio.Event(), asyncio.Event()
+
+    async def take(self):
+        await self.free.wait()
+
+    async def give_back(self):
+        self.is_away.set()
+
+    async def wanted(self, _):
+        if self.is_away.is_set():
+            await asyncio.Event().wait()
+
+
+async def test_tasks_that_arrive_while_the_worker_waits_for_its_device_are_claimed(working, trainer, queue, hints):
+    """Otherwise the conductor sends them again, and they are sampled twice."""
+    device = LentDevice()
+    await trainer.publish(0)
+    async with working(lease=device) as worker:
+        await asyncio.wait_for(device.is_away.wait(), 60)
+        await queue.publish([task(0, [1])])
+        await until(lambda: worker.presence.claims == [1])
+        await queue.publish([task(0, [2])])
+        await until(lambda: worker.presence.claims == [1, 2])
+        assert not hints
+        device.free.set()
+        await until(lambda: len(hints) == 2)
 
 
 async def test_held_out_rows_are_decoded_greedily_by_the_version_they_name(working, trainer, queue, store, hints):

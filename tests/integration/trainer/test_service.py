@@ -14,9 +14,10 @@ from transformers_lab import qwen3_5_of_images
 from gradbus.bus import Buckets, EventLog
 from gradbus.control.failures import RunFailures
 from gradbus.control.runs import WorkerPresence
-from gradbus.errors import RankLostError
+from gradbus.errors import RankLostError, StorageError
 from gradbus.formats.safetensors import read_headers
 from gradbus.process import Process, WorkerClients
+from gradbus.process.device_lease import DeviceLease, device_name
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus_rollout.engines.server.version_folder import digest, make_version_folder, model_tensors
 from gradbus_trainer.learners.registry import Learners
@@ -90,6 +91,24 @@ async def test_a_folder_without_a_model_is_fatal_trouble_with_its_reason(new_run
     assert "config.json has num_attention_heads" in (await presence(bus, run)).trouble
     process.stopping.set()
     await asyncio.wait_for(task, 60)
+
+
+async def test_an_attempt_that_failed_does_not_keep_the_device_from_others(new_run, make_spec, model_files, serve, bus, monkeypatch):
+    def fails(*_):
+        raise StorageError("planted: the disk of this machine is full")
+
+    monkeypatch.setattr(DeviceLease, "_end_without_lease", lambda *_: None)  # it would end the tests
+    monkeypatch.setattr(Learners, "open", fails)
+    run = await new_run(make_spec(model={"path": "m", "files": model_files}, rollout={"placement": "timed"}))
+    process, task = await serve(run)
+    presence = run.heartbeat.presence
+    await until(lambda: presence.trouble)
+    other = await DeviceLease.of(bus, device_name("cpu"), WorkerPresence(worker="other", role="trainer", incarnation="1"))
+    await asyncio.wait_for(other.take(), 60)
+    await until(lambda: presence.preparing == "waits for its device, which another worker has")
+    process.stopping.set()
+    await asyncio.wait_for(task, 60)
+    await other.give_back()
 
 
 async def test_what_no_run_trains_is_stored_once_and_named_by_every_version(

@@ -12,6 +12,7 @@ def worker(name, role="rollout", trouble="", preparing=""):
 
 
 TRAINER = worker("trainer-0", "trainer")
+WAITS = worker("trainer-1", "trainer", preparing="waits for its device")
 STARTS = worker("rollout-1", preparing="starts its sglang engine")
 
 
@@ -21,6 +22,8 @@ STARTS = worker("rollout-1", preparing="starts its sglang engine")
         (Blockers([TRAINER], [worker("rollout-0", trouble="the engine broke")], [4]), "rollout-0, which is in trouble: the engine broke"),
         (Blockers([], [worker("rollout-0")], [4]), "a trainer: none serves the run; start one"),
         (Blockers([TRAINER], [STARTS], [4, 5]), "rollout-1, which starts its sglang engine"),
+        (Blockers([WAITS], [worker("rollout-0")], [4]), "trainer-1, which waits for its device"),
+        (Blockers([WAITS], [STARTS], [4]), "trainer-1, which waits for its device, rollout-1, which starts its sglang engine"),
         (Blockers([TRAINER], [worker("rollout-0"), STARTS], [4]), "1 groups outstanding (lowest 4) at rollout-0, rollout-1 or the scorer"),
         (Blockers([TRAINER], [], [4, 5]), "a rollout worker for 2 groups: none serves the run; start one"),
         (Blockers([TRAINER], [worker("rollout-0")], [7, 4]), "2 groups outstanding (lowest 4) at rollout-0 or the scorer"),

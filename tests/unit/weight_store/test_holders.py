@@ -25,6 +25,9 @@ class Heads:
         self.entry = Entry(value, (revision or 0) + 1)
         return self.entry.revision
 
+    async def purge(self, _):
+        self.entry = None
+
 
 def attested(step, worker):
     return Attestation(run_id="run", worker=worker, step=step, digest=f"sha256:{step}")
@@ -70,6 +73,43 @@ async def test_a_version_that_is_forgotten_does_not_come_back():
     other.forget({(0, "sha256:0")})
     await other.store()
     assert await found(other) == await found(Holders(heads, "run")) == [(1, "a")]
+
+
+async def test_a_version_that_is_forgotten_during_a_write_does_not_come_back_by_another_replica(monkeypatch):
+    heads = Heads()
+    one, other = Holders(heads, "run"), Holders(heads, "run")
+    one.add(attested(0, "a"))
+    await one.store()
+    update = heads.update
+
+    async def forgets_meanwhile(*given):
+        one.forget({(0, "sha256:0")})
+        return await update(*given)
+
+    one.add(attested(1, "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "update", forgets_meanwhile)
+        await one.store()
+    other.add(attested(2, "b"))
+    await other.store()
+    await one.store()
+    assert await found(one) == await found(Holders(heads, "run")) == [(1, "a"), (2, "b")]
+
+
+async def test_a_run_that_is_deleted_during_a_write_leaves_no_key(monkeypatch):
+    heads = Heads()
+    one = Holders(heads, "run")
+    one.add(attested(0, "a"))
+    await one.store()
+
+    async def purged_meanwhile(_):
+        await one.delete()
+
+    one.add(attested(1, "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "get", purged_meanwhile)
+        await one.store()
+    assert heads.entry is None
 
 
 async def test_the_oldest_go_where_the_value_would_be_too_long(monkeypatch):

@@ -37,7 +37,8 @@ class Blockers:
                 return f"{worker.worker}, which is in trouble: {worker.trouble}"
         if not self.trainers:
             return "a trainer: none serves the run; start one, or look into the log of the one that is assigned"
-        return ", ".join(f"{worker.worker}, which {worker.preparing}" for worker in self.rollouts) if self.preparing else ""
+        not_ready = [*(trainer for trainer in self.trainers if trainer.preparing), *(self.rollouts if self.preparing else ())]
+        return ", ".join(f"{worker.worker}, which {worker.preparing}" for worker in not_ready)
 
     def _owed(self) -> str:
         """Work that is under way, and where."""

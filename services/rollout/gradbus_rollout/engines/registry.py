@@ -60,7 +60,7 @@ class EngineFactory:
         from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig  # noqa: PLC0415 - the same
 
         rollout = spec.rollout
-        limit_memory_share(self._settings.device, (rollout.engine_memory or 1.0) if rollout.placement == "shared" else 1.0)
+        limit_memory_share(self._settings.device, rollout.engine_memory or 1.0)
         check_threads(rollout.threads, "rollout.threads")
         config = TorchEngineConfig(
             slots=rollout.slots,

@@ -24,7 +24,16 @@ async def test_the_embedded_engine_decodes_in_the_trainers_dtype(model_folder, t
     await engine.close()
 
 
-@pytest.mark.parametrize(("placement", "share"), [({}, 1.0), ({"placement": "timed"}, 1.0), ({"placement": "shared"}, 0.4)], ids=str)
+@pytest.mark.parametrize(
+    ("placement", "share"),
+    [
+        ({}, 1.0),
+        ({"placement": "timed"}, 1.0),
+        ({"placement": "timed", "memory_fraction": 0.7}, 0.7),
+        ({"placement": "shared"}, 0.4),
+    ],
+    ids=str,
+)
 async def test_the_embedded_engine_takes_its_part_of_a_shared_device(model_folder, tmp_path, monkeypatch, placement, share):
     caps = []
     monkeypatch.setattr("gradbus_kernels.models.device_memory.limit_memory_share", lambda device, share: caps.append((device, share)))

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
 from typing import Final
 
 _QUERY: Final = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+_ANSWER_SECONDS: Final = 30.0
+"""A driver that takes longer is broken."""
+_GONE_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.2
 _STEADY_LOOKS: Final = 3
 """Looks without more free memory after which a release is over."""
 
 
 async def free_mebibytes() -> int | None:
-    """Of all GPUs together; None without a driver that answers."""
+    """Of all GPUs that this process sees, together; None without a driver that answers."""
     if shutil.which(_QUERY[0]) is None:
         return None
-    process = await asyncio.create_subprocess_exec(*_QUERY, stdout=PIPE, stderr=DEVNULL)
-    output, _ = await process.communicate()
-    with contextlib.suppress(ValueError):
-        return sum(map(int, output.split()))
-    return None
+    process = await asyncio.create_subprocess_exec(*_QUERY, *_seen(), stdout=PIPE, stderr=DEVNULL)
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            output, _ = await process.communicate()
+        return sum(map(int, output.split())) if process.returncode == 0 else None
+    except (TimeoutError, ValueError):
+        return None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            with contextlib.suppress(TimeoutError):  # one that hangs in the kernel does not end
+                async with asyncio.timeout(_GONE_SECONDS):
+                    await process.wait()
+
+
+def _seen() -> Sequence[str]:
+    """The flag that chooses GPUs: the driver's tool does not look at CUDA's variable, and others' memory comes and goes."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+    return (f"--id={visible}",) if visible else ()
 
 
 async def until_freed(before: int | None) -> None:

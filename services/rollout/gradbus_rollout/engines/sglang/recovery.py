@@ -110,6 +110,8 @@ class Recovery:
             await self._server.restart()
 
     async def _start_server(self) -> None:
+        if self._server.is_ended:
+            await self._server.restart()
         if not self._server.starts:
             await self._server.start()
             info = await self._server.api.info()

@@ -33,6 +33,8 @@ class Server:
         """How often the server came up."""
         self.replies = 0
         """Replies to samples, of all starts."""
+        self.is_ended = False
+        """Whether `end` was called since the last start: nobody need wait for an answer."""
 
     @property
     def pid(self) -> int | None:
@@ -63,6 +65,7 @@ class Server:
             await self._kill()
             raise
         self.starts += 1
+        self.is_ended = False
         _log.info("engine_server_up", url=self.api.url, pid=self.pid, start=self.starts)
 
     async def is_alive(self) -> bool:
@@ -87,6 +90,7 @@ class Server:
 
     async def end(self) -> None:
         """Kills a launched server, which frees its memory at once; `restart` brings it back."""
+        self.is_ended = True
         await self._kill()
 
     async def close(self) -> None:
