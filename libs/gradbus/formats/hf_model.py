@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT
+from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT, check_counts
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
 from gradbus.formats.safetensors import MAX_TENSORS
 from gradbus.formats.transformers_families import TransformersFamily, transformers_family_of
@@ -71,9 +71,11 @@ def check_model_folder(path: Path) -> ModelInfo:
     config = read_object(path / CONFIG)
     family = _family(config)
     text = family.text_config(config) if isinstance(family, TransformersFamily) else family.fields(config)
+    if isinstance(family, TransformersFamily):
+        check_counts(text)
     return ModelInfo(
         family=family,
-        context_length=context_length(text) if isinstance(family, ModelFamily) else _stated_context(text),
+        context_length=context_length(text) if isinstance(family, ModelFamily) else stated_context(text),
         vocab_size=positive(text, "vocab_size"),
         files=_files(path),
     )
@@ -155,6 +157,15 @@ def context_length(fields: Mapping[str, object]) -> int:
     return _before_long_factors(fields, positive(fields, "max_position_embeddings"))
 
 
+def stated_context(text: Mapping[str, object]) -> int:
+    """The same for a family that transformers computes: the shortest of the lengths that config.json states. Raises ModelError.
+
+    Some families have two of the names for one number, and which one counts is up to transformers.
+    """
+    stated = (positive(text, name, _MAX_SIZE["max_position_embeddings"]) for name in _CONTEXT_FIELDS if text.get(name) is not None)
+    return _before_long_factors(text, min(stated, default=_UNLIMITED))
+
+
 def read_object(path: Path) -> dict[str, object]:
     """The JSON object in a file of a model folder. Raises ModelError if the file is missing, too large or holds none."""
     most = most_bytes(path.name) or _FILE_BYTES
@@ -206,12 +217,6 @@ def _refuse_quantised(config: Mapping[str, object]) -> None:
             f"the folder holds weights of {reprlib.repr(method)} (quantization_config of config.json), which are not trained; load it with "
             "transformers, call `dequantize()`, save it in bfloat16 with `save_pretrained` and give that folder"
         )
-
-
-def _stated_context(text: Mapping[str, object]) -> int:
-    stated = next((name for name in _CONTEXT_FIELDS if text.get(name) is not None), None)
-    longest = _UNLIMITED if stated is None else positive(text, stated, _MAX_SIZE["max_position_embeddings"])
-    return _before_long_factors(text, longest)
 
 
 def _before_long_factors(fields: Mapping[str, object], longest: int) -> int:
