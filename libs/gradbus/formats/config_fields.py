@@ -13,13 +13,13 @@ MAX_CONTEXT: Final = 1 << 24
 LONGROPE: Final = frozenset({"longrope", "su"})
 """Names of the rotary embedding that has other frequencies beyond `original_max_position_embeddings` (Ding et al. 2024)."""
 _MAX_COUNT: Final = 1024
-"""Layers, their experts, and tokens of a chunk, whose square a layer with a state computes."""
+"""Layers, their experts, elements of a head, and tokens of a chunk, whose square a layer with a state computes."""
 _MAX_WHOLE: Final = 1 << 24
 _MOST: Final[tuple[tuple[str, float], ...]] = (
     *((part, math.inf) for part in ("theta", "base", "length", "label")),
     ("chunk_size", _MAX_COUNT),
     ("size", _MAX_WHOLE),
-    *((part, _MAX_COUNT) for part in ("layer", "experts", "expert_num", "attention_types")),
+    *((part, _MAX_COUNT) for part in ("layer", "experts", "expert_num", "head_dim", "attention_types")),
 )
 """Parts of fields' names, of which the first counts, and the largest whole number under such a name and length of such a list."""
 _LAYERS: Final = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
@@ -31,7 +31,7 @@ def check_counts(fields: Mapping[str, Any]) -> None:
     """Raises ModelError for numbers that would make transformers repeat something too often, and for fields that are not computed.
 
     What a number means is known to transformers alone, and some have several names. So every whole number is bounded, and more so where
-    the name speaks of layers, experts or chunks. Weights other than the folder's are found when the model is loaded.
+    the name speaks of layers, experts, heads or chunks. Weights other than the folder's are found when the model is loaded.
     """
     for name in _NOT_COMPUTED:
         if fields.get(name) is not None:

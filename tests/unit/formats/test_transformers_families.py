@@ -92,6 +92,7 @@ def test_no_family_of_our_own_decoder_is_listed():
         ({"num_nextn_predict_layers": 1025}, r"num_nextn_predict_layers = 1025; it must be .* at most 1024"),
         ({"n_routed_experts": 10**6}, r"n_routed_experts = 1000000; it must be .* at most 1024"),
         ({"zero_expert_num": 10**6}, r"zero_expert_num = 1000000; it must be .* at most 1024"),
+        ({"head_dim": 1 << 24}, r"head_dim = 16777216; it must be .* at most 1024"),
         ({"chunk_size": 4096}, r"chunk_size = 4096; it must be .* at most 1024"),
         ({"hidden_size": 1 << 30}, r"hidden_size = 1073741824; it must be .* at most 16777216"),
         ({"mystery": -(1 << 40)}, r"mystery = -1099511627776; it must be .* at most 16777216"),

@@ -113,6 +113,14 @@ def test_more_experts_than_the_folder_stores_are_not_counted_out(tmp_path):
         load_causal_lm(tmp_path)
 
 
+def test_what_transformers_asserts_is_a_fault_of_the_model(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 32}
+    OlmoeForCausalLM(OlmoeConfig(**sizes, num_experts=4, num_experts_per_tok=2)).save_pretrained(tmp_path)
+    change(tmp_path, {"pad_token_id": 64})
+    with pytest.raises(ModelError, match=r"the model cannot be loaded \(AssertionError: Padding_idx must be within num_embeddings"):
+        load_causal_lm(tmp_path)
+
+
 def test_labels_of_a_classifier_and_what_changes_outputs_are_ignored(folder):
     expected = load_causal_lm(folder).state_dict()
     change(folder, {"num_labels": 10**9, "problem_type": "evil", "attribute_map": {"n_layer": "n"}, "return_dict": False})
