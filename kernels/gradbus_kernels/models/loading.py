@@ -11,6 +11,10 @@ import torch
 
 from gradbus.errors import ModelError, OutOfMemoryError, first_line
 
+_OF_THE_MODEL: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
 _NO_MEMORY: Final = ("allocate memory", "out of memory", "not enough memory")
 _NO_DEVICE: Final = ("CUDA error", "CUDA driver", "NCCL")
 """Words of errors that say nothing about the model: the device is broken."""
@@ -22,7 +26,7 @@ def loading() -> Iterator[None]:
     try:
         with enough_memory():
             yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except _OF_THE_MODEL as error:
         if any(words in str(error) for words in _NO_DEVICE):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -14,6 +14,45 @@ MAX_LAYERS: Final = 1024
 MAX_INTERMEDIATE: Final = 1 << 19
 LONGROPE: Final = frozenset({"longrope", "su"})
 """Names of the rotary embedding that has other frequencies beyond `original_max_position_embeddings` (Ding et al. 2024)."""
+_MAX_COUNT: Final = 1024
+"""Layers, their experts, elements of a head, and tokens of a chunk, whose square a layer with a state computes."""
+_MAX_WHOLE: Final = 1 << 24
+_MOST: Final[tuple[tuple[str, float], ...]] = (
+    *((part, math.inf) for part in ("theta", "base", "length", "label")),
+    ("chunk_size", _MAX_COUNT),
+    ("size", _MAX_WHOLE),
+    *((part, _MAX_COUNT) for part in ("layer", "experts", "expert_num", "head_dim", "attention_types")),
+)
+"""Parts of fields' names, of which the first counts, and the largest whole number under such a name and length of such a list."""
+_LAYERS: Final = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
+"""What families call the number of their layers."""
+_NOT_COMPUTED: Final = ("per_layer_config",)
+
+
+def check_counts(fields: Mapping[str, Any]) -> None:
+    """Raises ModelError for numbers that would make transformers repeat something too often, and for fields that are not computed.
+
+    What a number means is known to transformers alone, and some have several names. So every whole number is bounded, and more so where
+    the name speaks of layers, experts, heads or chunks. Weights other than the folder's are found when the model is loaded.
+    """
+    for name in _NOT_COMPUTED:
+        if fields.get(name) is not None:
+            raise ModelError(f"config.json has {name}, which is not computed; choose another model")
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            check_counts(value)
+        else:
+            _check_count(name, value, next((most for part, most in _MOST if part in name), _MAX_WHOLE))
+
+
+def _check_count(name: str, value: object, most: float) -> None:
+    if isinstance(value, list):
+        if len(value) > most:
+            raise ModelError(f"config.json has {len(value)} values in {name}, at most {most} are taken; choose another model")
+        for part in value:
+            _check_count(name, part, most)
+    elif isinstance(value, int) and (abs(value) > most or (name in _LAYERS and value < 1)):
+        raise ModelError(f"config.json has {name} = {reprlib.repr(value)}; it must be a whole number above 0 and at most {most}")
 
 
 def flag(fields: Mapping[str, Any], name: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT
+from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT, check_counts
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, family_of_architecture
 from gradbus.formats.safetensors import MAX_TENSORS
 from gradbus.formats.transformers_families import TransformersFamily, transformers_family_of
@@ -71,9 +71,11 @@ def check_model_folder(path: Path) -> ModelInfo:
     config = read_object(path / CONFIG)
     family = _family(config)
     text = family.text_config(config) if isinstance(family, TransformersFamily) else family.fields(config)
+    if isinstance(family, TransformersFamily):
+        check_counts(text)
     return ModelInfo(
         family=family,
-        context_length=context_length(text) if isinstance(family, ModelFamily) else _stated_context(text),
+        context_length=context_length(text) if isinstance(family, ModelFamily) else stated_context(text),
         vocab_size=positive(text, "vocab_size"),
         files=_files(path),
     )
@@ -153,6 +155,15 @@ def positive(config: Mapping[str, object], field: str, most: int | None = None, 
 def context_length(fields: Mapping[str, object]) -> int:
     """Most tokens of prompt and response together, from config.json over the family's defaults. Raises ModelError."""
     return _before_long_factors(fields, positive(fields, "max_position_embeddings"))
+
+
+def stated_context(text: Mapping[str, object]) -> int:
+    """The same for a family that transformers computes: the shortest of the lengths that config.json states. Raises ModelError.
+
+    Some families have two of the names for one number, and which one counts is up to transformers.
+    """
+    stated = (positive(text, name, _MAX_SIZE["max_position_embeddings"]) for name in _CONTEXT_FIELDS if text.get(name) is not None)
+    return _before_long_factors(text, min(stated, default=_UNLIMITED))
 
 
 def read_object(path: Path) -> dict[str, object]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import Fault, ModelError
+from gradbus.formats.config_fields import flag, misstated, value_of
 
 if TYPE_CHECKING:
     from gradbus.formats.model_families import Capability
@@ -34,19 +35,23 @@ class TransformersFamily:
     """Whether the head is the embedding where config.json does not say it."""
     inner: str = ""
     """The field of config.json with the text model's configuration; empty: config.json itself."""
+    text_type: str = ""
+    """The `model_type` of that field; empty: the same."""
 
     def text_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """The configuration of the text model, with the head that the whole model states. Raises ModelError."""
         found = config.get(self.inner) if self.inner else config
         if not isinstance(found, dict):
             raise ModelError(f"config.json has no {self.inner}, which {self.architecture} needs; save the model again with transformers")
+        if self.inner and value_of(found, "model_type", self.text_type) != self.text_type:
+            raise misstated(f"{self.inner}.model_type", found["model_type"])
         tied = config.get("tie_word_embeddings")
         return found if tied is None else {**found, "tie_word_embeddings": tied}
 
     def is_tied(self, config: Mapping[str, Any]) -> bool:
-        """Whether the head is the embedding."""
-        stated = self.text_config(config).get("tie_word_embeddings")
-        return self.tied if stated is None else bool(stated)
+        """Whether the head is the embedding. Raises ModelError."""
+        text = self.text_config(config)
+        return self.tied if text.get("tie_word_embeddings") is None else flag(text, "tie_word_embeddings")
 
     def is_packed(self, config: Mapping[str, Any]) -> bool:
         """Whether sequences are packed. Layers with a state, such as `conv` or `linear_attention`, need one row for each sequence."""
@@ -205,7 +210,7 @@ _INNER: Final[Mapping[str, tuple[str, str]]] = {
 TRANSFORMERS_FAMILIES: Final[Mapping[str, TransformersFamily]] = {
     **{name: TransformersFamily(name, architecture, True, name in _TIED) for name, architecture in _PACKED.items()},
     **{name: TransformersFamily(name, architecture, False, name in _TIED) for name, architecture in _ROWS.items()},
-    **{name: TransformersFamily(name, architecture, False, text in _TIED, "text_config") for name, (architecture, text) in _INNER.items()},
+    **{name: TransformersFamily(name, cls, False, text in _TIED, "text_config", text) for name, (cls, text) in _INNER.items()},
 }
 """By `model_type`."""
 

@@ -92,6 +92,51 @@ def test_no_family_of_our_own_decoder_is_listed():
     assert not MODEL_FAMILIES.keys() & TRANSFORMERS_FAMILIES.keys()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_layers": 10**9}, r"num_layers = 1000000000; it must be a whole number above 0 and at most 1024"),
+        ({"n_layer": 0}, r"n_layer = 0; it must be a whole number above 0"),
+        ({"num_nextn_predict_layers": 1025}, r"num_nextn_predict_layers = 1025; it must be .* at most 1024"),
+        ({"n_routed_experts": 10**6}, r"n_routed_experts = 1000000; it must be .* at most 1024"),
+        ({"zero_expert_num": 10**6}, r"zero_expert_num = 1000000; it must be .* at most 1024"),
+        ({"head_dim": 1 << 24}, r"head_dim = 16777216; it must be .* at most 1024"),
+        ({"chunk_size": 4096}, r"chunk_size = 4096; it must be .* at most 1024"),
+        ({"hidden_size": 1 << 30}, r"hidden_size = 1073741824; it must be .* at most 16777216"),
+        ({"mystery": -(1 << 40)}, r"mystery = -1099511627776; it must be .* at most 16777216"),
+        ({"inner": {"deeper": {"n_layer": 10**9}}}, r"n_layer = 1000000000"),
+        ({"attention_types": [[["global"], 10**9]]}, r"attention_types = 1000000000; it must be .* at most 1024"),
+        ({"layers_block_type": ["mamba"] * 1025}, r"has 1025 values in layers_block_type, at most 1024 are taken"),
+        ({"per_layer_config": {"0": {"_attn_implementation": "a/kernel"}}}, r"has per_layer_config, which is not computed"),
+    ],
+)
+def test_what_transformers_would_repeat_too_often_is_refused_under_every_name(write, fields, message):
+    with pytest.raises(ModelError, match=message):
+        check_model_folder(write(GPT2 | fields, "wte.weight"))
+    with pytest.raises(ModelError, match=message):
+        check_model_folder(write(QWEN3_5 | {"text_config": QWEN3_5["text_config"] | fields}, "wte.weight"))
+
+
+def test_large_numbers_that_nothing_is_repeated_by_are_taken(write):
+    numbers = {"rope_theta": 10**11, "rope_parameters": {"rope_theta": 10**9}, "model_max_length": 10**30, "moe_intermediate_size": 2048}
+    check_model_folder(write(GPT2 | numbers | {"shared_expert_intermediate_size": 5632, "num_labels": 10**9}, "wte.weight"))
+
+
+def test_of_two_lengths_of_the_context_the_shorter_counts(write):
+    assert check_model_folder(write(GPT2 | {"max_position_embeddings": 4096}, "wte.weight")).context_length == 64
+
+
+def test_the_text_model_of_an_architecture_is_its_own(write):
+    stated = QWEN3_5 | {"text_config": QWEN3_5["text_config"] | {"model_type": "whisper"}}
+    with pytest.raises(ModelError, match=r"lacks or misstates text_config.model_type \('whisper'\)"):
+        check_model_folder(write(stated, "wte.weight"))
+
+
+def test_whether_the_head_is_tied_is_true_or_false(write):
+    with pytest.raises(ModelError, match=r"lacks or misstates tie_word_embeddings \('no'\)"):
+        read_name_plan(write(GPT2 | {"tie_word_embeddings": "no"}, "wte.weight"))
+
+
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq"])
 def test_a_quantised_folder_is_refused_with_the_way_to_bfloat16(write, method):
     with pytest.raises(ModelError, match=rf"quantised \(quantization_config: '{method}'\).* call `dequantize\(\)`\), save it in bfloat16"):

@@ -6,28 +6,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from gradbus.errors import ModelError
-from gradbus.formats.config_fields import MAX_LAYERS
-from gradbus.formats.hf_model import CONFIG, positive, read_object
+from gradbus.formats.config_fields import check_counts
+from gradbus.formats.hf_model import CONFIG, read_object
 from gradbus.formats.transformers_families import TransformersFamily
 
-_IGNORED: Final = frozenset({"auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "is_decoder"})
+_IGNORED: Final = frozenset(
+    {
+        *("auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "is_decoder"),
+        *("num_labels", "id2label", "label2id", "problem_type"),  # of a classifier, as many as a folder asks for
+        *("attribute_map", "return_dict", "output_attentions", "output_hidden_states"),
+    }
+)
 _RANDOM: Final = ("dropout", "pdrop", "layerdrop", "drop_rate", "jitter")
 """Parts of the names of settings that make a forward pass random."""
+_SHOWN: Final = 300
+"""Characters of transformers' own message."""
 
 
 def text_configuration(folder: Path, family: TransformersFamily) -> PreTrainedConfig:
-    """The configuration of the text model. Raises ModelError, and what transformers raises for a wrong one."""
+    """The configuration of the text model. Raises ModelError, and what transformers raises for some wrong ones."""
     stated = family.text_config(read_object(folder / CONFIG))
-    layers = next((name for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if stated.get(name) is not None), None)
-    if layers:
-        positive(stated, layers, MAX_LAYERS)
-    kind = stated.get("model_type", family.model_type)
+    check_counts(stated)
+    kind = family.text_type or family.model_type
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"the installed transformers does not know {kind!r}; install gradbus[families] with a newer transformers")
-    config = CONFIG_MAPPING[kind].from_dict(_plain(stated)).get_text_config()
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(_plain(stated))
+    except StrictDataclassError as error:
+        what = " ".join(str(error).split())[:_SHOWN]
+        raise ModelError(f"config.json is none that transformers takes ({what}); save the model again with transformers") from error
     for name, value in config.to_dict().items():
         if isinstance(value, int | float) and any(part in name for part in _RANDOM):
             setattr(config, name, 0.0)

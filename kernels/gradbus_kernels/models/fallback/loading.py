@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from gradbus.errors import ModelError
-from gradbus.formats.hf_model import CONFIG, read_object
+from gradbus.formats.hf_model import CONFIG, positive, read_object, stated_context
 from gradbus.formats.model_weights import HEADS, read_name_plan
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.embedding import Embedding
@@ -21,6 +22,7 @@ from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
 from gradbus_kernels.models.fallback.configuration import text_configuration
 from gradbus_kernels.models.fallback.forward_check import check_forward
 from gradbus_kernels.models.fallback.model import TransformersLM
+from gradbus_kernels.models.fallback.module_limit import at_most_parameters
 from gradbus_kernels.models.fallback.stored_names import StoredNames, stored_names
 from gradbus_kernels.models.files import check_stored, stored_tensors
 
@@ -34,7 +36,9 @@ def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.
     packed = family.is_packed(read_object(folder / CONFIG))
     plan = read_name_plan(folder)
     with _quiet():
-        network = _without_memory(text_configuration(folder, family), packed, dtype)
+        with at_most_parameters(len(plan.trained) + len(plan.frozen)):
+            network = _without_memory(text_configuration(folder, family), packed, dtype)
+        _check_sizes(network, family.text_config(read_object(folder / CONFIG)))
         names = stored_names(network, {name: tensor.shape for name, tensor in plan.trained.items()}, plan.frozen)
         network.to_empty(device=device)
         network.tie_weights()
@@ -55,6 +59,20 @@ def _without_memory(config: PreTrainedConfig, packed: bool, dtype: torch.dtype) 
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ModelError(f"{type(network).__name__} has a head that is not one matrix, which is not computed; choose another model")
     return network
+
+
+def _check_sizes(network: Any, stated: Mapping[str, Any]) -> None:
+    """Refuses tables that are smaller than the ids and positions that config.json promises; on a GPU a lookup beyond ends the process."""
+    vocabulary, context = positive(stated, "vocab_size"), stated_context(stated)
+    table, rows = network.get_input_embeddings(), len(network.get_output_embeddings().weight)
+    if rows != vocabulary or len(table.weight) < vocabulary:
+        raise ModelError(f"config.json states vocab_size = {vocabulary}, and the model has {rows} tokens; state the same under each name")
+    positions = [len(module.weight) for module in network.modules() if isinstance(module, nn.Embedding) and module is not table]
+    if positions and min(positions) < context:
+        raise ModelError(
+            f"config.json states a context of {context} tokens, and the model has {min(positions)} positions; "
+            "state the model's own max_position_embeddings there"
+        )
 
 
 @torch.no_grad()
@@ -88,9 +106,9 @@ def _make_other_buffers(network: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' advice to users, which goes to the log otherwise."""
+    """Without transformers' messages, which go to the log otherwise: advice to users, and with an error all of a folder's config.json."""
     before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:

@@ -10,13 +10,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from gradbus.errors import ModelError
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.safetensors import refuse_tensors
 
+_PIECES: Final = 4
+"""Most pieces for each tensor of a folder: fused experts are cut into gates and ups, and those into experts."""
 _PREFIXES: Final = ("model.", "transformer.", "backbone.", "gpt_neox.")
 
 
@@ -55,11 +59,13 @@ def stored_names(network: PreTrainedModel, stored: Mapping[str, tuple[int, ...]]
     """
     persistent = network.state_dict().keys()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name in persistent}
-    views = _reverted(network, dict(network.named_parameters()) | buffers)
+    room = _PIECES * (len(stored) + len(frozen))
+    views = _reverted(network, dict(network.named_parameters()) | buffers, room)
     renamed = _renaming(views, stored.keys() | set(frozen))
     named = {renamed(name): view for name, view in views.items()}
     untrained = frozen_names(named)
     trained = {name: view for name, view in named.items() if name not in untrained}
+    refuse_tensors(trained.keys() & set(frozen), "are trained, and have names of what is not")
     refuse_tensors(named.keys() - stored.keys() - set(frozen), "are missing from the weight files")
     refuse_tensors(stored.keys() - trained.keys(), "have no place in transformers' model and are not known to be frozen")
     misshapen = {name for name, view in trained.items() if view.shape != stored[name]}
@@ -77,16 +83,27 @@ def _views(chosen: Mapping[str, _View], tensors: Mapping[str, Tensor]) -> dict[s
 class _Strided(Tensor):
     """A tensor whose copies are itself, so that what is made of it stays a view."""
 
+    room = 0
+    """Pieces that all tensors of the class together may be cut into."""
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in {Tensor.contiguous, Tensor.clone}:
             return args[0]
+        if func in {torch.chunk, Tensor.chunk}:
+            cls.room -= args[1]
+            if cls.room < 0:
+                raise ModelError("config.json asks for more experts than the weight files have; take files that belong together")
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
-def _reverted(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, _View]:
-    """By the names that `save_pretrained` would write, views of the tensors. Raises ModelError for what is no view of one of them."""
-    probes: dict[str, Tensor] = {name: tensor.detach().as_subclass(_Strided) for name, tensor in tensors.items()}
+def _reverted(network: PreTrainedModel, tensors: Mapping[str, Tensor], room: int) -> dict[str, _View]:
+    """By the names that `save_pretrained` would write, views of the tensors, cut into at most `room` pieces.
+
+    Raises ModelError for more pieces, and for what is no view of one of the tensors.
+    """
+    kind = type("_Probe", (_Strided,), {"room": room})
+    probes: dict[str, Tensor] = {name: tensor.detach().as_subclass(kind) for name, tensor in tensors.items()}
     owners = {probe.untyped_storage()._cdata: name for name, probe in probes.items()}
     found = revert_weight_conversion(network, probes)
     combined = {name for name, probe in found.items() if probe.untyped_storage()._cdata not in owners}

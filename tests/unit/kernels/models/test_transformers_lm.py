@@ -1,12 +1,22 @@
 """What is refused when a model that transformers computes is loaded, before anything of it is allocated; and its batches of rows."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+)
 
 from gradbus.errors import ModelError
 from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
@@ -58,6 +68,10 @@ def change(folder, config=(), tensors=(), without=()):
         ({"config": {"n_layer": 3}}, r"12 tensors are missing from the weight files"),
         ({"config": {"n_layer": 5000}}, r"config.json has n_layer = 5000; it must be a whole number above 0 and at most 1024"),
         ({"config": {"quantization_config": {"quant_method": "fp8"}}}, r"weights are quantised \(quantization_config: 'fp8'\)"),
+        ({"config": {"n_layer": 1024}}, r"config.json asks for more weights than the 28 tensors of the folder; take files that belong"),
+        ({"config": {"rope_parameters": 5}}, r"config.json is none that transformers takes \(.*; save the model again with transformers"),
+        ({"config": {"vocab_size": 16}}, r"1 tensors have other shapes than config.json asks for"),
+        ({"config": {"num_layers": 10**9}}, r"config.json has num_layers = 1000000000; it must be a whole number above 0 and at most 1024"),
     ],
 )
 def test_a_folder_that_is_not_the_model_is_refused_before_anything_is_allocated(folder, unallocated, changes, message):
@@ -69,8 +83,55 @@ def test_a_folder_that_is_not_the_model_is_refused_before_anything_is_allocated(
 def test_a_model_newer_than_the_installed_transformers_says_so(tmp_path):
     config = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_of_tomorrow"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    family = replace(TRANSFORMERS_FAMILIES["qwen3_5"], text_type="qwen3_5_of_tomorrow")
     with pytest.raises(ModelError, match=r"does not know 'qwen3_5_of_tomorrow'; install gradbus\[families\] with a newer transformers"):
-        text_configuration(tmp_path, TRANSFORMERS_FAMILIES["qwen3_5"])
+        text_configuration(tmp_path, family)
+
+
+def test_names_of_layers_that_are_not_trained_take_none_from_the_model(folder):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 32}
+    HeliumForCausalLM(HeliumConfig(**sizes, num_key_value_heads=2, head_dim=8)).save_pretrained(folder)
+    change(folder, tensors={"model.layers.1.eh_proj.weight": torch.zeros(2)})
+    with pytest.raises(ModelError, match=r"tensors are trained, and have names of what is not \(model.layers.1"):
+        load_causal_lm(folder)
+
+
+def test_a_lookup_never_leads_beyond_a_table_of_positions(folder):
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in stated.items() if name != "n_positions"}))
+    change(folder, tensors={"transformer.wpe.weight": torch.zeros(1024, 16)})
+    with pytest.raises(ModelError, match=r"a context of 131072 tokens, and the model has 1024 positions; state the model's own max_pos"):
+        load_causal_lm(folder)
+
+
+def test_more_experts_than_the_folder_stores_are_not_counted_out(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 32}
+    OlmoeForCausalLM(OlmoeConfig(**sizes, num_experts=4, num_experts_per_tok=2)).save_pretrained(tmp_path)
+    load_causal_lm(tmp_path)
+    change(tmp_path, {"num_experts": 1024})
+    with pytest.raises(ModelError, match=r"config\.json asks for more experts than the weight files have; take files that belong together"):
+        load_causal_lm(tmp_path)
+
+
+def test_what_transformers_asserts_is_a_fault_of_the_model(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 32}
+    OlmoeForCausalLM(OlmoeConfig(**sizes, num_experts=4, num_experts_per_tok=2)).save_pretrained(tmp_path)
+    change(tmp_path, {"pad_token_id": 64})
+    with pytest.raises(ModelError, match=r"the model cannot be loaded \(AssertionError: Padding_idx must be within num_embeddings"):
+        load_causal_lm(tmp_path)
+
+
+def test_labels_of_a_classifier_and_what_changes_outputs_are_ignored(folder):
+    expected = load_causal_lm(folder).state_dict()
+    change(folder, {"num_labels": 10**9, "problem_type": "evil", "attribute_map": {"n_layer": "n"}, "return_dict": False})
+    assert load_causal_lm(folder).state_dict().keys() == expected.keys()
+
+
+def test_what_transformers_says_of_a_wrong_configuration_is_not_logged(folder, capfd):
+    change(folder, {"to_dict": 1, "use_return_dict": ["a long secret"]})
+    with pytest.raises(ModelError, match="the model cannot be loaded"):
+        load_causal_lm(folder)
+    assert "secret" not in "".join(capfd.readouterr())
 
 
 def test_code_and_kernels_that_config_json_names_are_not_used(folder):
