@@ -10,6 +10,16 @@ from typing import Any
 
 Damage = Callable[[Path], None]
 WEIGHTS_FILE = "model.safetensors"
+_TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
 
 
 def text(name: str, content: str) -> Damage:
@@ -102,3 +112,19 @@ def nested(depth: int) -> str:
 def _write(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(content)
+
+
+def family(model_type: str, *changes: Damage, **sizes: Any) -> Damage:
+    """Makes a tiny model of another family with the folder's tokenizer, and then these changes."""
+
+    def rewrite(folder: Path) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - slow to import
+
+        stated = json.loads((folder / "config.json").read_text())
+        kept = {name: stated[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")}
+        config = AutoConfig.for_model(model_type, **_TINY | kept | sizes)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        for change in changes:
+            change(folder)
+
+    return rewrite

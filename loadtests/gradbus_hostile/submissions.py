@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gradbus_hostile.table.conduct import CONDUCTS
+from gradbus_hostile.table.families import FAMILIES
 from gradbus_hostile.table.graders import GRADERS
 from gradbus_hostile.table.rows import DATA
 from gradbus_hostile.table.scorers import SCORERS
@@ -13,4 +14,7 @@ from gradbus_hostile.table.submission import Submission
 from gradbus_hostile.table.tokenizers import TEMPLATES, TOKENIZERS
 from gradbus_hostile.table.weights import CONFIGS, WEIGHTS
 
-SUBMISSIONS: Final[tuple[Submission, ...]] = (*TEMPLATES, *TOKENIZERS, *CONFIGS, *WEIGHTS, *DATA, *GRADERS, *SPECS, *SCORERS, *CONDUCTS)
+SUBMISSIONS: Final[tuple[Submission, ...]] = (
+    *(*TEMPLATES, *TOKENIZERS, *CONFIGS, *WEIGHTS, *FAMILIES),
+    *(*DATA, *GRADERS, *SPECS, *SCORERS, *CONDUCTS),
+)

@@ -133,4 +133,4 @@ def _layers_with_experts(fields: Mapping[str, Any], family: ExpertFamily, layers
     step, dense = positive(fields, "decoder_sparse_step", _MAX_STEP, default=1), value_of(fields, "mlp_only_layers", [])
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise misstated("mlp_only_layers", dense)
-    yield from (layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense)
+    yield from (layer for layer in sorted(set(range(layers)).difference(dense)) if (layer + 1) % step == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 FROZEN_PREFIXES: Final = (
@@ -16,12 +16,17 @@ CORRECTION: Final = "e_score_correction_bias"
 """Name of what a router adds to its scores before it chooses experts: set while a model is pretrained, by no gradient."""
 FROZEN_SUFFIXES: Final = (f".{CORRECTION}", ".expert_bias")
 """Ends of their names: biases that balance a router's choice of experts, which no gradient reaches."""
-_FURTHER_LAYER: Final = re.compile(r"(model\.layers\.\d+\.)eh_proj\.weight")
+_LAYER: Final = re.compile(r"(model\.layers\.\d+\.)(.*)", re.DOTALL)
+_OF_FURTHER_LAYERS: Final = "eh_proj.weight"
 """What only a layer after the decoder's has, which predicts further tokens from embeddings (e) and hidden states (h)."""
 
 
-def frozen_names(names: Iterable[str]) -> frozenset[str]:
+def frozen_names(names: Collection[str]) -> frozenset[str]:
     """Those of a folder's or a file's tensors that are carried along from version to version, with the bits that the folder stores."""
-    listed = list(names)
-    beginnings = (*FROZEN_PREFIXES, *(found[1] for name in listed if (found := _FURTHER_LAYER.fullmatch(name))))
-    return frozenset(name for name in listed if name.startswith(beginnings) or name.endswith(FROZEN_SUFFIXES))
+    layers = {name: found.groups() for name in names if (found := _LAYER.fullmatch(name))}
+    further = {layer for layer, part in layers.values() if part == _OF_FURTHER_LAYERS}
+    return frozenset(
+        name
+        for name in names
+        if name.startswith(FROZEN_PREFIXES) or name.endswith(FROZEN_SUFFIXES) or (name in layers and layers[name][0] in further)
+    )

@@ -43,6 +43,8 @@ def read_name_plan(folder: Path) -> NamePlan:
     frozen = {name: found[name] for name in sorted(frozen_names(found))}
     redundant = {name for name, tensor in found.items() if (tied and name in HEADS) or _is_never_read(name, tensor.shape)}
     trained = {name: found[name] for name in sorted(found.keys() - frozen.keys() - redundant)}
+    if not trained:
+        raise ModelError(f"the weights have {len(found)} tensors, none of which is trained (docs/weights.md); take the model's own files")
     _refuse_quantised(trained)
     return NamePlan(trained, frozen)
 

@@ -88,6 +88,16 @@ def test_biases_of_routers_and_layers_that_predict_further_tokens_are_frozen():
     assert frozen_names(kept | frozen) == frozen
 
 
+def test_many_layers_that_predict_further_tokens_are_told_from_the_others_by_their_numbers():
+    further = {f"model.layers.{layer}.{part}.weight" for layer in range(1, 100) for part in ("eh_proj", "x")}
+    assert frozen_names(further | {"model.layers.0.x.weight", "model.layers.100.x.weight", "x.eh_proj.weight"}) == further
+
+
+def test_a_folder_of_which_nothing_is_trained_is_refused(write):
+    with pytest.raises(ModelError, match=r"the weights have 2 tensors, none of which is trained"):
+        read_name_plan(write(GPT2, "mtp.wte.weight", "visual.wpe.weight"))
+
+
 def test_no_family_of_our_own_decoder_is_listed():
     assert not MODEL_FAMILIES.keys() & TRANSFORMERS_FAMILIES.keys()
 
