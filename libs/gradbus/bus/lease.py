@@ -89,8 +89,8 @@ class Lease:
             began, pause = time.monotonic(), _PAUSE_AFTER_FAILURE
             try:
                 async with asyncio.timeout(_ANSWER * self._ttl):
-                    self._revision = await self._update()
-                self.renewed, pause = began, _PAUSE
+                    if await self._is_written():
+                        self.renewed, pause = began, _PAUSE
             except Conflict:
                 break
             except (NatsError, APIError, TimeoutError) as error:
@@ -106,12 +106,14 @@ class Lease:
         """Counts leases by the part of the key before the dot: `conductor`, `trainer` or `device`."""
         PROCESS.count("gradbus.leases.held", change, {"gradbus.lease": self.key.partition(".")[0]})
 
-    async def _update(self) -> int:
+    async def _is_written(self) -> bool:
+        """Writes the value again. False if an earlier renewal was stored although its answer was lost: the next one follows it."""
         try:
-            return await self._bucket.update(self.key, self._value, self._revision)
+            self._revision = await self._bucket.update(self.key, self._value, self._revision)
         except Conflict:
-            # An earlier renewal may have been stored although its answer was lost.
             current = await self._bucket.get(self.key)
             if current is None or current.value != self._value:
                 raise
-            return await self._bucket.update(self.key, self._value, current.revision)
+            self._revision = current.revision
+            return False
+        return True
