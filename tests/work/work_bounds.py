@@ -36,11 +36,12 @@ BOUNDS: Final[dict[str, float]] = {
     "trainer: bytes a step": 25_678,
     # A checkpoint's files and the folders above them.
     "trainer: syncs a step": 6.5,
-    # Its seed, its row in the engine, its span, its message; the ids on their way to the tokenizer's process, one line a token.
-    "rollout: lines a sample": 70,
+    # Its seed, its row in the engine, its span, its message; the ids on their way to the tokenizer's process, one line a token. The span asks
+    # for its version: an engine that left its device loads the same one again.
+    "rollout: lines a sample": 71,
     "rollout: calls a sample": 12,
     # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim.
-    "rollout: lines a group of four": 360,
+    "rollout: lines a group of four": 364,
     "rollout: calls a group of four": 67,
     # Forward of a model of one layer over one page of keys, draw and bookkeeping, for all slots at once; a view is an operator too.
     "rollout: operators a decode step": 67,

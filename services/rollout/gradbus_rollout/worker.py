@@ -114,10 +114,11 @@ class RolloutWorker:
             await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, fetch, wanted] if task))
 
     async def _fetch(self) -> None:
-        """Fetches tasks and claims them at once, also while the worker waits for its device: the conductor would send them again."""
+        """Fetches tasks. While the worker waits for its device, they are claimed here: the conductor would send them again."""
         for delivery in await self._queue.fetch(_CONCURRENT_TASKS):
             self._inbox.add(delivery)
-        self._update_presence()
+        if not self._turns.is_on_device:
+            self._update_presence()
 
     # Turns on the device: this worker is the tenant
 
