@@ -36,8 +36,8 @@ BOUNDS: Final[dict[str, float]] = {
     "trainer: bytes a step": 25_678,
     # A checkpoint's files and the folders above them.
     "trainer: syncs a step": 6.5,
-    # Its seed, its row in the engine, its span, its message; the ids on their way to the tokenizer's process, one line a token. The span asks
-    # for its version: an engine that left its device loads the same one again.
+    # Its seed, its row in the engine, its span, its message; the ids on their way to the tokenizer's process, one line a token. The
+    # span asks for its version: an engine that left its device loads the same one again.
     "rollout: lines a sample": 71,
     "rollout: calls a sample": 12,
     # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim.
