@@ -7,9 +7,9 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from family_faults import FAULTS
 from family_lab import (
     FAMILIES,
-    FAULTS,
     PLAIN,
     VOCABULARY,
     Row,

@@ -16,7 +16,7 @@ from gradbus.formats.model_weights import check_weights
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.experts import MixtureOfExperts
-from gradbus_kernels.models.files import check_stored, parts, stored_tensors
+from gradbus_kernels.models.files import check_complete, check_stored, parts, refuse_other_head, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.packing import TokenSequence
@@ -69,10 +69,9 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
             seen.add(name)
         if model.config.tied and name in {embedding, head}:
             tied[name] = tensor
-    if missing := shapes.keys() - seen:
-        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    check_complete(shapes.keys() - seen)
     if head in tied and not _equal(tied[head], tied[embedding], dtype):
-        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+        refuse_other_head()
 
 
 def correct_routers(model: CausalLM, folder: Path, device: torch.device) -> CausalLM:

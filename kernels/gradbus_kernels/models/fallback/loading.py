@@ -24,7 +24,7 @@ from gradbus_kernels.models.fallback.forward_check import check_forward
 from gradbus_kernels.models.fallback.model import TransformersLM
 from gradbus_kernels.models.fallback.module_limit import at_most_parameters
 from gradbus_kernels.models.fallback.stored_names import StoredNames, stored_names
-from gradbus_kernels.models.files import check_stored, stored_tensors
+from gradbus_kernels.models.files import check_complete, check_stored, refuse_other_head, stored_tensors
 
 
 def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> TransformersLM:
@@ -88,11 +88,10 @@ def _fill(network: Any, names: StoredNames, folder: Path) -> None:
             missing.discard(name)
         elif name in HEADS:
             heads.append(tensor)
-    if missing:
-        raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+    check_complete(missing)
     head = network.get_output_embeddings().weight
     if any(not torch.equal(tensor.to(head), head) for tensor in heads):
-        raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
+        refuse_other_head()
     _make_other_buffers(network)
 
 
