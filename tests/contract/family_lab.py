@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from gradbus.formats.frozen import CORRECTION, frozen_names
 from gradbus.formats.hf_model import read_family
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 
 VOCABULARY: Final = 256
 SIZES: Final[Mapping[str, object]] = {
@@ -195,3 +196,23 @@ def trained(folder: Path) -> dict[str, Tensor]:
     """The tensors of a folder that runs train."""
     tensors = load_file(folder / "model.safetensors")
     return {name: tensor for name, tensor in tensors.items() if name not in frozen_names(tensors)}
+
+
+def assert_batch_is_rows_alone(folder: Path, sequences: Sequence[Row]) -> None:
+    """What a batch gives for each sequence is what the sequence gives by itself."""
+    model = load_causal_lm(folder)
+    with torch.no_grad():
+        together, _ = packed_logprobs(model, sequences, 0.7)
+        alone = torch.cat([packed_logprobs(model, [sequence], 0.7)[0] for sequence in sequences])
+    torch.testing.assert_close(together, alone, rtol=0.0, atol=5e-6)
+
+
+def assert_checkpointing_keeps_bits(folder: Path, sequences: Sequence[Row]) -> None:
+    """Gradients of layers that are computed again are those of layers that are not."""
+    gradients = []
+    for checkpointing in (False, True):
+        model = load_causal_lm(folder)
+        model.set_checkpointing(checkpointing)
+        packed_logprobs(model, sequences, 0.7)[0].sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

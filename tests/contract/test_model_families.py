@@ -13,6 +13,8 @@ from family_lab import (
     PLAIN,
     VOCABULARY,
     Row,
+    assert_batch_is_rows_alone,
+    assert_checkpointing_keeps_bits,
     gradients_of,
     logprobs_of,
     make_model,
@@ -121,21 +123,11 @@ def test_in_bfloat16_the_error_is_no_more_than_twice_transformers_own(folder, se
 
 
 def test_rows_packed_together_are_what_each_is_alone(folder, sequences):
-    model = load_causal_lm(folder)
-    with torch.no_grad():
-        together, _ = packed_logprobs(model, sequences, 0.7)
-        alone = torch.cat([packed_logprobs(model, [sequence], 0.7)[0] for sequence in sequences])
-    torch.testing.assert_close(together, alone, rtol=0.0, atol=5e-6)
+    assert_batch_is_rows_alone(folder, sequences)
 
 
 def test_layers_computed_again_give_the_same_bits(folder, sequences):
-    gradients = []
-    for checkpointing in (False, True):
-        model = load_causal_lm(folder)
-        model.model.checkpointing = checkpointing
-        packed_logprobs(model, sequences, 0.7)[0].sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert_checkpointing_keeps_bits(folder, sequences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

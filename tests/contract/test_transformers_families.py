@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from family_lab import logprobs_of, rows, save, theirs
+from family_lab import assert_batch_is_rows_alone, assert_checkpointing_keeps_bits, logprobs_of, rows, save, theirs
 from learner_lab import SPEC, batch
 from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, Qwen3_5ForConditionalGeneration
@@ -81,21 +81,11 @@ def test_in_bfloat16_the_error_is_no_more_than_twice_transformers_own(folder, se
 
 
 def test_a_batch_gives_what_each_of_its_sequences_gives_alone(folder, sequences):
-    model = load_causal_lm(folder)
-    with torch.no_grad():
-        together, _ = packed_logprobs(model, sequences, 0.7)
-        alone = torch.cat([packed_logprobs(model, [sequence], 0.7)[0] for sequence in sequences])
-    torch.testing.assert_close(together, alone, rtol=0.0, atol=5e-6)
+    assert_batch_is_rows_alone(folder, sequences)
 
 
 def test_layers_computed_again_give_the_same_bits(folder, sequences):
-    gradients = []
-    for checkpointing in (False, True):
-        model = load_causal_lm(folder)
-        model.set_checkpointing(checkpointing)
-        packed_logprobs(model, sequences, 0.7)[0].sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert_checkpointing_keeps_bits(folder, sequences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
