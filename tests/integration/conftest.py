@@ -57,8 +57,9 @@ def nats_url(start_nats):
 
 
 @pytest.fixture(scope="session")
-def buffer_url(tmp_path_factory):
+def buffer_url(tmp_path_factory, free_port):
     server = ValkeyServer(
+        port=free_port(),
         data_dir=tmp_path_factory.mktemp("buffer"),
         persist=True,
         config={"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"},

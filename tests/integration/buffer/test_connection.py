@@ -13,8 +13,8 @@ from gradbus.buffer import BufferSettings, connection, open_buffer
 
 
 @pytest.fixture
-def server(tmp_path):
-    server = ValkeyServer(data_dir=tmp_path)
+def server(tmp_path, free_port):
+    server = ValkeyServer(port=free_port(), data_dir=tmp_path)
     server.start()
     yield server
     server.stop()

@@ -71,6 +71,8 @@ class CheckpointWriter:
         step = snapshot.state.step
         with span("checkpoint", attributes={"gradbus.run.id": self._record.run_id, "gradbus.step": step}):
             digest = await commit(self._store, self._objects, snapshot, self._term, self._fingerprint)
+        for file in snapshot.optimizer:
+            file.remove()
         state.previous = digest
         self._events.emit("checkpoint", f"checkpoint {step}", {"step": step, "digest": digest}, key=f"checkpoint:{step}")
 

@@ -21,7 +21,7 @@ from gradbus_trainer.tensors.safetensors_stream import size_of, write_safetensor
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """A safetensors file, removed with the last reference to this object; mappings of it stay valid."""
+    """A safetensors file. Its last user removes it; if a fault ends the use earlier, it goes with the last reference to this object."""
 
     path: Path
     names: tuple[str, ...]
@@ -31,6 +31,10 @@ class TensorFile:
         """Its bytes, mapped into memory."""
         with self.path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def remove(self) -> None:
+        """Frees its space on the disk; mappings stay valid."""
+        self.path.unlink(missing_ok=True)
 
 
 class Scratch:

@@ -48,6 +48,7 @@ class Publisher:
         if self._newest is None:
             return
         await cancel_and_wait(self._newest)
+        self._writer.end_chain()
         error = None if self._newest.cancelled() else self._newest.exception()
         if isinstance(error, RestartNeededError):
             raise error

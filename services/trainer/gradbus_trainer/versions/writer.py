@@ -55,14 +55,22 @@ class VersionWriter:
         return WeightManifest(run_id=self._run_id, term=self._term, step=export.step, digest=export.digest, shards=shards, noop=export.noop)
 
     def advance(self, export: Export, manifest: WeightManifest) -> None:
-        """Makes this version, which is now published, the base of the next delta."""
+        """Makes this version, which is now published, the base of the next delta; removes the file that no later version needs."""
         if self._spec.transport == "delta":
+            self._drop_base()
             self._base = _Base(export, manifest.shards[0])
+        else:
+            export.file.remove()
 
     def end_chain(self) -> None:
         """Stores the next version whole, and what it carries along too: a part of the chain is missing."""
-        self._base = None
+        self._drop_base()
         self._frozen_shards = []
+
+    def _drop_base(self) -> None:
+        if self._base is not None:
+            self._base.export.file.remove()
+        self._base = None
 
     async def _carried(self) -> list[Shard]:
         if self._frozen is not None and not self._frozen_shards:

@@ -20,6 +20,15 @@ def test_a_file_is_removed_with_its_last_reference_and_its_mapping_stays(tmp_pat
     assert torch.equal(load(bytes(mapped))["w"], TENSORS["w"])
 
 
+def test_a_removed_file_is_gone_whoever_refers_to_it_and_its_mapping_stays(tmp_path):
+    file = Scratch(tmp_path / "scratch").write(TENSORS)
+    mapped = file.mapped()
+    file.remove()
+    file.remove()
+    assert not file.path.exists()
+    assert torch.equal(load(bytes(mapped))["w"], TENSORS["w"])
+
+
 def test_what_a_killed_trainer_left_is_cleaned_at_the_next_start(tmp_path):
     left = Scratch(tmp_path).new()
     left.write_bytes(b"half a file")
