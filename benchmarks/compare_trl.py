@@ -2,9 +2,9 @@
 
     python benchmarks/compare_trl.py [--size demo|5m|27m|60m|150m] [--dtype fp32|bf16] [--steps N] [--rounds 5]
 
-Gradbus is the whole embedded stack, asked through REST, with one torch thread in the trainer and one in the rollout worker; CPU seconds
-are those of all its processes. TRL is one process. Every setting of TRL's is tried once, and the one with the fewest wall seconds takes
-part in the rounds, and that with the fewest CPU seconds if it is another.
+Gradbus is the whole embedded stack, asked through REST, with one thread in the rollout worker, and in the trainer one for the demo and
+two for the other models; CPU seconds are those of all its processes. TRL is one process. Every setting of TRL's is tried once, and the
+one with the fewest wall seconds takes part in the rounds, and that with the fewest CPU seconds if it is another.
 """
 
 from __future__ import annotations

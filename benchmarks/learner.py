@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/learner.py [--size demo|5m|27m|60m|150m] [--dtype fp32|bf16] [--steps 60]
 
-The learner of the trainer service, on steps of random tokens: of the demo 32 groups of 8, prompts of 6 tokens and responses of 4, else the
-groups, prompts and responses of `compare_trl.py`. CPU is that of the whole process; phases are shares of wall time.
+The learner of the trainer service, with one thread, on steps of random tokens: of the demo 32 groups of 8, prompts of 6 tokens and
+responses of 4, else the groups, prompts and responses of `compare_trl.py`. CPU is that of the whole process; phases are shares of wall time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def spec(size: str, dtype: str, steps: int) -> tuple[Path, RunSpec]:
         base = make_base(0)
         return base, RunSpec.model_validate(addition_spec(base, steps, 0, steps, dtype))
     base = models.make(size)
-    return base, RunSpec.model_validate(models.run_spec(base, steps, 0, dtype))
+    sections = models.run_spec(base, steps, 0, dtype)
+    return base, RunSpec.model_validate(sections | {"trainer": sections["trainer"] | {"threads": 1}})
 
 
 def batch(step: int, groups: int, group_size: int, prompt: int, response: int) -> Batch:

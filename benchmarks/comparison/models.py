@@ -24,6 +24,7 @@ VOCABULARY: Final = 8192
 GROUPS: Final = 8
 GROUP_SIZE: Final = 8
 NEW_TOKENS: Final = 128
+TRAINER_THREADS: Final = 2
 LEARNING_RATE: Final = 1e-5
 _PROMPT_WORDS: Final = (56, 72)
 _ROWS: Final = 256
@@ -106,6 +107,6 @@ def run_spec(base: Path, steps: int, seed: int, dtype: str = "fp32") -> dict[str
         "rollout": {"slots": GROUPS * GROUP_SIZE, "group_size": GROUP_SIZE, "max_new_tokens": NEW_TOKENS, "threads": 1},
         "reward": {"grader": {"type": "python", "source": Path(__file__).with_name("even_words.py").read_text()}},
         "schedule": {"max_staleness": 1, "groups_per_step": GROUPS, "steps": steps},
-        "trainer": {"dtype": dtype, "learning_rate": LEARNING_RATE, "threads": 1},
+        "trainer": {"dtype": dtype, "learning_rate": LEARNING_RATE, "threads": TRAINER_THREADS},
         "checkpoint": {"every": steps},
     }

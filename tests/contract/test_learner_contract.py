@@ -48,6 +48,7 @@ def torch_learner(folder, spec, **settings):
 LEARNERS = {"torch": TorchLearner, "stub": StubLearner}
 LEARNERS["torch-checkpointing"] = partial(torch_learner, gradient_checkpointing=True)
 LEARNERS["torch-bf16"] = partial(torch_learner, dtype="bf16")
+LEARNERS["torch-threads"] = partial(torch_learner, threads=2)
 DEEPSPEED = {f"deepspeed-{stage}": partial(deepspeed_learner, zero_stage=stage) for stage in range(4)}
 DEEPSPEED["deepspeed-2-offload"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer")
 DEEPSPEED["deepspeed-2-cpu_adam"] = partial(deepspeed_learner, zero_stage=2, offload="optimizer", optimizer="cpu_adam")
@@ -61,6 +62,7 @@ WITH_ADAPTERS = [
     "torch",
     "torch-checkpointing",
     "torch-bf16",
+    "torch-threads",
     "deepspeed-0",
     "deepspeed-2",
     "deepspeed-3",

@@ -233,9 +233,9 @@ async def sampled(folder, config, lora=None, version=None):
     ], digest
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_plain_trainer_moves_every_weight_and_resumes_to_the_same_bits(folder, dtype):
-    trainer = SPEC.trainer.model_copy(update={"dtype": dtype, "learning_rate": 1e-3})
+@pytest.mark.parametrize("setting", [{}, {"dtype": "bf16"}, {"threads": 2}], ids=["fp32", "bf16", "threads"])
+def test_the_plain_trainer_moves_every_weight_and_resumes_to_the_same_bits(folder, setting):
+    trainer = SPEC.trainer.model_copy(update={"learning_rate": 1e-3, **setting})
     straight, resumed = (TorchLearner(folder, SPEC.model_copy(update={"trainer": trainer})) for _ in range(2))
     before = {name: tensor.clone() for name, tensor in straight.weights().items()}
     straight.train(batch(0))

@@ -24,8 +24,6 @@ class StackConfig:
     rollouts: int = 1
     layout: Layout | None = None
     """The devices of each worker; it has as many workers as `trainers` and `rollouts` say."""
-    pin_cores: bool = False
-    """Give the trainer a core of its own on machines with two to four cores: steadier steps, fewer of them."""
     ready_seconds: float = 180.0
     """How long the start may take. A busy machine needs a minute; a process that crashes repeatedly ends the start earlier."""
     buffer_bytes: int = 2 << 30

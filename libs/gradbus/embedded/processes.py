@@ -11,7 +11,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,13 +30,11 @@ ProcessState = Literal["stopped", "running", "waiting"]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command with its environment, log file and cores."""
+    """A command with its environment and log file."""
 
     command: list[str]
     environment: Mapping[str, str]
     log: Path
-    cores: frozenset[int] = field(default_factory=frozenset)
-    """Cores it may use; empty: all."""
     logs_json: bool = True
     """Whether it writes JSON lines itself; the lines of a server that does not are rewritten."""
     memory: int = 0
@@ -132,7 +130,7 @@ class SupervisedProcess:
     async def _spawn(self) -> Process:
         program = self._program()
         self.memory = program.memory
-        launcher = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), ",".join(map(str, sorted(program.cores)))]
+        launcher = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid())]
         with program.log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *launcher,

@@ -26,7 +26,6 @@ _INHERITED: Final = (
     *("GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS", "NUMBA_CACHE_DIR"),
 )
 _DEVICE: Final = "GRADBUS_DEVICE"
-_MOST_CORES_TO_PIN: Final = 4
 _LAUNCHER_BYTES: Final = 1 << 30
 """What torchrun may take beside the ranks: it imports torch."""
 
@@ -96,7 +95,6 @@ class StackPrograms:
             command=self.config.command_overrides.get(name, command),
             environment=_from_operator(_INHERITED, SHARED_SETTINGS) | environment | self.config.environment_overrides.get(name, {}),
             log=self.state.log_file(name),
-            cores=cores_of(role_of(name)) if self.config.pin_cores else frozenset(),
         )
 
     def _environment(self, name: str, role: Role) -> dict[str, str]:
@@ -141,20 +139,6 @@ def _torchrun(ranks: int) -> list[str]:
     """Arguments of Python that start so many ranks, which meet on loopback."""
     addresses = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
     return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks), *addresses]
-
-
-def cores_of(role: str) -> frozenset[int]:
-    """Cores of a role: one for the trainer, the others for everything else; empty where pinning does not help.
-
-    Step times then vary less, but the trainer's core idles while it waits for groups: on two cores that costs 8 % of the steps.
-    With more than four cores, a trainer of several threads needs several.
-    """
-    if sys.platform != "linux":
-        return frozenset()
-    first, *others = sorted(os.sched_getaffinity(0))
-    if not 2 <= 1 + len(others) <= _MOST_CORES_TO_PIN:
-        return frozenset()
-    return frozenset({first}) if role == "trainer" else frozenset(others)
 
 
 def _from_operator(names: tuple[str, ...], prefixes: tuple[str, ...]) -> dict[str, str]:

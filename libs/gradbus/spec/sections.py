@@ -226,7 +226,9 @@ class TrainerSpec(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     max_grad_norm: Number = Field(1.0, gt=0.0, le=1e12)
     micro_batch_tokens: Integer = Field(8192, ge=1, le=1 << 20)
-    threads: Integer = Field(1, ge=1, le=256)
+    threads: Integer = Field(
+        1, ge=1, le=256, description="On a CPU; of the plain trainer they compute micro-batches side by side. Affects bits."
+    )
 
 
 class WeightsSpec(Section):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,15 +94,6 @@ async def test_a_changed_override_takes_effect_at_the_next_start(stack_config):
         await stack.until_ready(["trainer-0"], 60.0)
         note = json.loads((stack.state.cache / "trainer-0.json").read_text())
     assert note["environment"]["GRADBUS_CRASH_POINT"] == "mid-publish"
-
-
-@pytest.mark.skipif(sys.platform != "linux" or not 2 <= os.cpu_count() <= 4, reason="cores are set where they are few")
-async def test_the_trainer_and_the_others_do_not_share_a_core(stack_config):
-    async with Stack(replace(stack_config(), pin_cores=True)) as stack:
-        notes = {path.stem: set(json.loads(path.read_text())["cores"]) for path in stack.state.cache.glob("*.json")}
-    trainer = notes.pop("trainer-0")
-    assert len(trainer) == 1
-    assert all(cores and not cores & trainer for cores in notes.values())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")

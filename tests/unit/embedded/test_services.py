@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ from gradbus.deploy.layout import Layout
 from gradbus.deploy.secrets import OBJECT_USERS
 from gradbus.embedded import StackConfig, StateFolder
 from gradbus.embedded.ports import Ports
-from gradbus.embedded.services import StackPrograms, cores_of, role_of, service_names
+from gradbus.embedded.services import StackPrograms, role_of, service_names
 from gradbus.errors import StackError
 from gradbus.process import ProcessSettings
 from gradbus_conductor.settings import Settings as ConductorSettings
@@ -194,19 +193,3 @@ def test_an_override_is_read_at_the_next_start(programs):
     programs.config.environment_overrides["trainer-0"] = {"OMP_NUM_THREADS": "2"}
     assert programs.service("trainer-0").command == ["planted"]
     assert programs.service("trainer-0").environment["OMP_NUM_THREADS"] == "2"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="cores are set on Linux alone")
-@pytest.mark.parametrize(("cores", "trainer", "others"), [({0}, set(), set()), ({2, 5}, {2}, {5}), (set(range(16)), set(), set())])
-def test_the_trainer_has_a_core_of_its_own_where_cores_are_few(monkeypatch, cores, trainer, others):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    assert cores_of("trainer") == trainer
-    assert cores_of("rollout") == cores_of("nats") == others
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"port": -1}, {"port": 70_000}, {"trainers": 0}, {"rollouts": 0}, {"rollouts": 2, "layout": layout([["cpu"]], [["cpu"]])}]
-)
-def test_settings_that_cannot_work_are_refused(wrong):
-    with pytest.raises(StackError):
-        StackConfig(**wrong)

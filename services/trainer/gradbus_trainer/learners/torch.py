@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -24,6 +25,7 @@ from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
 from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
@@ -33,16 +35,22 @@ from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
+_PORTIONS: Final = 4
+"""Of a batch for each thread, so that all end at about the same time, though one may be slower."""
 LogProbs = Callable[[LanguageModel, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
 """Log-probabilities and entropies of all response tokens."""
 
 
 class TorchLearner:
-    """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU) or kind of GPU."""
+    """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU) or kind of GPU.
+
+    Several threads of a CPU compute micro-batches side by side; with `numerics = "batch_invariant"` they share each product.
+    """
 
     def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
-        """Loads the model; sets the process's torch threads to `trainer.threads` and its allocator to keep memory. Raises ModelError."""
-        torch.set_num_threads(spec.trainer.threads)
+        """Loads the model; sets the process's torch threads and its allocator to keep memory. Raises ModelError."""
+        threads, side_by_side = spec.trainer.threads, _side_by_side(spec, device)
+        torch.set_num_threads(1 if side_by_side else threads)
         keep_freed_memory()
         fix_order_of_sums(device)
         self._spec = spec
@@ -60,6 +68,10 @@ class TorchLearner:
         self._named = trained if self._working is None else self._working.masters
         """The float32 weights: the model's own, or those that its own are rounded from."""
         self._optimizer = AdamW(self._named, spec.trainer)
+        self._portions, self._accumulate = 1, accumulate_in_turn
+        if side_by_side:
+            weights, owners = list(self._named.values()) if self._working is None else self._working.tensors, list(self._named.values())
+            self._portions, self._accumulate = _PORTIONS * threads, DataParallelThreads(threads, weights, owners).accumulate
         self._off_device: OffDevice | None = None
 
     @property
@@ -123,8 +135,7 @@ class TorchLearner:
 
     def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
         step = GradientStep()
-        for samples, tokens in self._micro_batches(batch):
-            step.accumulate(tokens, partial(self._loss, samples, tokens), torch.Tensor.backward)
+        self._accumulate(step, ((tokens, partial(self._loss, samples, tokens)) for samples, tokens in self._micro_batches(batch)))
         norm = step.update(lambda: self._clip_and_step(batch.step, rate))
         return step.metrics(batch, rate, norm)
 
@@ -142,7 +153,7 @@ class TorchLearner:
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         counts = batch.trainable_counts
         weights = iter(token_weights(counts, self._aggregate))
-        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts):
+        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
             if self._learner_computes_reference:
                 base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
@@ -156,6 +167,11 @@ class TorchLearner:
             inputs = head_inputs(self._model, samples)
             return linear_grpo_loss(*inputs, tokens, self._settings, temperature=self._model.tempered(temperature))
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
+
+
+def _side_by_side(spec: RunSpec, device: str) -> bool:
+    """Whether threads compute micro-batches, and not products."""
+    return spec.trainer.threads > 1 and spec.numerics == "fast" and torch.device(device).type == "cpu"
 
 
 def _logprobs_for(spec: RunSpec, device: str) -> LogProbs:

@@ -37,12 +37,16 @@ class WorkingWeights:
         torch._foreach_copy_(self._working, list(self.masters.values()))
 
 
+def add_gradient(owner: Parameter, gradient: torch.Tensor) -> None:
+    """Adds to a weight's float32 gradient; the first one may be kept as it is."""
+    if owner.grad is None:
+        owner.grad = gradient.float()
+    else:
+        owner.grad.add_(gradient)
+
+
 def _move_gradient(master: Parameter, parameter: torch.Tensor) -> None:
     """Adds a parameter's gradient to its master's, which frees it."""
     gradient, parameter.grad = parameter.grad, None
-    if gradient is None:
-        return
-    if master.grad is None:
-        master.grad = gradient.float()
-    else:
-        master.grad.add_(gradient)
+    if gradient is not None:
+        add_gradient(master, gradient)

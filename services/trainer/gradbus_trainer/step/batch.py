@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,19 @@ class Batch:
         return any(self.trainable_counts)
 
 
-def micro_batches(batch: Batch, budget: int, shares_prompts: bool = True) -> list[Sequence[TrainSample]]:
-    """The batch in pieces of at most `budget` tokens; a longer sample goes alone. Depends on the rows alone."""
-    return list(split_by_tokens(batch.samples, budget, shares_prompts))
+def micro_batches(batch: Batch, budget: int, shares_prompts: bool = True, portions: int = 1) -> list[Sequence[TrainSample]]:
+    """The batch in pieces of at most `budget` tokens; a longer sample goes alone. Depends on the rows alone.
+
+    It is first cut into up to `portions` of about equally many tokens, between groups.
+    """
+    return [piece for portion in _portions(batch.samples, portions) for piece in split_by_tokens(portion, budget, shares_prompts)]
+
+
+def _portions(samples: Sequence[TrainSample], count: int) -> list[Sequence[TrainSample]]:
+    if count == 1 or not samples:
+        return [samples]
+    groups = [list(group) for _, group in groupby(samples, key=lambda sample: sample.prompt_ids.tobytes())]
+    sizes = [sum(len(sample.prompt_ids) + len(sample.token_ids) for sample in group) for group in groups]
+    middles = np.cumsum(sizes) - np.array(sizes) / 2
+    portion_of = iter((middles * count / sum(sizes)).astype(int).tolist())
+    return [list(chain.from_iterable(portion)) for _, portion in groupby(groups, key=lambda _: next(portion_of))]

@@ -50,9 +50,9 @@ def writer(objects):
 
 async def shard(writer, export, whole=False):
     manifest = await writer.store(export, whole)
-    writer.advance(export, manifest)
     (found,) = manifest.shards
     assert (found.digest, found.size_bytes) == (digest_of_file(export.file.path), export.file.size_bytes)
+    writer.advance(export, manifest)
     return found
 
 
@@ -153,6 +153,17 @@ async def test_the_store_transport_stores_whole_versions_alone(objects, export):
     for step in (0, 1, 2):
         found = await shard(writer, export(step))
         assert (found.delta_only, len(found.chain)) == (False, 0)
+
+
+@pytest.mark.parametrize(("spec", "kept"), [(WeightsSpec(), 0), (DELTAS, 1)], ids=["store", "delta"])
+async def test_of_published_versions_only_the_base_of_the_next_delta_has_a_file(objects, export, spec, kept):
+    writer = VersionWriter(objects, "run", 1, spec)
+    exports = [export(step) for step in range(3)]
+    for one in exports:
+        await shard(writer, one)
+    assert [one.file.path.exists() for one in exports] == [False, False, bool(kept)]
+    writer.end_chain()
+    assert not exports[-1].file.path.exists()
 
 
 def test_bfloat16_is_rounded_to_nearest_and_ties_to_even(written):
