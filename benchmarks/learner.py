@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/learner.py [--size demo|5m|27m|60m|150m] [--dtype fp32|bf16] [--steps 60]
 
 The learner of the trainer service, with one thread, on steps of random tokens: of the demo 32 groups of 8, prompts of 6 tokens and
-responses of 4, else the groups, prompts and responses of `compare_trl.py`. CPU is that of the whole process; phases are shares of wall time.
+responses of 4, else the groups, prompts and responses of `compare_trl.py`. CPU is that of the whole process; phases are shares of
+wall time.
 """
 
 from __future__ import annotations
