@@ -44,7 +44,8 @@ LogProbs = Callable[[LanguageModel, Sequence[TokenSequence], float], tuple[torch
 class TorchLearner:
     """AdamW over gradients accumulated from packed micro-batches. Bits are fixed for a fixed number of threads (CPU) or kind of GPU.
 
-    Several threads of a CPU compute micro-batches side by side; with `numerics = "batch_invariant"` they share each product.
+    Several threads of a CPU compute micro-batches side by side, after one has computed the reference log-probabilities of a run that
+    trains adapters; with `numerics = "batch_invariant"` they share each product.
     """
 
     def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
