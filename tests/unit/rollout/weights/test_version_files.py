@@ -26,9 +26,9 @@ LAST = 6
 ANCHOR = 4
 
 
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory):
-    scratch = Scratch(tmp_path_factory.mktemp("scratch"))
+@pytest.fixture
+def exports(tmp_path):
+    scratch = Scratch(tmp_path / "scratch")
     random = torch.Generator().manual_seed(0)
     weights, found = torch.randn(8000, generator=random), []
     for step in range(LAST + 1):
@@ -37,13 +37,19 @@ def exports(tmp_path_factory):
     return found
 
 
+@pytest.fixture
+def contents(exports):
+    """Their bytes; a file is removed once no later version needs it."""
+    return [export.file.path.read_bytes() for export in exports]
+
+
 @pytest.fixture(params=["bucket", "folder"])
 def objects(request, tmp_path):
     return ObjectStore(MemoryStore(), "memory:///") if request.param == "bucket" else ObjectStore.open(f"file://{tmp_path}/objects")
 
 
 @pytest.fixture
-async def manifests(objects, exports):
+async def manifests(objects, exports, contents):
     """Versions 0 to 6; 0 and 4 are whole."""
     writer = VersionWriter(objects, "run", 1, DELTAS)
     manifests = []
@@ -76,49 +82,49 @@ async def damage(objects, digest):
     await objects.put(blob_path(digest), bytes(data))
 
 
-async def test_a_worker_that_follows_gets_every_file_to_the_byte(manifests, exports, new_worker):
+async def test_a_worker_that_follows_gets_every_file_to_the_byte(manifests, contents, new_worker):
     worker = new_worker()
-    for manifest, export in zip(manifests, exports, strict=True):
-        assert await content(worker, manifest) == export.file.path.read_bytes()
+    for manifest, expected in zip(manifests, contents, strict=True):
+        assert await content(worker, manifest) == expected
 
 
-async def test_a_worker_that_holds_the_version_before_needs_the_delta_alone(manifests, exports, objects, new_worker):
+async def test_a_worker_that_holds_the_version_before_needs_the_delta_alone(manifests, contents, objects, new_worker):
     worker = new_worker()
     await worker.files(manifests[LAST - 1])
     for digest in (manifests[ANCHOR].shards[0].digest, chain(manifests[LAST])[0].digest):
         await objects.delete_blob(digest)
-    assert await content(worker, manifests[LAST]) == exports[LAST].file.path.read_bytes()
+    assert await content(worker, manifests[LAST]) == contents[LAST]
 
 
-async def test_a_worker_takes_up_the_chain_where_it_stands(manifests, exports, objects, new_worker):
+async def test_a_worker_takes_up_the_chain_where_it_stands(manifests, contents, objects, new_worker):
     worker = new_worker()
     await worker.files(manifests[1])
     await objects.delete_blob(manifests[0].shards[0].digest)
     await objects.delete_blob(chain(manifests[3])[0].digest)
-    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
+    assert await content(worker, manifests[3]) == contents[3]
 
 
 @pytest.mark.parametrize("step", [0, 3, ANCHOR, LAST])
-async def test_a_worker_that_comes_late_catches_up_from_the_store_alone(manifests, exports, new_worker, step):
-    assert await content(new_worker(), manifests[step]) == exports[step].file.path.read_bytes()
+async def test_a_worker_that_comes_late_catches_up_from_the_store_alone(manifests, contents, new_worker, step):
+    assert await content(new_worker(), manifests[step]) == contents[step]
 
 
-async def test_a_damaged_delta_is_passed_by_where_the_whole_file_is_stored(manifests, exports, objects, new_worker):
+async def test_a_damaged_delta_is_passed_by_where_the_whole_file_is_stored(manifests, contents, objects, new_worker):
     worker = new_worker()
     await worker.files(manifests[3])
     await damage(objects, chain(manifests[ANCHOR])[-1].digest)
-    assert await content(worker, manifests[ANCHOR]) == exports[ANCHOR].file.path.read_bytes()
+    assert await content(worker, manifests[ANCHOR]) == contents[ANCHOR]
 
 
 @pytest.mark.parametrize("rest", [None, slice(0, 0), slice(0, 500), slice(1, None)])
-async def test_a_base_that_is_gone_or_rotten_here_is_replaced_by_the_anchor(manifests, exports, new_worker, rest):
+async def test_a_base_that_is_gone_or_rotten_here_is_replaced_by_the_anchor(manifests, contents, new_worker, rest):
     worker = new_worker()
     (base,) = await worker.files(manifests[2])
     content_before = base.read_bytes()
     base.unlink()
     if rest is not None:
         base.write_bytes(content_before[rest])
-    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
+    assert await content(worker, manifests[3]) == contents[3]
     assert not base.exists(), "or it would spoil every delta to come"
 
 
@@ -138,33 +144,33 @@ async def test_what_nothing_gives_is_missing(manifests, objects, new_worker, mis
         await new_worker().files(manifests[LAST])
 
 
-async def test_a_file_that_is_larger_than_a_part_is_read_in_parts(manifests, exports, new_worker, monkeypatch):
+async def test_a_file_that_is_larger_than_a_part_is_read_in_parts(manifests, contents, new_worker, monkeypatch):
     monkeypatch.setattr(downloader, "PART_BYTES", 1000)
-    assert await content(new_worker(), manifests[LAST]) == exports[LAST].file.path.read_bytes()
+    assert await content(new_worker(), manifests[LAST]) == contents[LAST]
 
 
-async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, rclone_server, tmp_path, monkeypatch):
+async def test_a_file_that_a_server_gives_no_parts_of_comes_at_once(exports, contents, rclone_server, tmp_path, monkeypatch):
     monkeypatch.setattr(downloader, "PART_BYTES", 1000)
     objects = rclone_server.store(monkeypatch)
     manifest = await VersionWriter(objects, "run", 1).store(exports[0], whole=True)
-    assert await content(VersionFiles(objects, tmp_path / "one"), manifest) == exports[0].file.path.read_bytes()
+    assert await content(VersionFiles(objects, tmp_path / "one"), manifest) == contents[0]
     assert [path.name for path in (tmp_path / "one").iterdir()] == [manifest.shards[0].digest.removeprefix("sha256:")]
 
 
 @pytest.mark.parametrize("part_bytes", [1000, 1 << 20], ids=["in parts", "at once"])
 async def test_a_full_disk_is_told_with_what_to_do_and_nothing_is_left(
-    manifests, exports, new_worker, tmp_path, monkeypatch, no_file_over, part_bytes
+    manifests, contents, new_worker, tmp_path, monkeypatch, no_file_over, part_bytes
 ):
     monkeypatch.setattr(downloader, "PART_BYTES", part_bytes)
-    worker, size = new_worker(), exports[LAST].file.size_bytes
+    worker, size = new_worker(), len(contents[LAST])
     with no_file_over(size - 10), pytest.raises(DiskError, match=r"cannot write a version's weights .*has room, or set GRADBUS_CACHE_DIR"):
         await worker.files(manifests[LAST])
     assert list((tmp_path / "one").iterdir()) == []
-    assert await content(worker, manifests[LAST]) == exports[LAST].file.path.read_bytes()
+    assert await content(worker, manifests[LAST]) == contents[LAST]
 
 
 @pytest.mark.parametrize(("room", "steps"), [(2, range(LAST + 1)), (1, (0, ANCHOR))], ids=["a version and its base", "a version"])
-async def test_a_disk_that_older_versions_fill_has_room_for_the_next(manifests, exports, new_worker, tmp_path, monkeypatch, room, steps):
+async def test_a_disk_that_older_versions_fill_has_room_for_the_next(manifests, contents, new_worker, tmp_path, monkeypatch, room, steps):
     folder, write = tmp_path / "one", Path.write_bytes
 
     def write_if_there_is_room(path, data):
@@ -175,7 +181,7 @@ async def test_a_disk_that_older_versions_fill_has_room_for_the_next(manifests, 
     monkeypatch.setattr(Path, "write_bytes", write_if_there_is_room)
     worker = new_worker()
     for step in steps:
-        assert await content(worker, manifests[step]) == exports[step].file.path.read_bytes()
+        assert await content(worker, manifests[step]) == contents[step]
 
 
 async def test_several_shards_come_in_their_order(objects, new_worker):
@@ -185,19 +191,19 @@ async def test_several_shards_come_in_their_order(objects, new_worker):
     assert [file.read_bytes() for file in files] == contents
 
 
-async def test_what_a_broadcast_left_in_the_cache_spares_object_storage(manifests, exports, objects, new_worker, tmp_path):
-    await ShardCache(tmp_path / "one").keep(manifests[3].shards[0].digest, exports[3].file.path.read_bytes())
+async def test_what_a_broadcast_left_in_the_cache_spares_object_storage(manifests, contents, objects, new_worker, tmp_path):
+    await ShardCache(tmp_path / "one").keep(manifests[3].shards[0].digest, contents[3])
     for digest in (manifests[3].shards[0].digest, chain(manifests[3])[0].digest):
         await objects.delete_blob(digest)
     worker = new_worker()
-    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes()
-    assert await content(worker, manifests[3]) == exports[3].file.path.read_bytes(), "what is here is not asked for"
+    assert await content(worker, manifests[3]) == contents[3]
+    assert await content(worker, manifests[3]) == contents[3], "what is here is not asked for"
 
 
-async def test_other_bytes_never_enter_the_cache_and_the_version_comes_from_object_storage(manifests, exports, new_worker, tmp_path):
+async def test_other_bytes_never_enter_the_cache_and_the_version_comes_from_object_storage(manifests, contents, new_worker, tmp_path):
     with pytest.raises(CorruptRecordError, match="it is fetched by another route"):
         await ShardCache(tmp_path / "one").keep(manifests[3].shards[0].digest, b"other bytes")
-    assert await content(new_worker(), manifests[3]) == exports[3].file.path.read_bytes()
+    assert await content(new_worker(), manifests[3]) == contents[3]
 
 
 def test_a_file_that_every_version_shares_stays_in_the_cache(tmp_path, objects):
