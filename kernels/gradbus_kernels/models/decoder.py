@@ -20,7 +20,7 @@ from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of, unchanged
-from gradbus_kernels.models.packing import TokenSequence, pack
+from gradbus_kernels.models.packing import TokenSequence, given_routes, pack
 from gradbus_kernels.operators import (
     PackedGroups,
     PrefixLayout,
@@ -53,11 +53,13 @@ class Decoder(nn.Module):
         batch = batch.padded(padded_rows(tokens, weight.dtype, weight.device))
         hidden: Tensor = self._scaled_embeddings(self.embed_tokens(batch.input_ids[0]))
         rotations = self._rotations(batch.position_ids[0], hidden.dtype)
+        routes = iter([] if batch.routes is None else batch.routes.unbind(1))
         for layer, rotation in zip(self.layers, rotations, strict=True):
+            chosen = next(routes, None) if layer.has_experts else None
             if self.checkpointing and torch.is_grad_enabled():
-                hidden = checkpoint(layer, hidden, rotation, batch.layout, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(layer, hidden, rotation, batch.layout, chosen, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden = layer(hidden, rotation, batch.layout)
+                hidden = layer(hidden, rotation, batch.layout, chosen)
         normed: Tensor = self._scaled_outputs(self.norm(hidden))
         return normed[:tokens]
 
@@ -70,6 +72,8 @@ class CausalLM(LanguageModel):
         self.config, self.family, self.vocab_size = config, config.family, config.vocab_size
         self.model = Decoder(config)
         self.lm_head = None if config.tied else _Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._replayed: ExpertsConfig | None = None
+        """Set once routes are replayed."""
 
     def forward(self, batch: PackedGroups) -> Tensor:
         """Hidden states after the last norm, `[N, hidden_size]`; the caller multiplies those it needs by `head_weight`."""
@@ -97,7 +101,13 @@ class CausalLM(LanguageModel):
 
     def pack(self, sequences: Sequence[TokenSequence]) -> PackedGroups:
         """See `LanguageModel`."""
-        return pack(sequences, self.device)
+        return pack(sequences, self.device, given_routes(sequences, self._replayed) if self._replayed else None)
+
+    def replay_routes(self) -> None:
+        """See `LanguageModel`."""
+        if self.config.experts is None:
+            super().replay_routes()
+        self._replayed = self.config.experts
 
 
 class _Layer(nn.Module):
@@ -112,12 +122,15 @@ class _Layer(nn.Module):
         places = {place: getattr(self, name) for name, place in config.family.norms}
         self._norms: list[Callable[[Tensor], Tensor]] = [places.get(place, unchanged) for place in NORM_PLACES]
         self._residual = config.multipliers.residual
+        self.has_experts = experts is not None
 
-    def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout, routes: Tensor | None) -> Tensor:
         before_attention, after_attention, before_mlp, after_mlp = self._norms
         attended = after_attention(self.self_attn(before_attention(hidden), rotation, layout))
         hidden = torch.add(hidden, attended, alpha=self._residual)
-        return torch.add(hidden, after_mlp(getattr(self, self._feed_forward)(before_mlp(hidden))), alpha=self._residual)
+        feed_forward, normed = getattr(self, self._feed_forward), before_mlp(hidden)
+        fed = feed_forward(normed, routes) if self.has_experts else feed_forward(normed)
+        return torch.add(hidden, after_mlp(fed), alpha=self._residual)
 
 
 class _Attention(nn.Module):

@@ -37,15 +37,15 @@ class MixtureOfExperts(nn.Module):
         self._logits = _product_in_float32 if self.routing.in_float32 else linear
         self.shared_experts = shared
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """`[N, H]` to `[N, H]`."""
-        mixed = self._mixed(hidden)
+    def forward(self, hidden: Tensor, routes: Tensor | None = None) -> Tensor:
+        """`[N, H]` to `[N, H]`. `routes`: see `Routing`."""
+        mixed = self._mixed(hidden, routes)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
 
-    def _mixed(self, hidden: Tensor) -> Tensor:
+    def _mixed(self, hidden: Tensor, routes: Tensor | None) -> Tensor:
         """The outputs of each token's experts, multiplied by their shares and added up in float32 at least."""
         router = getattr(self, self._router)
-        chosen, shares = self.routing(self._logits(hidden, router.weight, router.bias))
+        chosen, shares = self.routing(self._logits(hidden, router.weight, router.bias), routes)
         order = chosen.flatten().argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         counts = chosen.flatten().bincount(minlength=len(router.weight)).tolist()

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor, device, nn
 
+from gradbus.errors import ModelError
 from gradbus.formats.hf_model import Family
 from gradbus_kernels.models.packing import Packed, TokenSequence
 from gradbus_kernels.operators import Softcapped
@@ -39,6 +40,10 @@ class LanguageModel(nn.Module):
     def set_checkpointing(self, on: bool) -> None:
         """Whether a backward pass computes each layer again instead of keeping its activations. Raises ModelError."""
         raise NotImplementedError
+
+    def replay_routes(self) -> None:
+        """From now on the tokens of sequences that have `routes` go to the experts that these name. Raises ModelError."""
+        raise ModelError(f"routes are not replayed in {self.family.architecture}; set rollout.routing_replay = false")
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """By their names in this module."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradbus.errors import ModelError
+from gradbus.formats.expert_config import ExpertsConfig
 from gradbus_kernels.operators import PackedGroups
 from gradbus_kernels.operators.prefix_shared_attention.packing import pack_arrays, worth_sharing
 
 Int32 = NDArray[np.int32]
+Int16 = NDArray[np.int16]
 
 
 class TokenSequence(Protocol):
@@ -43,6 +46,8 @@ class Packed(Protocol):
         ...
 
 
+OWN_CHOICE: Final = -1
+"""In `routes`, in place of every expert of a token: the model chooses them."""
 Row = TypeVar("Row", bound=TokenSequence)
 
 
@@ -76,6 +81,24 @@ def _prompt_tokens(length: int, rows: int, responses: int) -> int:
     return length * (1 if worth_sharing(length, rows, responses - rows) else rows)
 
 
-def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedGroups:
-    """Packs `sequences` (at least one); rows with equal prompts share it where that saves time."""
-    return pack_arrays([sequence.prompt_ids for sequence in sequences], [sequence.token_ids for sequence in sequences], device)
+def pack(sequences: Sequence[TokenSequence], device: torch.device, routes: Sequence[Int16] | None = None) -> PackedGroups:
+    """Packs `sequences` (at least one); rows with equal prompts share it where that saves time. `routes`: see `pack_arrays`."""
+    return pack_arrays([sequence.prompt_ids for sequence in sequences], [sequence.token_ids for sequence in sequences], device, routes)
+
+
+def given_routes(sequences: Sequence[TokenSequence], experts: ExpertsConfig) -> list[Int16]:
+    """Of each sequence the experts of its P prompt and T response tokens, `[P + T, layers with experts, k]`.
+
+    They are its attribute `routes`; a sequence without it chooses everywhere. Raises ModelError for routes of another model.
+    """
+    found: list[Int16] = []
+    for sequence in sequences:
+        shape = len(sequence.prompt_ids) + len(sequence.token_ids), len(experts.layers), experts.chosen
+        routes: Int16 | None = getattr(sequence, "routes", None)
+        if routes is None:
+            routes = np.full(shape, OWN_CHOICE, np.int16)
+        if routes.shape != shape or routes.max() >= experts.count:
+            given, expected = f"{list(routes.shape)} up to expert {routes.max()}", f"{list(shape)} of {experts.count} experts"
+            raise ModelError(f"a sample has routes {given}, the model has {expected}; sample with the run's own model")
+        found.append(routes)
+    return found

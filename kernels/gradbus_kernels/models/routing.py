@@ -30,13 +30,16 @@ class Routing:
             _softmax if experts.family.scores == "softmax_of_chosen" else _divided_by_sum if experts.renormalised else _unchanged
         )
 
-    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, routes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of logits `[N, E]`: the experts of each token, int64 `[N, k]`, and their shares, `[N, k]`.
 
+        `routes`, int64 `[N, k]`, are experts that were chosen before (arXiv:2510.11370); a token that has -1 there is given its own choice.
         Shares come from all scores at the chosen experts, so their gradients reach every logit.
         """
         scores = self._scores(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         chosen = self._ranked(scores.detach()).topk(self._experts.chosen, dim=-1).indices
+        if routes is not None:
+            chosen = torch.where(routes < 0, chosen, routes)
         return chosen, self._shared_out(scores.gather(1, chosen)) * self._experts.factor
 
     def _of_best_groups(self, scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The codec of token ids and log-probabilities, in messages and in storage: little-endian, four bytes each."""
+"""The codec of token ids, log-probabilities and routes, in messages and in storage: little-endian; the first two in four bytes each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ ID_DTYPE: Final = "<i4"
 LOGPROB_DTYPE: Final = "<f4"
 """Log-probabilities, as numpy names the type."""
 _ITEM_BYTES: Final = 4
+_BYTE_VALUES: Final = 256
 
 
 def token_count(content: bytes) -> int:
@@ -36,3 +37,13 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 def unpack_logprobs(content: bytes) -> tuple[float, ...]:
     """Log-probabilities from float32 `[T]`."""
     return struct.unpack(f"<{token_count(content)}f", content)
+
+
+def route_dtype(experts: int) -> str:
+    """The number of one of so many experts, as numpy names its type."""
+    return "<u1" if experts <= _BYTE_VALUES else "<u2"
+
+
+def route_bytes(layers: int, experts: int, chosen: int) -> int:
+    """Size of a token's routes: `chosen` of the `experts` of each of `layers`."""
+    return layers * chosen * int(route_dtype(experts)[-1])

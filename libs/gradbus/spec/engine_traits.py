@@ -28,18 +28,34 @@ class EngineTraits:
     """`rollout.pause` decides how samples in flight go on over a load."""
     leaves_device: bool
     """Supports `rollout.placement = "timed"`: it frees its device's memory while the trainer computes."""
+    returns_routes: bool
+    """Supports `rollout.routing_replay`: it says which experts each token went to."""
 
 
 ENGINES: Final[Mapping[EngineName, EngineTraits]] = MappingProxyType(
     {
-        "torch": EngineTraits(embedded=True, deterministic=True, batch_invariant=True, needs_probe=False, pauses=False, leaves_device=True),
+        "torch": EngineTraits(
+            embedded=True,
+            deterministic=True,
+            batch_invariant=True,
+            needs_probe=False,
+            pauses=False,
+            leaves_device=True,
+            returns_routes=False,
+        ),
         "sglang": EngineTraits(
-            embedded=False, deterministic=False, batch_invariant=False, needs_probe=True, pauses=True, leaves_device=True
+            embedded=False,
+            deterministic=False,
+            batch_invariant=False,
+            needs_probe=True,
+            pauses=True,
+            leaves_device=True,
+            returns_routes=True,
         ),
     }
 )
 
 
-def engines_with(trait: Literal["deterministic", "batch_invariant", "pauses", "leaves_device"]) -> list[str]:
+def engines_with(trait: Literal["deterministic", "batch_invariant", "pauses", "leaves_device", "returns_routes"]) -> list[str]:
     """Names of the engines that have `trait`, for messages to users."""
     return [name for name, traits in ENGINES.items() if getattr(traits, trait)]

@@ -13,6 +13,7 @@ from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.placement_faults import placement_faults
+from gradbus.spec.replay_faults import replay_faults
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 from gradbus.spec.size_faults import size_faults
@@ -50,7 +51,7 @@ def parse_spec(body: object) -> RunSpec:
         spec = None
     sections = _valid_sections(body) if spec is None else dict(spec)
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
-    faults.extend(_joint_faults(sections, body.get("deterministic")))
+    faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant":
         faults.extend(_numerics_faults(sections))
     if faults or spec is None:
@@ -85,7 +86,7 @@ def _valid_sections(body: Mapping[Any, Any]) -> dict[str, Any]:
     return valid
 
 
-def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
+def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: object) -> Iterator[Fault]:
     if rollout := sections.get("rollout"):
         if rollout.top_p != 1.0:
             yield Fault(
@@ -117,6 +118,7 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object) -> Iterato
     if weights := sections.get("weights"):
         yield from _weights_faults(weights, trainer)
     yield from placement_faults(sections)
+    yield from replay_faults(sections, numerics)
     if (algorithm := sections.get("algorithm")) and not (0.0 < algorithm.clip[0] < 1.0 and algorithm.clip[1] > 0.0):
         yield Fault(
             "algorithm.clip", "the ratio is clipped to [1 - lower, 1 + upper]", _shown(algorithm.clip), "[lower in (0, 1), upper > 0]"

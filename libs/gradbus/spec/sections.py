@@ -83,6 +83,7 @@ class RolloutSpec(Section):
         description=f"`{'`, `'.join(engines_with('pauses'))}` in a `free` schedule: "
         "what happens to samples in flight when a version is loaded.",
     )
+    routing_replay: Flag = Field(False, description="The trainer sends each token to the experts that the engine chose.")
 
     @property
     def traits(self) -> EngineTraits:

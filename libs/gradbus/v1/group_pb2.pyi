@@ -20,8 +20,20 @@ VERDICT_TRAIN: Verdict
 VERDICT_FILTERED: Verdict
 VERDICT_DROPPED: Verdict
 
+class RoutedExperts(_message.Message):
+    __slots__ = ("layers", "experts", "chosen", "prompt")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    experts: int
+    chosen: int
+    prompt: bytes
+    def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., chosen: _Optional[int] = ..., prompt: _Optional[bytes] = ...) -> None: ...
+
 class Group(_message.Message):
-    __slots__ = ("run_id", "index", "row", "version", "prompt_ids", "prompt_text", "samples", "worker", "engine", "traceparent")
+    __slots__ = ("run_id", "index", "row", "version", "prompt_ids", "prompt_text", "samples", "worker", "engine", "traceparent", "routed_experts")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +44,7 @@ class Group(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     index: int
     row: int
@@ -42,7 +55,8 @@ class Group(_message.Message):
     worker: str
     engine: str
     traceparent: str
-    def __init__(self, run_id: _Optional[str] = ..., index: _Optional[int] = ..., row: _Optional[int] = ..., version: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., worker: _Optional[str] = ..., engine: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    routed_experts: RoutedExperts
+    def __init__(self, run_id: _Optional[str] = ..., index: _Optional[int] = ..., row: _Optional[int] = ..., version: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., worker: _Optional[str] = ..., engine: _Optional[str] = ..., traceparent: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
     __slots__ = ("index", "verdict", "reason", "group", "rewards", "reference_logprobs", "version", "traceparent")

@@ -250,6 +250,27 @@ def test_versions_have_the_dtype_of_the_passes_unless_they_are_rounded():
     assert dtype(weights={"dtype": "bf16"}) == "bf16"
 
 
+def test_routes_are_replayed_only_where_they_are_those_of_the_log_probabilities():
+    fits = {"engine": "sglang", "pause": "abort", "routing_replay": True}
+    assert parse_spec(body(rollout=fits)).rollout.routing_replay
+    assert parse_spec(body(rollout=fits | {"pause": "in_place"})).rollout.routing_replay
+    retracted = faults(body(rollout=fits | {"pause": "retract"}))["rollout.pause"]
+    assert "new routes beside its old log-probabilities" in retracted.message
+    assert retracted.allowed == '"abort" or "in_place", or rollout.routing_replay = false'
+    assert faults(body(rollout={"engine": "sglang", "routing_replay": True})).keys() == {"rollout.pause"}  # its default
+    refused = [
+        {"rollout": {"routing_replay": True}},
+        {"rollout": fits, "trainer": {"backend": "deepspeed"}},
+        {"rollout": fits, "numerics": "batch_invariant"},
+    ]
+    found = [faults(body(**sections))["rollout.routing_replay"] for sections in refused]
+    assert [fault.allowed for fault in found] == [
+        'false, or rollout.engine = "sglang"',
+        'false, or trainer.backend = "torch"',
+        'false, or numerics = "fast"',
+    ]
+
+
 def test_all_settings_that_keep_rollout_and_trainer_from_equal_bits_are_reported():
     body = {"name": "equal", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://s:1"}, "schedule": {"steps": 1}}
     assert parse_spec(body | {"numerics": "batch_invariant"}).numerics == "batch_invariant"

@@ -39,6 +39,8 @@ class PackedGroups:
     """int64 `[R]`: the position whose hidden state predicts each response token, in the callers' order of rows."""
     targets: Tensor
     """int64 `[R]`: the response tokens."""
+    routes: Tensor | None = None
+    """int64 `[N, M, k]`: the experts that each token has in each of M layers with experts; -1 where the model chooses. None: everywhere."""
 
     def padded(self, tokens: int) -> PackedGroups:
         """The same with N = `tokens`, at least the present N: short roots of zeros at the end, from which nothing is predicted."""
@@ -48,7 +50,9 @@ class PackedGroups:
         begins = range(self.layout.tokens, tokens, LONGEST_ALONE)
         layout = PrefixLayout((*self.layout.offsets[:-1], *begins, tokens), (*self.layout.parents, *[None] * len(begins)))
         position_ids = layout.position_ids(self.position_ids.device)[None]
-        return replace(self, input_ids=functional.pad(self.input_ids, (0, more)), position_ids=position_ids, layout=layout)
+        input_ids = functional.pad(self.input_ids, (0, more))
+        routes = None if self.routes is None else functional.pad(self.routes, (0, 0, 0, 0, 0, more), value=-1)
+        return replace(self, input_ids=input_ids, position_ids=position_ids, layout=layout, routes=routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,13 @@ def pack_groups(prompts: Sequence[Tensor], responses: Sequence[Tensor], device: 
     return pack_arrays([ids.numpy() for ids in prompts], [ids.numpy() for ids in responses], device)
 
 
-def pack_arrays(prompts: Sequence[Ids], responses: Sequence[Ids], device: torch.device | str = "cpu") -> PackedGroups:
-    """`pack_groups` for arrays of integers of one dimension. Loops over rows only read lengths and find equal prompts."""
+def pack_arrays(
+    prompts: Sequence[Ids], responses: Sequence[Ids], device: torch.device | str = "cpu", routes: Sequence[Ids] | None = None
+) -> PackedGroups:
+    """`pack_groups` for arrays of integers of one dimension. Loops over rows only read lengths and find equal prompts.
+
+    `routes`: of each row, the experts of all its tokens, integers `[P + T, M, k]`. A shared prompt has those of its first row.
+    """
     require(len(prompts) == len(responses), "responses", f"are {len(responses)}; pass one for each of {len(prompts)} prompts")
     lengths = np.array([[len(ids) for ids in rows] for rows in (prompts, responses)], dtype=np.int64).reshape(2, -1)
     row = int(lengths[0].argmin()) if prompts else 0
@@ -94,13 +103,23 @@ def pack_arrays(prompts: Sequence[Ids], responses: Sequence[Ids], device: torch.
     layout = PrefixLayout.of_lengths([len(segment) for segment in segments], [segment.parent for segment in segments])
     owners = [segment.rows[0] for segment in segments]
     inputs = _ranges(begins[:, owners], np.array([(segment.prompt, segment.response) for segment in segments], dtype=np.int64).T)
+    routed = [*map(_first_of, routes, prompts), *map(_rest_of, routes, prompts)] if routes else None
     return PackedGroups(
         input_ids=torch.from_numpy(ids[inputs]).to(device)[None],
         position_ids=layout.position_ids(device)[None],
         layout=layout,
         selected=torch.from_numpy(_predicting(segments, layout, lengths)).to(device),
         targets=torch.from_numpy(ids[lengths[0].sum() :]).to(device),
+        routes=None if routed is None else torch.from_numpy(np.concatenate(routed)[inputs]).to(device, torch.int64),
     )
+
+
+def _first_of(routes: Ids, prompt: Ids) -> Ids:
+    return routes[: len(prompt)]
+
+
+def _rest_of(routes: Ids, prompt: Ids) -> Ids:
+    return routes[len(prompt) :]
 
 
 def worth_sharing(prompt: int, rows: int, branches: int) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol, Self
 
 from gradbus.errors import ModelError
+from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.tokens import unpack_ids, unpack_logprobs
 from gradbus.telemetry import Interval
 from gradbus.v1 import weights_pb2
@@ -52,6 +53,30 @@ class Completion:
     finish: Literal["stop", "length"]
     times: Interval | None = field(default=None, compare=False)
     """Begin and end of its decoding, in nanoseconds since 1970; None if the engine does not know."""
+    prompt_routes: bytes = b""
+    """Experts of the prompt's tokens, as `Group.routed_experts` has them; at least one sample of a group has them."""
+    routes: bytes = b""
+    """Experts of the response tokens, as `Sample.routed_experts` has them. Both are empty unless the run replays routes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteShape:
+    """The routes of a model's tokens."""
+
+    layers: tuple[int, ...]
+    """The decoder layers with experts."""
+    all_layers: int
+    experts: int
+    """In each of `layers`."""
+    chosen: int
+    """Of them, for each token."""
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        """The model's. Raises ModelError for one without experts."""
+        if config.experts is None:
+            raise ModelError(f"{config.family.architecture} has no experts; set rollout.routing_replay = false")
+        return cls(tuple(sorted(config.experts.layers)), config.layers, config.experts.count, config.experts.chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +87,8 @@ class GroupCompletion:
     completions: tuple[Completion, ...]
     prefill: Interval | None = field(default=None, compare=False)
     """Begin and end of the prefill for all its samples; None if the engine does not know."""
+    routed: RouteShape | None = None
+    """Set if the samples have routes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from gradbus.aio.threads import in_run_thread
 from gradbus.errors import SettingsError
+from gradbus.formats.model_config import read_model_config
 from gradbus.process.limits import check_threads
 from gradbus.spec import LoraSpec, RunSpec
 from gradbus.spec.engine_traits import ENGINES, EngineName
-from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.engines.base import Engine, RouteShape
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine, SGLangSettings
 from gradbus_rollout.settings import Settings
 
@@ -88,6 +89,7 @@ class EngineFactory:
             lora=spec.trainer.lora,
             memory_fraction=rollout.engine_memory,
             takes_turns=rollout.placement == "timed",
+            routes=RouteShape.of(read_model_config(folder)) if rollout.routing_replay else None,
         )
         settings = SGLangSettings()
         if config.takes_turns and settings.url:

@@ -11,7 +11,7 @@ from gradbus.ids import sample_id, sample_seed
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.sample_pb2 import FinishReason
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_rollout.engines.base import GroupCompletion, PromptGroup
+from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup, RouteShape
 
 _MOST_CHARACTERS: Final = 1 << 26
 """Of the responses of one group: as UTF-8, half of the largest value that the buffer takes."""
@@ -52,4 +52,15 @@ def group_message(header: Group, prompt: PromptGroup, group: GroupCompletion, te
         for span in completion.spans:
             # Every span is trainable, because the policy drew every token. A tool's output would be a span that is not.
             sample.spans.add(start=span.start, end=span.end, version=span.version, trainable=True)
+    if group.routed is not None:
+        _add_routes(header, group.routed, group.completions)
     return header
+
+
+def _add_routes(header: Group, shape: RouteShape, completions: Sequence[Completion]) -> None:
+    header.routed_experts.layers = len(shape.layers)
+    header.routed_experts.experts = shape.experts
+    header.routed_experts.chosen = shape.chosen
+    header.routed_experts.prompt = max((completion.prompt_routes for completion in completions), key=len)
+    for sample, completion in zip(header.samples, completions, strict=True):
+        sample.routed_experts = completion.routes

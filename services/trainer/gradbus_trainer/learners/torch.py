@@ -63,6 +63,8 @@ class TorchLearner:
         # The optimiser's weights are float32; frozen ones are only used by the passes.
         self._model = load_causal_lm(model_folder, torch.float32 if lora is None else dtype, device)
         self._model.set_checkpointing(spec.trainer.gradient_checkpointing)
+        if spec.rollout.routing_replay:
+            self._model.replay_routes()
         self._logprobs = _logprobs_for(spec, device)
         trained = self._model.trained_parameters() if lora is None else add_adapters(self._model, lora, spec.seed)
         self._working = None if dtype == torch.float32 else WorkingWeights(self._model, trained, dtype)

@@ -32,6 +32,8 @@ class TrainSample:
     """[T]; the algorithm's, by token."""
     reference_logprobs: NDArray[np.float32] | None = None
     """[T], at the rollout's temperature; only with a KL term."""
+    routes: NDArray[np.int16] | None = None
+    """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,10 @@ class BatchStats:
     masked: int = 0
     unjudged: str = ""
     """Why the first sample without a reward has none."""
+    replayed: int = 0
+    """Tokens whose experts are the sampler's."""
+    not_replayed: int = 0
+    """Tokens of a run that replays routes whose experts are the trainer's choice."""
     by_verdict: dict[Verdict, VerdictCounts] = field(default_factory=lambda: {verdict: VerdictCounts() for verdict in _VERDICTS.values()})
 
     @property
@@ -85,7 +89,7 @@ class BatchStats:
             "masked": self.masked,
             "filtered": self.filtered,
             "dropped": self.dropped,
-        }
+        } | ({"routes_replayed": self.replayed, "routes_not_replayed": self.not_replayed} if self.replayed + self.not_replayed else {})
 
     def _add_rewards(self, group: LoggedGroup) -> None:
         for reward in group.entry.rewards:
@@ -100,6 +104,7 @@ class BatchStats:
         self.lengths += decoded.lengths
         self.truncated += decoded.truncated
         self.masked += decoded.masked
+        self.replayed, self.not_replayed = self.replayed + decoded.routed[0], self.not_replayed + decoded.routed[1]
         self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
 
 

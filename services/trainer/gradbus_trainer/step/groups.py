@@ -17,6 +17,7 @@ from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH
 from gradbus_trainer.step.batch import TrainSample
+from gradbus_trainer.step.routes import count_routes, sample_routes
 
 _ID: Final = np.dtype(ID_DTYPE)
 _LOGPROB: Final = np.dtype(LOGPROB_DTYPE)
@@ -36,6 +37,8 @@ class DecodedGroup:
     """Samples cut off at `max_new_tokens`."""
     oldest_versions: Sequence[int | None] = ()
     """Oldest policy version of each sample's trainable spans; None for a sample without one."""
+    routed: tuple[int, int] = (0, 0)
+    """Tokens of the rows whose experts are the sampler's, and tokens that choose theirs; only in a run that replays routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,11 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths))
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, judged.valid, strict=True)
+        routes = sample_routes(group, len(prompt), lengths)
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, strict=True)
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference)
-            for ids, behaviour, parts, advantage, reference, valid in columns
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed)
+            for ids, behaviour, parts, advantage, reference, routed, valid in columns
             if valid and len(ids)
         ]
     return DecodedGroup(
@@ -92,6 +96,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[_oldest(parts) for parts in spans],
+        routed=count_routes(rows) if group.HasField("routed_experts") else (0, 0),
     )
 
 

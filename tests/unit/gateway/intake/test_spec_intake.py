@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,8 @@ from gradbus.algorithms import ALGORITHMS, Needs
 from gradbus.errors import SpecError
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.objects import ObjectStore
-from gradbus.spec import MAX_FAULTS
+from gradbus.spec import MAX_FAULTS, RolloutSpec
+from gradbus_gateway.intake.spec.faults import replay_faults
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
 
@@ -111,6 +113,28 @@ async def test_a_model_that_transformers_computes_needs_a_server_and_the_plain_t
     assert fault.startswith("trainer.backend: does not train OPTForCausalLM, which transformers computes; given deepspeed; allowed: torch")
     [fault] = await refused(body | {"trainer": {"lora": {"rank": 2}}})
     assert fault.startswith("trainer.lora: adapters are not trained beside OPTForCausalLM")
+
+
+async def test_routes_are_replayed_in_mixtures_of_experts_alone(refused, body, tmp_path):
+    replaying = body | {"rollout": body["rollout"] | {"engine": "sglang", "pause": "abort", "routing_replay": True}, "deterministic": False}
+    [fault] = await refused(replaying)
+    assert "rollout.routing_replay: LlamaForCausalLM has no experts that Gradbus's own decoder computes" in fault
+    assert "or a model of one of: MixtralForCausalLM, Qwen3MoeForCausalLM, Glm4MoeForCausalLM, GptOssForCausalLM" in fault
+    config = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": 16, "max_position_embeddings": 64}
+    (tmp_path / "roots" / "model" / "config.json").write_text(json.dumps(config))
+    [fault] = await refused(replaying)
+    assert fault.startswith("rollout.routing_replay: OPTForCausalLM has no experts that Gradbus's own decoder computes")
+
+
+@pytest.mark.parametrize(("experts", "taken"), [(256, True), (257, False)])
+def test_the_routes_of_a_group_fit_into_the_buffer(experts, taken):
+    sizes = {"layers": range(48), "count": experts, "chosen": 8}
+    info = SimpleNamespace(context_length=1 << 17, family=None)
+    model = SimpleNamespace(config=SimpleNamespace(experts=SimpleNamespace(**sizes)), info=info)
+    found = list(replay_faults(model, RolloutSpec(max_new_tokens=5000, max_prompt_tokens=5000, group_size=32, routing_replay=True)))
+    assert (found == []) is taken
+    if found:
+        assert found[0].given.startswith("126720000 bytes: 768 for each token of a prompt and of 32 responses")
 
 
 async def test_adapters_wider_than_the_model_are_refused(refused, body):

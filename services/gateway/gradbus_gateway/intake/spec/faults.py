@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gradbus.errors import Fault
+from gradbus.formats.model_families import MODEL_FAMILIES
+from gradbus.formats.tokens import route_bytes
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus.graders import check_grader
 from gradbus.spec import DataSpec, EvaluationSpec, Grader, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec, TrainerSpec
@@ -16,6 +18,9 @@ from gradbus_gateway.settings import GatewaySettings
 
 _MAX_GROUP_BYTES: Final = 16 << 20
 """Rows of one group's samples in a call; beside them it has the prompts, which are part of the rows, and the responses."""
+
+_MAX_ROUTES_BYTES: Final = 64 << 20
+"""Routes of one group, an eighth of the largest value that the buffer takes."""
 
 
 def reward_faults(reward: RewardSpec, data: StoredData | None, settings: GatewaySettings) -> Iterator[Fault]:
@@ -57,6 +62,25 @@ def backend_faults(model: StoredModel, trainer: TrainerSpec) -> Iterator[Fault]:
     if isinstance(model.info.family, TransformersFamily) and trainer.backend != "torch":
         message = f"does not train {model.info.family.architecture}, which transformers computes"
         yield Fault("trainer.backend", message, trainer.backend, "torch")
+
+
+def replay_faults(model: StoredModel, rollout: RolloutSpec) -> Iterator[Fault]:
+    """Faults of a routing replay in a model without experts of the trainer's own, or with more routes than a group may have."""
+    if not rollout.routing_replay:
+        return
+    path, experts = "rollout.routing_replay", model.config.experts if model.config else None
+    if experts is None:
+        message = f"{model.info.family.architecture} has no experts that Gradbus's own decoder computes, so there are no routes to replay"
+        able = ", ".join(family.architecture for family in MODEL_FAMILIES.values() if family.experts)
+        yield Fault(path, message, "true", f"false, or a model of one of: {able}")
+        return
+    token = route_bytes(len(experts.layers), experts.count, experts.chosen)
+    prompt = rollout.max_prompt_tokens or model.info.context_length - rollout.max_new_tokens
+    size = token * (max(0, prompt) + rollout.group_size * rollout.max_new_tokens)
+    if size > _MAX_ROUTES_BYTES:
+        given = f"{size} bytes: {token} for each token of a prompt and of {rollout.group_size} responses"
+        allowed = f"at most {_MAX_ROUTES_BYTES} bytes; lower rollout.group_size, max_new_tokens or max_prompt_tokens"
+        yield Fault(path, "the routes of a group do not fit into the buffer", given, allowed)
 
 
 def lora_faults(model: StoredModel, lora: LoraSpec | None) -> Iterator[Fault]:

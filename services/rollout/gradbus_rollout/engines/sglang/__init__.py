@@ -5,6 +5,7 @@ recovery  the server up again after a failure   loader    whole weights, or base
 partial_sample   one sample, reply by reply     installer one set of weights, with proof
 version_folders  folders of the versions loaded loaded_adapters  adapters on the server, by name
 adapters  the folder of a version of adapters   config    the run's part and the worker's settings
+routes    experts of one sample's tokens
 server    launched or attached to               api       the server's routes, with deadlines
 launched_server  the processes between a start and a stop
 """

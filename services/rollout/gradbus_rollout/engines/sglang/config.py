@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gradbus.spec import LoraSpec
+from gradbus_rollout.engines.base import RouteShape
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -34,6 +35,8 @@ class SGLangConfig:
     """Share of the device's memory for weights and cache; None: the server's own default."""
     takes_turns: bool = False
     """Whether the server frees its device's memory for a trainer's turns."""
+    routes: RouteShape | None = None
+    """Set for a run that replays routes: those that samples return."""
 
 
 class SGLangSettings(BaseSettings):

@@ -158,6 +158,7 @@ def _command(launch: LaunchConfig, port: int, secret: Path) -> list[str]:
         *(("--tp-size", str(launch.settings.tensor_parallel)) if launch.settings.tensor_parallel > 1 else ()),
         *([] if launch.config.lora is None else _adapter_flags(launch.config.lora)),
         *(_TURNS if launch.config.takes_turns else ()),
+        *(() if launch.config.routes is None else ("--enable-return-routed-experts",)),
         *launch.settings.arguments,
         *(
             [] if launch.config.memory_fraction is None else ["--mem-fraction-static", str(launch.config.memory_fraction)]

@@ -10,6 +10,7 @@ from gradbus.errors import EngineError, ModelError
 from gradbus.formats.tokens import pack_logprobs
 from gradbus_rollout.engines.base import Completion, PromptGroup, TokenSpan
 from gradbus_rollout.engines.sglang.config import SGLangConfig
+from gradbus_rollout.engines.sglang.routes import SampleRoutes
 
 
 class PartialSample:
@@ -22,6 +23,10 @@ class PartialSample:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[TokenSpan] = []
+        self._routes: SampleRoutes | None = None
+        if config.routes is not None and not group.greedy:
+            # The first sample returns the prompt's for its group.
+            self._routes = SampleRoutes(config.routes, 0 if seed == group.seeds[0] else len(group.prompt_ids))
 
     def request(self, request_id: str, cache_key: str, adapter: str | None = None) -> dict[str, Any]:
         """Body of the request for the rest. The server shares cached prefixes only among requests with the same `cache_key`."""
@@ -32,7 +37,7 @@ class PartialSample:
             "return_logprob": True,
             "extra_key": cache_key,
             "lora_path": adapter,
-        }
+        } | ({} if self._routes is None else self._routes.fields())
 
     def _sampling_params(self) -> dict[str, Any]:
         params: dict[str, Any] = {
@@ -64,11 +69,16 @@ class PartialSample:
         self._ids += [token for token, _ in tokens]
         self._logprobs.extend(logprob for _, logprob in tokens)
         self._spans = _joined(self._spans, spans)
+        if self._routes is not None:
+            self._routes.take(meta, len(self._group.prompt_ids) + len(self._ids))
         kind = meta["finish_reason"]["type"]
         return self._completion(kind) if kind in {"stop", "length"} else None
 
     def _completion(self, finish: Literal["stop", "length"]) -> Completion:
-        return Completion(tuple(self._ids), pack_logprobs(self._logprobs), tuple(self._spans), finish)
+        completion = Completion(tuple(self._ids), pack_logprobs(self._logprobs), tuple(self._spans), finish)
+        if self._routes is not None:
+            completion.prompt_routes, completion.routes = self._routes.parts(len(self._group.prompt_ids))
+        return completion
 
 
 def began_with(reply: Mapping[str, Any]) -> str:

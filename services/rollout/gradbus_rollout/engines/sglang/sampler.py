@@ -69,7 +69,8 @@ class GroupSampler:
         prefill: Interval | None = None
         if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
             prefill = await self._share_prefix(group)
-        return GroupCompletion(group.key, tuple(await gather_or_cancel([self._sample(group, seed) for seed in group.seeds])), prefill)
+        completions = tuple(await gather_or_cancel([self._sample(group, seed) for seed in group.seeds]))
+        return GroupCompletion(group.key, completions, prefill, None if group.greedy else self._config.routes)
 
     async def _share_prefix(self, group: PromptGroup) -> Interval:
         """Puts the prompt into the server's prefix cache; otherwise each sample would prefill the prompt for itself."""
