@@ -32,7 +32,7 @@ class Row:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two layers of eight experts, and a dense one between them."""
+    """Three layers of eight experts."""
     torch.manual_seed(3)
     config = Qwen3MoeConfig(
         vocab_size=sglang_lab.VOCAB,
@@ -46,7 +46,6 @@ def folder(tmp_path):
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        mlp_only_layers=[1],
         max_position_embeddings=1024,
         initializer_range=0.2,
     )
