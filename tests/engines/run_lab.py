@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-import safetensors.torch
 from ledger import Ledger
 from transformers import AutoModelForCausalLM
 from versions import logprob_difference
@@ -59,12 +60,14 @@ def off(root: Path, model: Path, ledger: Ledger, shift: int = 0) -> tuple[float,
             (span,) = sample.spans
             if len(drawn[span.version]) < _SAMPLES_A_VERSION:
                 drawn[span.version].append((group, sample, span.end))
-    network = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     files = {step - shift: content for step, content in published(root, ledger).items()}
     worst, seen = 0.0, sorted(files.keys() & drawn.keys())
-    for version in seen:
-        network.load_state_dict(safetensors.torch.load(files[version]), strict=False)
-        worst = max(worst, *(logprob_difference(network, *one) for one in drawn[version]))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = shutil.copytree(model, Path(scratch) / "model")
+        for version in seen:  # read as a folder, because transformers holds the experts of a layer as one tensor
+            (folder / "model.safetensors").write_bytes(files[version])
+            network = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+            worst = max(worst, *(logprob_difference(network, *one) for one in drawn[version]))
     return worst, seen
 
 

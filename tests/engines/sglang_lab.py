@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
+from family_lab import FAMILIES
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangSettings
@@ -29,6 +30,20 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(Path(__file__).parent / "shims"),
 }
+_TIED = {"tie_word_embeddings": True}
+_HALVES = {"head_dim": 16}
+"""SGLang's class divides the hidden size by the heads, whatever config.json says."""
+SERVED = {
+    "qwen3": _TIED,
+    "mistral": {"sliding_window": None},
+    "gemma3_text": FAMILIES["gemma3_text"] | _TIED,
+    "qwen3_moe": FAMILIES["qwen3_moe"] | {"mlp_only_layers": []},
+    "mixtral": FAMILIES["mixtral"] | _HALVES | {"sliding_window": None},
+    "glm4": _TIED,
+    "olmo2": _HALVES,
+    "phi3": FAMILIES["phi3"] | {"sliding_window": None},
+}
+"""By `model_type`, what is odd in the family and computed by its class in SGLang 0.5.21, on a CPU too."""
 
 
 def settings(**changes) -> SGLangSettings:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from gradbus.formats.frozen import CORRECTION, FROZEN_PREFIXES, FROZEN_SUFFIXES
-from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily
+from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily, ServerLack
 from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
 
 _CONTRACT: Final = "tests/contract/test_model_families.py"
 _SERVED_BY_TRANSFORMERS: Final = frozenset({"seed_oss", "smollm3"})
 """SGLang 0.5.21 has no class of its own for them and takes that of transformers."""
+_SERVED: Final = ("qwen3", "mistral", "gemma3_text", "qwen3_moe", "mixtral", "glm4", "olmo2", "phi3")
+"""Families that a real SGLang server sampled as the decoder computes them."""
+_TESTED_SERVED: Final = tuple(f"`{MODEL_FAMILIES[name].architecture}`" for name in _SERVED)
+_LEFT_OUT: Final[Mapping[ServerLack, str]] = {
+    "windows": "windows",
+    "growing_queries": "growing queries",
+    "mlp_bias": "`mlp_bias`",
+}
 _WINDOWS: Final = {
     "optional": "sliding window in some layers",
     "everywhere": "sliding window",
@@ -49,9 +58,26 @@ _AFTER: Final = f"""
   groups of tokens and the engine's rows are products of different shapes.
 - *batch_invariant*: `numerics = "batch_invariant"`; a model with a sliding window, with biases of the attention's output, or that turns a
   part of each head, is refused.
-- *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers. Of these families, tests run SGLang with Qwen2
-  models only. For any family each version is proven on arrival ([engines](engines.md#versions)), so a server that does not take a
-  family's names fails loudly.
+- *SGLang*: whether release 0.5.21 has a class of its own or takes that of transformers, and what its class leaves out without a word.
+  A run is refused at submission if its samples may be longer than such a window, or than the length from which queries grow
+  (`rollout.max_prompt_tokens`), or if the model has such biases. Up to that length both compute the same.
+
+SGLang was tested with tiny random models, on a CPU with AVX2 and in float32. `tests/engines/sglang/test_sglang_decoder_families.py` starts
+the server from the folder as a worker does, loads two versions, and compares tensors by the server's checker, the probe, and
+log-probabilities of samples within 1e-5 of the trainer's decoder. It does so for {", ".join(_TESTED_SERVED)}.
+Whole runs were of Qwen2 and Qwen3-MoE models. No GPU has served any of these families.
+
+| family | what SGLang 0.5.21 does |
+|---|---|
+| `GptOssForCausalLM` | does not start on such a CPU: asks for an attention backend of a GPU, or of a CPU with AMX |
+| `Gemma2ForCausalLM` | on a CPU `torch_native` leaves out the softcap of scores. Does not start without `hidden_act` in config.json |
+| `Gemma2ForCausalLM`, `Gemma3ForCausalLM` | skips a head that is not tied, which published models do not have |
+| `Qwen2ForCausalLM`, `MixtralForCausalLM`, `Olmo2ForCausalLM`, `Olmo3ForCausalLM` | fails where `head_dim` is not hidden size over heads |
+| `Qwen3MoeForCausalLM` | does not tie the head, and gives all layers experts: refused when the first version arrives |
+| `Olmo3ForCausalLM` | takes 10,000 for the rotary base if config.json has `rope_parameters` by kind of layer; state `rope_theta` there |
+
+The comparison of tensors, which each version passes on arrival ([engines](engines.md#versions)), finds tensors that the server did not
+fill. It cannot find what a class leaves out of the computation: look at the log-probabilities of an untested family's first samples.
 
 Tensors beside the decoder's are carried along unchanged ([weights](weights.md#what-is-published)) if their names begin with one of
 {", ".join(f"`{prefix}`" for prefix in FROZEN_PREFIXES)},
@@ -131,6 +157,8 @@ def _row(family: ModelFamily) -> str:
         return "yes" if capability in family.capabilities else "no"
 
     served = "class of transformers" if family.model_type in _SERVED_BY_TRANSFORMERS else "own class"
+    if left_out := " and ".join(phrase for lack, phrase in _LEFT_OUT.items() if lack in family.server_lacks):
+        served = f"{served}, without {left_out}"
     cells = (
         f"`{family.architecture}`",
         "; ".join(_differences(family)) or "nothing",

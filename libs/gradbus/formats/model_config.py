@@ -119,6 +119,21 @@ class ModelConfig:
         return (*windows, *partial, *biases, *self.engine_lacks)
 
     @property
+    def served_tokens(self) -> int:
+        """Tokens of prompt and response up to which SGLang computes what the trainer does; 0: it computes another model.
+
+        Its classes of some families leave out windows, queries that grow, or biases (`ModelFamily.server_lacks`).
+        """
+        lacks, lengths = self.family.server_lacks, [self.context_length]
+        if "mlp_bias" in lacks and self.biases.mlp:
+            return 0
+        if "windows" in lacks:
+            lengths += [window for window in self.windows if window is not None]
+        if "growing_queries" in lacks:
+            lengths += [int(rope.scaling["original_max_position_embeddings"]) for rope in self.ropes if rope and rope.query_beta]
+        return min(lengths)
+
+    @property
     def attention_layers(self) -> tuple[LinearShape, ...]:
         """The linear layers of `self_attn`, in the order of transformers."""
         hidden, query, key = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -32,6 +32,8 @@ Multiplied = Literal["none", "stated", "gemma"]
 
 RouterScores = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
+ServerLack = Literal["windows", "growing_queries", "mlp_bias"]
+
 _ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
 _ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LINEAR_LAYERS: Final = (*_ATTENTION_LAYERS, "gate_proj", "up_proj", "down_proj")
@@ -110,6 +112,8 @@ class ModelFamily:
     experts: ExpertFamily | None = None
     """How its layers with experts are; None: it has none."""
     capabilities: frozenset[Capability] = frozenset({"embedded_engine", "batch_invariant", "lora"})
+    server_lacks: frozenset[ServerLack] = frozenset()
+    """What SGLang's class leaves out without a word where a model has it, and the trainer computes."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """What transformers takes for a field that config.json lacks, where this differs from other families."""
     text_types: tuple[str, ...] = ()
@@ -188,6 +192,7 @@ def family_of_architecture(architecture: object) -> ModelFamily | None:
     return next((family for family in MODEL_FAMILIES.values() if family.architecture == architecture), None)
 
 
+_NO_WINDOWS: Final[frozenset[ServerLack]] = frozenset({"windows"})
 _WITHOUT_INVARIANT: Final[frozenset[Capability]] = frozenset({"embedded_engine", "lora"})
 _GEMMA: Final[Mapping[str, Any]] = {
     "qkv_bias": "attention_bias",
@@ -226,14 +231,28 @@ _OLMO: Final[Mapping[str, Any]] = {
 MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
     family.model_type: family
     for family in (
-        ModelFamily("llama", "LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
-        ModelFamily("qwen2", "Qwen2ForCausalLM", qkv_bias=True, out_bias=False, mlp_bias=False, windows="optional"),
+        ModelFamily(
+            *("llama", "LlamaForCausalLM"),
+            qkv_bias="attention_bias",
+            out_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            server_lacks=frozenset({"mlp_bias"}),
+        ),
+        ModelFamily(
+            *("qwen2", "Qwen2ForCausalLM"),
+            qkv_bias=True,
+            out_bias=False,
+            mlp_bias=False,
+            windows="optional",
+            server_lacks=_NO_WINDOWS,
+        ),
         ModelFamily(
             *("qwen3", "Qwen3ForCausalLM"),
             qkv_bias="attention_bias",
             out_bias="attention_bias",
             mlp_bias=False,
             windows="optional",
+            server_lacks=_NO_WINDOWS,
             qk_norm="head",
             defaults={"head_dim": 128},
         ),
@@ -243,6 +262,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias=False,
             mlp_bias=False,
             windows="everywhere",
+            server_lacks=_NO_WINDOWS,
             defaults={"sliding_window": 4096},
         ),
         ModelFamily(
@@ -251,6 +271,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias=False,
             mlp_bias=False,
             windows="everywhere",
+            server_lacks=_NO_WINDOWS | {"growing_queries"},
             has_query_scale=True,
             defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
         ),
@@ -260,6 +281,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias=False,
             mlp_bias=False,
             windows="everywhere",
+            server_lacks=_NO_WINDOWS | {"growing_queries"},
             has_query_scale=True,
             text_types=("mistral", "ministral3"),
             prefix="language_model",
@@ -271,6 +293,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias=False,
             mlp_bias=False,
             windows="everywhere",
+            server_lacks=_NO_WINDOWS,
             linear_layers=_ATTENTION_LAYERS,
             experts=ExpertFamily("softmax", True, "intermediate_size", "block_sparse_moe", matrices=("w1", "w3", "w2")),
             capabilities=_WITHOUT_INVARIANT,
@@ -346,6 +369,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias=False,
             mlp_bias=False,
             windows="everywhere",
+            server_lacks=_NO_WINDOWS,
             has_partial_rope=True,
             rope_kinds=("default", "longrope"),
             linear_layers=("o_proj", "qkv_proj", "gate_up_proj", "down_proj"),

@@ -1,4 +1,4 @@
-"""Runs over models that transformers computes in the trainer and a real SGLang server samples."""
+"""Runs over models that the trainer computes by transformers, or with experts, and a real SGLang server samples."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True, "head_dim": 16}
+FAMILIES = {"stablelm": {}, "starcoder2": {}, "qwen3_moe": EXPERTS}
 
-@pytest.fixture(params=["stablelm", "starcoder2"])
+
+@pytest.fixture(params=FAMILIES)
 def example(request, tmp_path):
     """The copying task with its tokenizer, over a model of another family."""
     made = make_example(tmp_path / "example")
     before = json.loads((made / "model" / "config.json").read_text())
     tokens = {name: before[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id") if name in before}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(request.param, **SIZES, **tokens, initializer_range=0.1)
+    config = AutoConfig.for_model(request.param, **SIZES, **FAMILIES[request.param], **tokens, initializer_range=0.1)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(made / "model")
     return made
 

@@ -15,6 +15,8 @@ from gradbus_gateway.intake.spec.faults import replay_faults
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
 
+GROWING = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+
 
 @pytest.fixture
 def body(tmp_path, write_model):
@@ -135,6 +137,44 @@ def test_the_routes_of_a_group_fit_into_the_buffer(experts, taken):
     assert (found == []) is taken
     if found:
         assert found[0].given.startswith("126720000 bytes: 768 for each token of a prompt and of 32 responses")
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "served"),
+    [
+        ("mistral", {"sliding_window": 32}, 32),
+        ("qwen3", {"sliding_window": 32, "use_sliding_window": False}, None),
+        ("qwen3", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0}, 32),
+        ("ministral3", {"rope_parameters": GROWING}, 16),
+        ("gemma3_text", {"sliding_window": 8}, None),
+    ],
+)
+async def test_samples_longer_than_sglang_computes_as_the_trainer_does_are_refused(
+    refused, body, tmp_path, write_model, family, changed, served
+):
+    architecture = MODEL_FAMILIES[family].architecture
+    write_model(tmp_path / "roots" / "model", model_type=family, architectures=[architecture], head_dim=2, **changed)
+    assert await refused(body) == []
+    body["rollout"]["engine"], body["schedule"]["mode"], body["deterministic"] = "sglang", "free", False
+    if served is None:
+        assert await refused(body) == []
+        return
+    [fault] = await refused(body)
+    assert fault.startswith(
+        f"rollout.max_prompt_tokens: beyond {served} tokens SGLang leaves out what the trainer computes for {architecture}"
+    )
+    assert fault.endswith(f"given 56 + 8; allowed: at most {served} with rollout.max_new_tokens")
+    body["rollout"]["max_prompt_tokens"] = served - 7
+    assert len(await refused(body)) == 1
+    body["rollout"]["max_prompt_tokens"] = served - 8
+    assert await refused(body) == []
+
+
+async def test_a_model_whose_biases_sglang_leaves_out_is_refused(refused, body, tmp_path, write_model):
+    write_model(tmp_path / "roots" / "model", mlp_bias=True)
+    body["rollout"]["engine"], body["schedule"]["mode"], body["deterministic"] = "sglang", "free", False
+    [fault] = await refused(body)
+    assert fault.startswith("rollout.engine: it leaves out the biases of LlamaForCausalLM's feed-forward part")
 
 
 async def test_adapters_wider_than_the_model_are_refused(refused, body):

@@ -57,6 +57,22 @@ def fit_faults(model: StoredModel | None, data: StoredData | None, rollout: Roll
         yield Fault("data.train", message, shown, f"at most {_MAX_GROUP_BYTES} bytes in all; shorter rows or a smaller group_size")
 
 
+def server_faults(model: StoredModel, rollout: RolloutSpec) -> Iterator[Fault]:
+    """Faults of samples so long that SGLang would not compute them as the trainer does, or of a model that it never does."""
+    if model.config is None or rollout.traits.embedded:
+        return
+    served, architecture = model.config.served_tokens, model.info.family.architecture
+    if not served:
+        message = f"it leaves out the biases of {architecture}'s feed-forward part, which the trainer computes"
+        yield Fault("rollout.engine", message, rollout.engine, "a model without `mlp_bias`")
+        return
+    longest = rollout.max_prompt_tokens or model.info.context_length - rollout.max_new_tokens
+    if longest + rollout.max_new_tokens > served:
+        message = f"beyond {served} tokens SGLang leaves out what the trainer computes for {architecture}: its window or growing queries"
+        allowed = f"at most {served} with rollout.max_new_tokens"
+        yield Fault("rollout.max_prompt_tokens", message, f"{longest} + {rollout.max_new_tokens}", allowed)
+
+
 def backend_faults(model: StoredModel, trainer: TrainerSpec) -> Iterator[Fault]:
     """A fault of a backend that does not train the model's family."""
     if isinstance(model.info.family, TransformersFamily) and trainer.backend != "torch":

@@ -17,7 +17,15 @@ from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
 from gradbus_gateway.intake.model.intake import ModelIntake
 from gradbus_gateway.intake.prompt_check import PromptCheck
-from gradbus_gateway.intake.spec.faults import backend_faults, evaluation_faults, fit_faults, lora_faults, replay_faults, reward_faults
+from gradbus_gateway.intake.spec.faults import (
+    backend_faults,
+    evaluation_faults,
+    fit_faults,
+    lora_faults,
+    replay_faults,
+    reward_faults,
+    server_faults,
+)
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -64,6 +72,7 @@ class SpecIntake:
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
+            faults.extend(server_faults(model, spec.rollout))
             faults.extend(replay_faults(model, spec.rollout))
             faults.extend(lora_faults(model, spec.trainer.lora))
         if spec:
