@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gradbus_reward.scorers import relay as relays
 from gradbus_reward.scorers.addresses import Endpoint
 from gradbus_reward.scorers.relay import Relay, remove_abandoned_folders
 from gradbus_reward.scorers.response_bounds import HEAD_BYTES
@@ -64,6 +66,25 @@ async def test_nothing_at_the_address_closes_the_connection():
     await relay.open()
     assert await ask(lambda: asyncio.open_unix_connection(relay.target.removeprefix("unix:")), b"sun\n") == b""
     await relay.close()
+
+
+@pytest.mark.parametrize("response", [100_000, 8 << 20], ids=["near the bound", "long before the bound"])
+async def test_a_caller_that_reads_nothing_is_cut_off_too(monkeypatch, response):
+    """gRPC reads nothing while its answers wait for a scorer that does not read: the connection would stay until the deadline."""
+    monkeypatch.setattr(relays, "_STALLED_SECONDS", 0.5)
+    async with relayed(lambda _: bytes(32 << 20)) as (relay, _):
+        relay.allow(response)
+        caller = socket.socket(socket.AF_UNIX)
+        caller.connect(relay.target.removeprefix("unix:"))
+        caller.sendall(b"much\n")
+        for _ in range(3000):
+            if relay.is_cut and not relay._connections:
+                break
+            await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionError):
+            caller.sendall(b"more")
+        caller.close()
+        assert relay.is_cut
 
 
 @pytest.mark.parametrize("size", [HEAD_BYTES + 1, 10 * HEAD_BYTES])
@@ -124,6 +145,7 @@ async def test_a_closed_relay_leaves_no_connection_no_task_and_no_file():
 
 KILLED = """
 import ipaddress, os, signal
+from gradbus_reward.scorers import relay as relays
 from gradbus_reward.scorers.addresses import Endpoint
 from gradbus_reward.scorers.relay import Relay
 

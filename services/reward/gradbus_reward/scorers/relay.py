@@ -20,6 +20,8 @@ from gradbus_reward.scorers.addresses import Endpoint
 from gradbus_reward.scorers.response_bounds import whole_bytes
 
 _PIECE_BYTES: Final = 64 << 10
+_STALLED_SECONDS: Final = 10.0
+"""gRPC takes what comes at once, unless thousands of its answers to a scorer's frames wait for a scorer that reads nothing."""
 _PREFIX: Final = "gradbus-scorer-"
 
 
@@ -58,7 +60,7 @@ class Relay:
         self._connections: set[asyncio.Task[None]] = set()
         self._left = 0
         self.is_cut = False
-        """Whether the scorer has sent more than its calls needed."""
+        """Whether the scorer has sent more than its calls needed, or than gRPC takes."""
 
     async def open(self) -> None:
         """Begins to accept connections, at the first call. Raises OSError."""
@@ -95,11 +97,10 @@ class Relay:
             async with background(_copy(reader, to_scorer), "relay to scorer"):
                 while piece := await from_scorer.read(_PIECE_BYTES):
                     self._left -= len(piece)
-                    if self._left < 0:
+                    if self._left < 0 or not await _taken(writer, piece):
                         self.is_cut = True
+                        writer.transport.abort()  # closing would wait until gRPC has read the rest, which it may never do
                         break
-                    writer.write(piece)
-                    await writer.drain()
         except OSError:
             pass  # gRPC tells its call that the connection is closed
         finally:
@@ -112,6 +113,17 @@ class Relay:
             with contextlib.suppress(OSError):
                 return await asyncio.open_connection(address, self._endpoint.port, limit=_PIECE_BYTES)
         return await asyncio.open_connection(last, self._endpoint.port, limit=_PIECE_BYTES)
+
+
+async def _taken(writer: asyncio.StreamWriter, piece: bytes) -> bool:
+    """Writes the piece; whether the other side takes what is written."""
+    writer.write(piece)
+    try:
+        async with asyncio.timeout(_STALLED_SECONDS):
+            await writer.drain()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
