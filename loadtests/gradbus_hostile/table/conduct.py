@@ -71,6 +71,12 @@ def cancel_while_it_waits_for_rewards(client: Client, run_id: str) -> None:
     _tried(lambda: client.cancel(run_id))
 
 
+def cancel_while_all_groups_are_late(client: Client, run_id: str) -> None:
+    """Cancels a run none of whose groups is ready in time. By itself it goes on: its scorer may only be away."""
+    _until(client, run_id, lambda run: "ready in time" in run["reason"])
+    _tried(lambda: client.cancel(run_id))
+
+
 def _pause_and_cancel(client: Client, run_id: str) -> None:
     _until(client, run_id, lambda run: run["progress"]["step"] > 0)
     _tried(lambda: client.pause(run_id))

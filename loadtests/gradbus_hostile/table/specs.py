@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from gradbus_hostile.material import Json, Material, good_rows
+from gradbus_hostile.table.conduct import cancel_while_all_groups_are_late
 from gradbus_hostile.table.submission import ANY, CANCELLED, FAILED, HARMLESS, REFUSED_OR_FAILED, Submission, spec
 
 _ALL_TOKENS: Final = list(range(300))
 _DIGEST: Final = "sha256:" + "0" * 64
+
+
+def _without_time(material: Material) -> Json:
+    return material.spec(deterministic=False, schedule={"mode": "free", "group_deadline_seconds": 1e-9})
 
 
 def _evaluated(material: Material) -> Json:
@@ -45,7 +50,7 @@ SPECS: Final = (
     spec("a seed beyond the largest", seed=2**63),
     Submission("spec: an evaluation of 1,000 rows at every step", _evaluated, HARMLESS),
     spec("a metric of nobody", evaluation={"metric": "evil"}),
-    spec("no time for a group", ANY | CANCELLED, deterministic=False, schedule={"mode": "free", "group_deadline_seconds": 1e-9}),
+    Submission("spec: no time for a group", _without_time, ANY | CANCELLED, cancel_while_all_groups_are_late),
     spec("a staleness of 64", HARMLESS, deterministic=False, schedule={"mode": "free", "max_staleness": 64}),
     spec("a free schedule that is deterministic", deterministic=True, schedule={"mode": "free"}),
     spec(
