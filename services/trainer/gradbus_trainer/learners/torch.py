@@ -73,8 +73,8 @@ class TorchLearner:
         self._optimizer = AdamW(self._named, spec.trainer)
         self._portions, self._accumulate = 1, accumulate_in_turn
         if side_by_side:
-            weights, owners = list(self._named.values()) if self._working is None else self._working.tensors, list(self._named.values())
-            self._portions, self._accumulate = _PORTIONS * threads, DataParallelThreads(threads, weights, owners).accumulate
+            self._portions = _PORTIONS * threads
+            self._accumulate = DataParallelThreads(threads, list(trained.values()), list(self._named.values())).accumulate
         self._off_device: OffDevice | None = None
 
     @property

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from gradbus_trainer.learners.data_parallel import accumulate_in_turn
+from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.gradient_step import GradientStep
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
@@ -90,8 +90,6 @@ def test_phases_of_all_threads_are_recorded(make_learner, make_step):
 
 def test_micro_batches_are_computed_at_the_same_time():
     """A thread that waited for the one before it could not meet it here."""
-    from gradbus_trainer.learners.data_parallel import DataParallelThreads
-
     meeting, weight = threading.Barrier(2, timeout=30), torch.nn.Parameter(torch.ones(2))
 
     class Step(GradientStep):
