@@ -1,26 +1,18 @@
 """The training algorithms, without tensors: the conductor, the gateway and the trainer ask the same code."""
 
-from gradbus.algorithms.base import MAX_REWARD, Algorithm, GroupAdvantages, LossSettings, Needs, ScoredSample
-from gradbus.algorithms.registry import (
-    ALGORITHMS,
-    algorithm_faults,
-    algorithm_of,
-    group_advantages,
-    learner_computes_reference,
-    needs_reference_service,
-)
+from gradbus.algorithms.algorithm import Algorithm, algorithm_of
+from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
+from gradbus.algorithms.estimators import ESTIMATORS
+from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_service
 
 __all__ = [
-    "ALGORITHMS",
+    "ESTIMATORS",
     "MAX_REWARD",
     "Algorithm",
     "GroupAdvantages",
-    "LossSettings",
-    "Needs",
     "ScoredSample",
-    "algorithm_faults",
     "algorithm_of",
-    "group_advantages",
     "learner_computes_reference",
+    "need_faults",
     "needs_reference_service",
 ]

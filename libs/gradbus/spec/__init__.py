@@ -1,10 +1,12 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
+from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
+from gradbus.spec.presets import PRESETS
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import (
-    AlgorithmSpec,
     CheckpointSpec,
+    CriticSpec,
     DataSpec,
     DeepSpeedSpec,
     EvaluationSpec,
@@ -25,8 +27,10 @@ from gradbus.spec.sections import (
 
 __all__ = [
     "MAX_FAULTS",
+    "PRESETS",
     "AlgorithmSpec",
     "CheckpointSpec",
+    "CriticSpec",
     "DataSpec",
     "DeepSpeedSpec",
     "EvaluationSpec",

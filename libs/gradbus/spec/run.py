@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.sections import (
-    AlgorithmSpec,
     CheckpointSpec,
     DataSpec,
     Dtype,

@@ -14,7 +14,6 @@ Number = Annotated[float, Strict()]
 """Any finite number, a whole one too: no text, no boolean."""
 Flag = Annotated[bool, Strict()]
 """True or false: no text, no 0 or 1."""
-ClipRange = Annotated[Number, Field(ge=0.0, le=1e9)]
 DecayRate = Annotated[Number, Field(ge=0.0, le=1.0)]
 TokenId = Annotated[Integer, Field(ge=0, lt=1 << 22)]
 Dtype = Literal["fp32", "bf16"]
@@ -56,7 +55,7 @@ class RolloutSpec(Section):
 
     engine: EngineName = "torch"
     slots: Integer = Field(64, ge=4, le=1024, description="Samples decoded at once; constant during a run, for it affects bits.")
-    group_size: Integer = Field(8, ge=2, le=1024, description="Samples of one prompt.")
+    group_size: Integer = Field(8, ge=1, le=1024, description="Samples of one prompt.")
     max_new_tokens: Integer = Field(128, ge=1, le=131072)
     max_prompt_tokens: Integer | None = Field(
         None, ge=1, le=1 << 24, description="Longer prompts are refused. Default: what fits the context."
@@ -149,20 +148,6 @@ class RewardSpec(Section):
     timeout_seconds: Number = Field(10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call.")
 
 
-class AlgorithmSpec(Section):
-    """GRPO and its corrections."""
-
-    name: Literal["grpo"] = "grpo"
-    importance: Literal["behaviour", "decoupled"] = "behaviour"
-    clip: tuple[ClipRange, ClipRange] = Field((0.2, 0.2), description="Lower and upper clip range of the ratio.")
-    kl: Number = Field(0.0, ge=0.0, le=1000.0, description="Weight of the k3 KL to the base model.")
-    entropy: Number = Field(0.0, ge=0.0, le=1000.0, description="Weight of the entropy bonus.")
-    normalize_std: Flag = True
-    aggregate: Literal["token", "sequence"] = "token"
-    filter: Literal["zero_variance", "none"] = "zero_variance"
-    truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
-
-
 class ScheduleSpec(Section):
     """How far generation may run ahead of training."""
 
@@ -208,6 +193,24 @@ class LoraSpec(Section):
         return self.alpha / self.rank
 
 
+class CriticSpec(Section):
+    """The critic of PPO (Schulman et al. 2017, arXiv:1707.06347); only with `algorithm.advantage = "gae"`."""
+
+    kind: Literal["full", "head"] = Field(
+        "full", description="`full`: a model of its own, a copy of the base model; `head`: a value head on the policy's hidden states."
+    )
+    learning_rate: Number = Field(1e-5, gt=0.0, le=10.0)
+    updates: Integer = Field(1, ge=1, le=64, description="Updates of the critic in a step.")
+    value_clip: Number | None = Field(0.5, gt=0.0, le=1e9, description="How far a value may move in a step.")
+    warmup_steps: Integer = Field(0, ge=0, le=10_000_000, description="First steps, in which only the critic is trained.")
+    gamma: DecayRate = Field(1.0, description="Discount of a token.")
+    policy_lambda: DecayRate = Field(0.95, description="Lambda of the advantages.")
+    length_alpha: Number | None = Field(
+        None, gt=0.0, le=1e6, description="Lambda of the advantages is 1 - 1 / (length_alpha · tokens) instead, and at least 0."
+    )
+    value_lambda: DecayRate = Field(1.0, description="Lambda of the critic's targets; 1: the returns.")
+
+
 class TrainerSpec(Section):
     """The optimiser."""
 
@@ -220,6 +223,7 @@ class TrainerSpec(Section):
     gradient_checkpointing: Flag = Field(False, description="Computes activations again in the backward pass: less memory, more time.")
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
     lora: LoraSpec | None = Field(None, description="Trains only low-rank adapters; published versions hold only adapters.")
+    critic: CriticSpec | None = Field(None, description='Trains a critic, which `algorithm.advantage = "gae"` needs.')
     learning_rate: Number = Field(1e-6, gt=0.0, le=10.0)
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     weight_decay: Number = Field(0.0, ge=0.0, le=10.0)

@@ -89,7 +89,7 @@ class TrainerService:
         state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
         events = EventLog(self._clients.bus, run_id)
         _report_learner(run_id, learner, state, events)
-        algorithm = algorithm_of(spec.algorithm)
+        algorithm = algorithm_of(spec)
         source = self._live_log(record, algorithm, state)
         weights = transport_for(spec.weights, objects, self._settings.folder_deltas)
         writer = VersionWriter(objects, run_id, control.term, weights, frozen)

@@ -100,7 +100,8 @@ class TrainLoop:
 
     async def _train(self, groups: Sequence[LoggedGroup], began: float, trace: StepTrace) -> None:
         step = self._state.step
-        batch, stats = build_batch(step, groups)
+        # With a critic the learner whitens, for it makes the advantages.
+        batch, stats = build_batch(step, groups, "none" if self._spec.trainer.critic else self._spec.algorithm.whiten)
         arrived = time.perf_counter()
         await self._parts.turns.begin()
         begun = time.perf_counter()

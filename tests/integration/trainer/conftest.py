@@ -139,7 +139,7 @@ class Trained:
     @asynccontextmanager
     async def train_loop(self, source=None):
         """A trainer's life from its lease to its train loop, as the service builds it; `source` takes the place of the live log."""
-        spec, run_id, algorithm = self.record.spec, self.run_id, algorithm_of(self.record.spec.algorithm)
+        spec, run_id, algorithm = self.record.spec, self.run_id, algorithm_of(self.record.spec)
         control = await RunControl.acquire(self.bus, run_id, self.heartbeat)
         events = EventLog(self.bus, run_id)
         try:

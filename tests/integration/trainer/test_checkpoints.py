@@ -9,7 +9,7 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
-from gradbus.algorithms.grpo import Grpo
+from gradbus.algorithms import Algorithm
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
 from gradbus.spec import AlgorithmSpec, WeightsSpec
@@ -30,7 +30,7 @@ from .conftest import GROUPS, make_entry
 def train(learner, steps):
     for step in steps:
         entries = [make_entry(index) for index in range(GROUPS * step, GROUPS * (step + 1))]
-        groups = [LoggedGroup(entry, f"digest {entry.index}", 1, decode_group(entry, Grpo(AlgorithmSpec()))) for entry in entries]
+        groups = [LoggedGroup(entry, f"digest {entry.index}", 1, decode_group(entry, Algorithm(AlgorithmSpec(), 8))) for entry in entries]
         learner.train(build_batch(step, groups)[0])
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradbus.algorithms.grpo import Grpo
+from gradbus.algorithms import Algorithm
 from gradbus.buffer import keys
 from gradbus.bus import subjects
 from gradbus.experience import ExperienceLog
@@ -19,7 +19,7 @@ from .conftest import make_entry
 
 
 def new_reader(bus, log, run_id, collector, frontier):
-    return LiveLog(run_id, log, Grpo(AlgorithmSpec()), collector, missing_reporter(bus, run_id, frontier))
+    return LiveLog(run_id, log, Algorithm(AlgorithmSpec(), 8), collector, missing_reporter(bus, run_id, frontier))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gradbus.algorithms.grpo import Grpo
+from gradbus.algorithms import Algorithm
 from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.formats.model_config import read_model_config
@@ -105,7 +105,7 @@ async def logged(log, group):
     entry = LogEntry(index=0, verdict=Verdict.VERDICT_TRAIN, group=stored.SerializeToString(), rewards=rewards)
     await entries.append(1, {0: entry})
     (found,) = await entries.read("0-0", 10)
-    return LoggedGroup.of(found, Grpo(AlgorithmSpec()))
+    return LoggedGroup.of(found, Algorithm(AlgorithmSpec(), 8))
 
 
 def expected(tokens):

@@ -31,7 +31,7 @@ class ListSource:
 
 
 async def list_source(run, spec, frontier):
-    algorithm = algorithm_of(spec.algorithm)
+    algorithm = algorithm_of(spec)
     return ListSource([LoggedGroup.of(stored, algorithm) for stored in await run.log.read()], collector_for(spec, frontier))
 
 
@@ -44,7 +44,7 @@ async def source(request, new_run, make_spec):
         yield await list_source(run, run.record.spec, frontier), frontier
         return
     missing = missing_reporter(run.bus, run.run_id, frontier)
-    algorithm = algorithm_of(run.record.spec.algorithm)
+    algorithm = algorithm_of(run.record.spec)
     live = LiveLog(run.run_id, run.log, algorithm, collector_for(run.record.spec, frontier), missing)
     async with live.reading():
         yield live, frontier

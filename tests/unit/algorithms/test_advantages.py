@@ -1,4 +1,4 @@
-"""Group-relative advantages."""
+"""The verdict on a group, and the advantages of GRPO."""
 
 import math
 import statistics
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.algorithms.grpo import Grpo
+from gradbus.algorithms import Algorithm
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1 import reward_pb2
 
@@ -22,7 +22,7 @@ class Scored:
 
 
 def judge(rewards, cut=None, **algorithm):
-    return Grpo(AlgorithmSpec(**algorithm)).compute_advantages(rewards, cut or [False] * len(rewards))
+    return Algorithm(AlgorithmSpec(**algorithm), 8).compute_advantages(rewards, cut or [False] * len(rewards), [1] * len(rewards))
 
 
 rewards_lists = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
@@ -107,4 +107,4 @@ def test_the_scorers_message_is_a_scored_sample():
 
 def test_lists_of_different_length_are_refused():
     with pytest.raises(ValueError, match="longer"):
-        Grpo(AlgorithmSpec()).compute_advantages([Scored(1.0)], [False, False])
+        Algorithm(AlgorithmSpec(), 8).compute_advantages([Scored(1.0)], [False, False], [1])

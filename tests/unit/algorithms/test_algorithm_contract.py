@@ -1,65 +1,112 @@
-"""The contract between a run and every algorithm. A line in ALGORITHMS is enough to be tested here."""
+"""Properties that every preset has, by itself: a preset in the table is enough to be tested here."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.algorithms import ALGORITHMS, algorithm_of, group_advantages
-from gradbus.spec import AlgorithmSpec
+from gradbus.algorithms import ESTIMATORS, Algorithm
+from gradbus.spec import PRESETS, AlgorithmSpec
 from gradbus.v1 import reward_pb2
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
+MOST_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Scored:
     reward: float
     status: int = OK
+    components: dict = field(default_factory=dict)
 
 
-groups = st.lists(st.builds(Scored, st.floats(-100, 100), st.sampled_from([OK, OK, OK, INVALID])), min_size=2, max_size=12)
+def scored(values, status=st.just(OK)):
+    """A sample whose reward is the sum of two components."""
+    return st.builds(lambda one, two, status: Scored(one + two, status, {"one": one, "two": two}), values, values, status)
 
 
-@pytest.fixture(params=sorted(ALGORITHMS))
+def group_of(sample):
+    return st.lists(sample, min_size=2, max_size=12)
+
+
+def algorithm_of(name, **fields):
+    return Algorithm(AlgorithmSpec(name=name, **fields), MOST_TOKENS)
+
+
+def judge(algorithm, rewards, lengths=None):
+    return algorithm.compute_advantages(rewards, [False] * len(rewards), lengths or [1 + n % MOST_TOKENS for n in range(len(rewards))])
+
+
+@pytest.fixture(params=PRESETS)
 def algorithm(request):
-    return algorithm_of(AlgorithmSpec(name=request.param))
+    return algorithm_of(request.param)
 
 
-def test_the_spec_knows_every_algorithm_and_no_other():
-    assert set(get_args(AlgorithmSpec.model_fields["name"].annotation)) == set(ALGORITHMS)
+def test_the_spec_knows_every_estimator_and_no_other():
+    assert set(get_args(AlgorithmSpec.model_fields["advantage"].annotation)) == set(ESTIMATORS)
 
 
-@given(rewards=groups)
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@given(rewards=group_of(scored(st.floats(0, 100), st.sampled_from([OK, OK, OK, INVALID]))))
+@pytest.mark.parametrize("name", PRESETS)
 def test_only_valid_samples_have_an_advantage_and_a_group_of_too_few_is_filtered(name, rewards):
-    algorithm = algorithm_of(AlgorithmSpec(name=name))
-    judged = algorithm.compute_advantages(rewards, [False] * len(rewards))
-    assert judged.valid == tuple(scored.status == OK for scored in rewards)
+    algorithm = algorithm_of(name)
+    judged = judge(algorithm, rewards)
+    assert judged.valid == tuple(sample.status == OK for sample in rewards)
     assert all(valid or advantage == 0.0 for valid, advantage in zip(judged.valid, judged.advantages, strict=True))
     assert all(math.isfinite(advantage) for advantage in judged.advantages)
     assert judged.filtered == bool(judged.reason)
-    assert judged.filtered or sum(judged.valid) >= algorithm.needs.valid_samples
+    assert judged.filtered or sum(judged.valid) >= algorithm.estimator.least_samples
 
 
-@given(st.lists(st.builds(Scored, st.floats() | st.floats(-1e6, 1e6)), min_size=2, max_size=12))
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@given(rewards=group_of(scored(st.floats() | st.floats(-1e6, 1e6))))
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_advantages_are_finite_in_float32_whatever_the_rewards(name, normalize_std, rewards):
-    algorithm = algorithm_of(AlgorithmSpec(name=name, normalize_std=normalize_std))
-    judged = algorithm.compute_advantages(rewards, [False] * len(rewards))
-    tokens = algorithm.token_advantages(judged, [1] * len(rewards))
+    algorithm = algorithm_of(name, normalize_std=normalize_std)
+    tokens = algorithm.token_advantages(judge(algorithm, rewards), [1] * len(rewards))
     assert all(math.isfinite(advantage) for values in tokens for advantage in values)
+
+
+@given(rewards=group_of(scored(st.floats(0, 100))), random=st.randoms())
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_order_of_the_samples_changes_no_bit(name, rewards, random):
+    algorithm, order, lengths = algorithm_of(name), list(range(len(rewards))), [1 + n % MOST_TOKENS for n in range(len(rewards))]
+    random.shuffle(order)
+    straight = judge(algorithm, rewards, lengths).advantages
+    shuffled = judge(algorithm, [rewards[place] for place in order], [lengths[place] for place in order]).advantages
+    assert shuffled == tuple(straight[place] for place in order)
+
+
+@given(value=st.floats(0, 100), size=st.integers(2, 9))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp"}))
+def test_equal_rewards_of_samples_of_one_length_give_exactly_zero(name, value, size):
+    rewards = [Scored(2.0 * value, OK, {"one": value, "two": value})] * size
+    assert judge(algorithm_of(name), rewards, [3] * size).advantages == (0.0,) * size
+
+
+@given(rewards=group_of(scored(st.integers(0, 100).map(float))))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"maxrl", "reinforce_pp"}))
+def test_a_number_added_to_all_rewards_changes_nothing(name, rewards):
+    moved = [Scored(s.reward + 14.0, OK, {part: value + 7.0 for part, value in s.components.items()}) for s in rewards]
+    algorithm = algorithm_of(name)
+    assert judge(algorithm, moved).advantages == pytest.approx(judge(algorithm, rewards).advantages, rel=1e-9, abs=1e-9)
+
+
+@given(rewards=group_of(scored(st.floats(1, 100))))
+def test_a_factor_of_all_rewards_drops_out_of_maxrl(rewards):
+    scaled = [Scored(8.0 * sample.reward) for sample in rewards]
+    algorithm = algorithm_of("maxrl")
+    assert judge(algorithm, scaled).advantages == pytest.approx(judge(algorithm, rewards).advantages, rel=1e-9, abs=1e-12)
 
 
 def test_every_token_of_a_sample_has_an_advantage_of_four_bytes(algorithm):
     lengths = [3, 0, 5]
-    judged = algorithm.compute_advantages([Scored(0.0), Scored(1.0), Scored(2.0)], [False] * 3)
-    tokens = algorithm.token_advantages(judged, lengths)
+    rewards = [Scored(float(n), OK, {"one": float(n), "two": 0.0}) for n in range(3)]
+    tokens = algorithm.token_advantages(judge(algorithm, rewards, lengths), lengths)
     assert [len(values) for values in tokens] == lengths
     assert {(values.typecode, values.itemsize) for values in tokens} == {("f", 4)}
 
@@ -70,29 +117,30 @@ def test_metric_names_are_the_learners(algorithm):
     assert set(algorithm.metric_names) <= set(StepMetrics(noop=True, learning_rate=0.0).named())
 
 
-def test_the_loss_settings_are_those_of_the_operator(algorithm):
+def test_the_operator_takes_the_settings(algorithm):
     from gradbus_trainer.learners.loss_inputs import policy_settings
 
-    settings, loss = policy_settings(algorithm.loss), algorithm.loss
-    assert (settings.clip_low, settings.clip_high, settings.importance) == (loss.clip_low, loss.clip_high, loss.importance)
-    assert (settings.kl, settings.entropy, settings.allow_nan) == (loss.kl, loss.entropy, True)
+    settings, spec = policy_settings(algorithm.spec), algorithm.spec
+    assert (settings.trust_region, settings.ratio, settings.importance) == (spec.trust_region, spec.ratio, spec.importance)
+    assert spec.clip is None or (settings.low, settings.high) == spec.clip
+    assert (settings.kl, settings.entropy, settings.allow_nan) == (spec.kl, spec.entropy, True)
 
 
 def test_a_kl_term_alone_needs_the_reference():
-    assert [algorithm_of(AlgorithmSpec(kl=kl)).needs.reference for kl in (0.0, 0.1)] == [False, True]
+    assert [algorithm_of("grpo", kl=kl).needs_reference for kl in (0.0, 0.1)] == [False, True]
 
 
 def test_a_groups_advantages_are_from_the_rewards_of_its_samples_in_their_order(algorithm):
-    finish = [FINISH_REASON_LENGTH, FINISH_REASON_STOP, FINISH_REASON_STOP]
-    samples = [Sample(sample_id=str(n), finish_reason=reason) for n, reason in enumerate(finish)]
-    rewards = {"2": Scored(4.0), "1": Scored(1.0), "0": Scored(0.0), "of another group": Scored(9.0)}
-    expected = algorithm.compute_advantages([Scored(0.0), Scored(1.0), Scored(4.0)], [True, False, False])
-    assert group_advantages(algorithm, samples, rewards) == expected
+    ends = [FINISH_REASON_LENGTH, FINISH_REASON_STOP, FINISH_REASON_STOP]
+    samples = [Sample(sample_id=str(n), finish_reason=end, token_ids=bytes(4 * (n + 1))) for n, end in enumerate(ends)]
+    rewards = {str(n): Scored(value, OK, {"one": value, "two": 1.0}) for n, value in enumerate((0.0, 1.0, 4.0))}
+    expected = algorithm.compute_advantages([rewards["0"], rewards["1"], rewards["2"]], [True, False, False], [1, 2, 3])
+    assert algorithm.group_advantages(samples, rewards | {"of another group": Scored(9.0)}) == expected
     with pytest.raises(KeyError):
-        group_advantages(algorithm, [*samples, Sample(sample_id="3")], rewards)
+        algorithm.group_advantages([*samples, Sample(sample_id="3")], rewards)
 
 
 def test_a_sample_that_was_cut_off_is_masked_in_its_group():
     samples = [Sample(sample_id=str(n), finish_reason=FINISH_REASON_LENGTH if n == 1 else FINISH_REASON_STOP) for n in range(3)]
     rewards = {str(n): Scored(float(n)) for n in range(3)}
-    assert group_advantages(algorithm_of(AlgorithmSpec(truncated="mask")), samples, rewards).valid == (True, False, True)
+    assert algorithm_of("grpo", truncated="mask").group_advantages(samples, rewards).valid == (True, False, True)

@@ -14,7 +14,7 @@ from typing import Any
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from gradbus.algorithms import algorithm_of, group_advantages, needs_reference_service
+from gradbus.algorithms import algorithm_of, needs_reference_service
 from gradbus.rpc import describe_rpc_error
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
@@ -79,7 +79,7 @@ class GroupJudge:
         self._clients = clients
         self._run_id = run_id
         self._spec = spec
-        self._algorithm = algorithm_of(spec.algorithm)
+        self._algorithm = algorithm_of(spec)
         self._needs_reference = needs_reference_service(spec)
         self._traces = traces
         self._state = state
@@ -164,7 +164,7 @@ class GroupJudge:
 
     def _entry(self, pending: PendingGroup) -> LogEntry:
         group = pending.group
-        advantages = group_advantages(self._algorithm, pending.samples, pending.answers)
+        advantages = self._algorithm.group_advantages(pending.samples, pending.answers)
         return LogEntry(
             index=group.index,
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import cached_property
 
-from gradbus.algorithms import algorithm_of, group_advantages
+from gradbus.algorithms import algorithm_of
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import RunSpec
@@ -46,11 +46,14 @@ class LoggedGroup:
 
     @cached_property
     def advantages(self) -> tuple[float | None, ...]:
-        """By sample; None for a sample that is not trained."""
+        """By sample; None for a sample that is not trained, or whose tokens have advantages of their own, by a critic."""
         samples = self.group.samples
         if self.entry.verdict != VERDICT_TRAIN or any(sample.sample_id not in self.rewards for sample in samples):
             return (None,) * len(samples)
-        advantages = group_advantages(algorithm_of(self._spec.algorithm), samples, self.rewards)
+        algorithm = algorithm_of(self._spec)
+        if algorithm.needs_critic:
+            return (None,) * len(samples)
+        advantages = algorithm.group_advantages(samples, self.rewards)
         return tuple(value if valid else None for value, valid in zip(advantages.advantages, advantages.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:

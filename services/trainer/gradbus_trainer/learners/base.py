@@ -50,11 +50,23 @@ class RatioMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticMetrics:
+    """How well a critic told the returns, before its updates; over trainable tokens."""
+
+    loss: float = 0.0
+    """Half the mean square of value minus target."""
+    explained_variance: float = 0.0
+    """1 - Var(target - value) / Var(target); 0 if the targets are equal."""
+    grad_norm: float = 0.0
+    """Of its first update, before clipping."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetrics:
     """Metrics of one step."""
 
     noop: bool
-    """True when the batch had no weight: nothing was changed."""
+    """True when the policy did not change: the batch had no weight, or only the critic was trained."""
     learning_rate: float
     tokens: int = 0
     """Trainable tokens."""
@@ -62,6 +74,7 @@ class StepMetrics:
     """Before clipping."""
     loss: LossMetrics = LossMetrics()
     ratio: RatioMetrics = RatioMetrics()
+    critic: CriticMetrics = CriticMetrics()
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
@@ -76,6 +89,9 @@ class StepMetrics:
             "logprob_diff": self.ratio.logprob_diff,
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
+            "value_loss": self.critic.loss,
+            "explained_variance": self.critic.explained_variance,
+            "critic_grad_norm": self.critic.grad_norm,
         }
 
 
@@ -102,7 +118,10 @@ class Learner(Protocol):
         ...
 
     def optimizer_tensors(self) -> LazyTensors:
-        """The moments by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step."""
+        """The moments by trained parameter: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`; none before the first step.
+
+        With a critic also its weights and their moments, as `critic.<name>`.
+        """
         ...
 
     def probe(self) -> VersionProbe:

@@ -8,20 +8,28 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gradbus.algorithms import LossSettings
+from gradbus.spec import AlgorithmSpec
 from gradbus_kernels.models.lora import adapters_off
 from gradbus_kernels.operators import PolicySettings, PolicyTokens
 from gradbus_trainer.step.batch import TrainSample
 
 
-def policy_settings(loss: LossSettings) -> PolicySettings:
+def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
     """The kernels' settings. NaN goes through: the learner checks the gradient's norm, on all ranks at the same time."""
+    low, high = spec.clip or (0.0, 0.0)
     return PolicySettings(
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        importance=loss.importance,
-        kl=loss.kl,
-        entropy=loss.entropy,
+        trust_region=spec.trust_region,
+        low=low,
+        high=high,
+        dual=spec.dual_clip,
+        temperatures=spec.soft_temperatures or (1.0, 1.0),
+        importance=spec.importance,
+        ratio=spec.ratio,
+        sequence_mask=spec.sequence_mask,
+        off_policy_mask=spec.off_policy_mask,
+        kl=spec.kl,
+        kl_estimator=spec.kl_estimator,
+        entropy=spec.entropy,
         allow_nan=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from gradbus.algorithms import algorithm_of, learner_computes_reference
+from gradbus.algorithms import learner_computes_reference
 from gradbus.errors import SettingsError
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
@@ -24,6 +25,7 @@ from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
+from gradbus_trainer.critic.critic import Critic, is_critics
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
@@ -55,8 +57,7 @@ class TorchLearner:
         keep_freed_memory()
         fix_order_of_sums(device)
         self._spec = spec
-        loss = algorithm_of(spec.algorithm).loss
-        self._settings, self._aggregate = policy_settings(loss), loss.aggregate
+        self._settings = policy_settings(spec.algorithm)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
@@ -75,6 +76,8 @@ class TorchLearner:
         if side_by_side:
             self._portions = _PORTIONS * threads
             self._accumulate = DataParallelThreads(threads, list(trained.values()), list(self._named.values())).accumulate
+        critic = spec.trainer.critic
+        self._critic = None if critic is None else Critic(model_folder, spec, critic, self._model)
         self._off_device: OffDevice | None = None
 
     @property
@@ -87,10 +90,12 @@ class TorchLearner:
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
-                metrics = self._optimise(batch, metrics.learning_rate)
+                metrics = self._optimise(batch, metrics) if self._critic is None else self._optimise_both(batch, metrics, self._critic)
             finally:
                 for parameter in self._named.values():
                     parameter.grad = None
+                if self._critic is not None:
+                    self._critic.forget_gradient()
         self._step = batch.step + 1
         return metrics
 
@@ -100,7 +105,8 @@ class TorchLearner:
 
     def optimizer_tensors(self) -> LazyTensors:
         """See `Learner`."""
-        return self._optimizer.tensors()
+        moments = self._optimizer.tensors()
+        return moments if self._critic is None else moments | self._critic.tensors()
 
     def probe(self) -> VersionProbe:
         """See `Learner`."""
@@ -112,9 +118,13 @@ class TorchLearner:
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
-        self._optimizer.check(optimizer_tensors)
+        of_critic = {name: tensor for name, tensor in optimizer_tensors.items() if self._critic is not None and is_critics(name)}
+        moments = {name: tensor for name, tensor in optimizer_tensors.items() if name not in of_critic}
+        self._optimizer.check(moments)
+        if self._critic is not None:
+            self._critic.restore(of_critic)
         load_weights(self._stored(), weights)
-        self._optimizer.restore(optimizer_tensors)
+        self._optimizer.restore(moments)
         self._round()
         self._step = step
 
@@ -123,7 +133,8 @@ class TorchLearner:
         dropped = [] if self._working is None else self._working.tensors
         others = {id(tensor) for tensor in dropped}
         model = (tensor for tensor in chain(self._model.parameters(), self._model.buffers()) if id(tensor) not in others)
-        self._off_device = OffDevice([*self._named.values(), *self._optimizer.tensors().values(), *model], dropped)
+        critic = [] if self._critic is None else self._critic.held
+        self._off_device = OffDevice([*self._named.values(), *self._optimizer.tensors().values(), *model, *critic], dropped)
 
     def resume(self) -> None:
         """See `Learner`."""
@@ -136,11 +147,24 @@ class TorchLearner:
         """The trained weights as versions have them; adapters have their names already."""
         return self._named if self._spec.trainer.lora else self._model.stored(self._named)
 
-    def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
+    def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         step = GradientStep()
         self._accumulate(step, ((tokens, partial(self._loss, samples, tokens)) for samples, tokens in self._micro_batches(batch)))
-        norm = step.update(lambda: self._clip_and_step(batch.step, rate))
-        return step.metrics(batch, rate, norm)
+        norm = step.update(lambda: self._clip_and_step(batch.step, before.learning_rate))
+        return step.metrics(batch, before.learning_rate, norm)
+
+    def _optimise_both(self, batch: Batch, before: StepMetrics, critic: Critic) -> StepMetrics:
+        """The policy by the advantages that the critic's values give, then the critic: by one forward pass of it and `updates` - 1 more.
+
+        In the first `warmup_steps` the critic alone.
+        """
+        judged = critic.judge(batch)
+        judgement = judged.metrics(critic.gradient_norm(batch.step))
+        metrics = before
+        if self._spec.trainer.critic and batch.step >= self._spec.trainer.critic.warmup_steps:
+            metrics = self._optimise(judged.batch, before)
+        critic.update(batch, judged)
+        return replace(metrics, tokens=sum(batch.trainable_counts), critic=judgement)
 
     def _clip_and_step(self, step: int, rate: float) -> float:
         norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
@@ -155,11 +179,12 @@ class TorchLearner:
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         counts = batch.trainable_counts
-        weights = iter(token_weights(counts, self._aggregate))
-        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
+        spec = self._spec
+        weights = iter(token_weights(counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
+        for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
             if self._learner_computes_reference:
-                base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
+                base = partial(self._logprobs, self._model, samples, spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)
             yield samples, tokens
 

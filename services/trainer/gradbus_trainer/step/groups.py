@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradbus.algorithms import Algorithm, group_advantages
+from gradbus.algorithms import Algorithm
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
@@ -78,7 +78,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in samples]
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
-        judged = group_advantages(algorithm, samples, {reward.sample_id: reward for reward in entry.rewards})
+        judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards})
         logprobs = _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])

@@ -1,4 +1,4 @@
-"""Submission refuses a spec over an algorithm or a model family that lacks something, as planted in the registries."""
+"""Submission refuses a spec over an algorithm that its groups or rewards do not suit, or a model family that lacks something."""
 
 import dataclasses
 import json
@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradbus.algorithms import ALGORITHMS, Needs
 from gradbus.errors import SpecError
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.objects import ObjectStore
-from gradbus.spec import MAX_FAULTS, RolloutSpec
+from gradbus.spec import MAX_FAULTS, PRESETS, RolloutSpec
 from gradbus_gateway.intake.spec.faults import replay_faults
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
@@ -49,46 +48,32 @@ def refused(tmp_path, fork_server):
     return submit
 
 
-@pytest.fixture
-def plant_needs(monkeypatch):
-    """Puts an algorithm with other needs in the place of GRPO."""
-
-    def plant(**changed):
-        @dataclasses.dataclass(frozen=True)
-        class Planted:
-            spec: object
-            needs = Needs(**{"reference": False, "values": False, "valid_samples": 2} | changed)
-
-        monkeypatch.setitem(ALGORITHMS, "grpo", Planted)
-
-    return plant
-
-
 async def test_the_spec_is_accepted_with_the_registries_as_they_are(refused, body):
     assert await refused(body) == []
 
 
-async def test_an_algorithm_that_needs_a_critic_is_refused(refused, body, plant_needs):
-    plant_needs(values=True)
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "gdpo"}))
+async def test_a_preset_with_a_baseline_needs_two_samples_of_a_prompt(refused, body, name):
+    body["algorithm"], body["rollout"]["group_size"] = {"name": name}, 1
     [fault] = await refused(body)
-    assert fault.startswith("algorithm.name: needs a critic's values, which no learner computes")
-    assert "an algorithm without a critic" in fault
-
-
-async def test_an_algorithm_that_needs_more_samples_than_a_group_has_is_refused(refused, body, plant_needs):
-    plant_needs(valid_samples=4)
+    assert fault.startswith("rollout.group_size: advantage =")
+    assert 'at least 2, or algorithm.advantage = "reinforce"' in fault
+    body["rollout"]["group_size"] = 2
     assert await refused(body) == []
-    plant_needs(valid_samples=5)
-    [fault] = await refused(body)
-    assert fault.startswith("rollout.group_size: grpo trains a group from 5 valid samples on")
-    assert "at least 5" in fault
 
 
-async def test_an_algorithm_without_a_critic_is_named_where_there_is_one(refused, body, plant_needs, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "plain", ALGORITHMS["grpo"])
-    plant_needs(values=True)
+async def test_one_sample_of_a_prompt_is_enough_without_a_baseline(refused, body):
+    body["algorithm"], body["rollout"]["group_size"] = {"name": "reinforce_pp"}, 1
+    assert await refused(body) == []
+
+
+async def test_gdpo_needs_a_reward_with_components(refused, body):
+    body["algorithm"] = {"name": "gdpo"}
     [fault] = await refused(body)
-    assert "plain" in fault
+    assert fault.startswith("algorithm.advantage: normalises each component of a reward, and a string_check grader gives one number")
+    exact = body["reward"]["grader"]
+    body["reward"]["grader"] = {"type": "multi", "graders": {"one": exact, "two": exact}, "calculate_output": "one + two"}
+    assert await refused(body) == []
 
 
 async def test_an_embedded_engine_is_refused_for_a_family_that_it_does_not_compute(refused, body, monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradbus.algorithms.grpo import Grpo
+from gradbus.algorithms import Algorithm
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
@@ -45,7 +45,7 @@ def logged(entry, digest=""):
 
 
 def build(step, groups, algorithm=None):
-    algorithm = Grpo(algorithm or AlgorithmSpec())
+    algorithm = Algorithm(algorithm or AlgorithmSpec(), 8)
     return build_batch(step, [replace(group, decoded=decode_group(group.entry, algorithm)) for group in groups])
 
 

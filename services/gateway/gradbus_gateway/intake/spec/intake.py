@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gradbus.algorithms import algorithm_faults
+from gradbus.algorithms import need_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, parse_spec
@@ -76,7 +76,7 @@ class SpecIntake:
             faults.extend(replay_faults(model, spec.rollout))
             faults.extend(lora_faults(model, spec.trainer.lora))
         if spec:
-            faults.extend(algorithm_faults(spec))
+            faults.extend(need_faults(spec))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from gradbus import crash_points
-from gradbus.algorithms import algorithm_of, learner_computes_reference
+from gradbus.algorithms import learner_computes_reference
 from gradbus.errors import ModelError, TrainingError
 from gradbus.formats.hf_model import transformers_family
 from gradbus.spec import RunSpec
@@ -60,7 +60,7 @@ class RankEngine:
         torch.set_num_threads(spec.trainer.threads)
         fix_order_of_sums(ranks.device)
         self._spec = spec
-        self._settings = policy_settings(algorithm_of(spec.algorithm).loss)
+        self._settings = policy_settings(spec.algorithm)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)

@@ -8,7 +8,6 @@ from itertools import islice
 
 import numpy as np
 
-from gradbus.algorithms import algorithm_of
 from gradbus.spec import RunSpec
 from gradbus_kernels.models.packing import split_by_tokens
 from gradbus_kernels.operators import token_weights
@@ -29,7 +28,7 @@ def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]
     Neighbours stay together, because they share prompts. Every backward pass is a collective, so a rank that has fewer
     pieces adds idle ones, of weight 0.
     """
-    weights = token_weights(batch.trainable_counts, algorithm_of(spec.algorithm).loss.aggregate)
+    weights = token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens)
     owners = _owners([len(sample.prompt_ids) + len(sample.token_ids) for sample in batch.samples], ranks)
     shares = []
     for owner in range(ranks):

@@ -1,0 +1,114 @@
+"""An algorithm of a run: from a scored group to its verdict and its advantages.
+
+For a prompt, G samples with the rewards r_i form a group. One estimator makes their advantages A_i; every token of a sample has its
+sample's. The loss of these tokens is computed in `gradbus_kernels.operators.policy_loss`, by the same section of the spec.
+A failure is not a reward of 0: a sample without a valid reward leaves mean, deviation and token count.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
+from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
+from gradbus.algorithms.shaping import overlong_shaped
+from gradbus.formats.tokens import token_count
+from gradbus.spec import AlgorithmSpec, RunSpec
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
+
+METRICS: Final = ("policy_loss", "kl", "entropy", "ratio_mean", "ratio_max", "logprob_diff", "clip_low", "clip_high")
+CRITIC_METRICS: Final = ("value_loss", "explained_variance", "critic_grad_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """The algorithm of one run. Pure: every answer is a function of the settings and the arguments."""
+
+    spec: AlgorithmSpec
+    max_new_tokens: int
+    """Most response tokens of a sample."""
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator of advantages."""
+        return ESTIMATORS[self.spec.advantage]
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss reads the log-probabilities of the base model."""
+        return self.spec.kl > 0.0
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether a critic makes advantages, by token, from the group's: these are then the samples' rewards."""
+        return self.spec.advantage == "gae"
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether the advantages depend on the number of response tokens."""
+        return self.estimator.reads_lengths or self.spec.overlong_penalty > 0.0
+
+    @property
+    def metric_names(self) -> Sequence[str]:
+        """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
+        return METRICS + CRITIC_METRICS if self.needs_critic else METRICS
+
+    def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample]) -> GroupAdvantages:
+        """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward."""
+        truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
+        lengths = [token_count(sample.token_ids) for sample in samples] if self.needs_lengths else [0] * len(samples)
+        return self.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated, lengths)
+
+    def compute_advantages(self, rewards: Sequence[ScoredSample], truncated: Sequence[bool], lengths: Sequence[int]) -> GroupAdvantages:
+        """The verdict and the advantages of G samples, whose order changes no bit of them.
+
+        `truncated` says by sample whether it was cut off at `max_new_tokens`, `lengths` how many response tokens it has, which is read
+        only with `needs_lengths`. Raises ValueError when the sequences differ in length.
+        """
+        spec, estimator = self.spec, self.estimator
+        masks_truncated = spec.truncated == "mask"
+        scores: Sequence[float] = [scored.reward for scored in rewards]
+        valid = tuple(
+            [
+                scored.status == REWARD_STATUS_OK and abs(score) <= MAX_REWARD and not (cut and masks_truncated)
+                for scored, score, cut in zip(rewards, scores, truncated, strict=True)
+            ]
+        )
+        if spec.overlong_penalty:
+            scores = overlong_shaped(scores, lengths, self.max_new_tokens, spec)
+        samples = ValidSamples.of(
+            [score for score, counts in zip(scores, valid, strict=True) if counts],
+            [length for length, counts in zip(lengths, valid, strict=True) if counts] if estimator.reads_lengths else (),
+            [scored.components for scored, counts in zip(rewards, valid, strict=True) if counts] if estimator.reads_components else (),
+        )
+        if reason := self._unfit(samples, len(rewards)):
+            return GroupAdvantages(valid, (0.0,) * len(rewards), samples.mean, samples.std, reason)
+        scale = samples.std + STD_EPSILON if spec.normalize_std else 1.0
+        found = iter(estimator.advantages(samples))
+        advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
+        return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
+
+    def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int]) -> list[array[float]]:
+        """A_i,t = A_i: for each sample an array of typecode "f" (float32), `[lengths[i]]`."""
+        return [array("f", (advantage,)) * length for advantage, length in zip(group.advantages, lengths, strict=True)]
+
+    def _unfit(self, samples: ValidSamples, total: int) -> str:
+        """Why there are no advantages; empty if there are."""
+        valid, least = len(samples.rewards), self.estimator.least_samples
+        if valid < least:
+            return f"{valid} of {total} samples are valid; an advantage needs {'two' if least == 2 else 'one'}"
+        return self.estimator.unfit(samples)
+
+    def _filter_reason(self, samples: ValidSamples, advantages: Sequence[float]) -> str:
+        if self.spec.filter == "none" or any(advantages):
+            return ""
+        return f"all {len(samples.rewards)} valid rewards are equal" if samples.all_equal else "no valid sample has an advantage"
+
+
+def algorithm_of(spec: RunSpec) -> Algorithm:
+    """The algorithm of a run."""
+    return Algorithm(spec.algorithm, spec.rollout.max_new_tokens)

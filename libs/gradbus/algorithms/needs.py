@@ -1,0 +1,34 @@
+"""What a run with its algorithm needs of other services, and whether it can have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradbus.algorithms.algorithm import algorithm_of
+from gradbus.errors import Fault
+from gradbus.spec import RunSpec
+
+_SINGLE_COMPONENT = {"string_check", "text_similarity"}
+
+
+def need_faults(spec: RunSpec) -> Iterator[Fault]:
+    """Faults of a spec whose groups or rewards do not have what its algorithm needs."""
+    algorithm, grader = algorithm_of(spec), spec.reward.grader
+    estimator, name = algorithm.estimator, spec.algorithm.advantage
+    if estimator.least_samples > spec.rollout.group_size:
+        message = f"advantage = {name} trains a group from {estimator.least_samples} valid samples on; smaller groups are never trained"
+        given, allowed = str(spec.rollout.group_size), f'at least {estimator.least_samples}, or algorithm.advantage = "reinforce"'
+        yield Fault("rollout.group_size", message, given, allowed)
+    if estimator.reads_components and grader is not None and grader.type in _SINGLE_COMPONENT:
+        message = f"normalises each component of a reward, and a {grader.type} grader gives one number"
+        yield Fault("algorithm.advantage", message, f'"{name}"', 'a multi or python grader or a service with two components; or "grpo"')
+
+
+def learner_computes_reference(spec: RunSpec) -> bool:
+    """Whether the learner computes the reference log-probabilities: its model without the adapters is the base model."""
+    return algorithm_of(spec).needs_reference and spec.trainer.lora is not None
+
+
+def needs_reference_service(spec: RunSpec) -> bool:
+    """Whether the conductor asks the reference service for the base model's log-probabilities of each trained group."""
+    return algorithm_of(spec).needs_reference and spec.trainer.lora is None

@@ -1,0 +1,92 @@
+"""Values of the algorithm's section that do not go together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from gradbus.errors import Fault
+from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.sections import TrainerSpec
+
+_BOUNDED: Final = {
+    "clip": "[lower in (0, 1), upper > 0]: the ratio counts within [1 - lower, 1 + upper]",
+    "cap": "[lower in (0, 1], upper > 0]: the weight lies within [1 - lower, 1 + upper]",
+    "band": "[lower in (0, 1], upper > 0]: tokens with a ratio within [1 - lower, 1 + upper] are trained",
+    "mass": "[lower in (0, 1), upper in (0, 1)]: how far the probability of a token may fall and rise",
+}
+"""The trust regions with bounds."""
+_SEQUENCE_REGIONS: Final = ("clip", "none")
+
+
+def algorithm_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
+    """Fields that nothing would read, and combinations whose loss would not be the one that their names promise."""
+    yield from _bound_faults(spec)
+    yield from _ratio_faults(spec)
+    if spec.advantage == "gae" and spec.normalize_std:
+        message = "a critic reads the rewards as they are"
+        yield Fault("algorithm.normalize_std", message, "true", 'false; whiten = "tokens" normalises the advantages')
+    if spec.filter == "zero_variance" and spec.advantage in {"reinforce", "gae"}:
+        message = "equal rewards carry a signal where a group has no baseline"
+        yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')
+
+
+def critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]:
+    """A critic that nothing reads, one that is missing, and one that the trainer cannot train."""
+    if spec.advantage == "gae" and trainer.critic is None:
+        yield Fault("trainer.critic", 'algorithm.advantage = "gae" needs a critic', "none", "a section [trainer.critic], which may be empty")
+    if spec.advantage != "gae" and trainer.critic is not None:
+        message = f"algorithm.advantage = {spec.advantage} reads no values"
+        yield Fault("trainer.critic", message, allowed='none, or algorithm.name = "ppo"')
+    if trainer.critic is not None and trainer.backend != "torch":
+        yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')
+
+
+def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
+    region = spec.trust_region
+    if region in _BOUNDED and not (spec.clip and _fits(spec.clip, region)):
+        yield Fault("algorithm.clip", f"bounds of trust_region = {region}", _shown(spec.clip), _BOUNDED[region])
+    if region not in _BOUNDED and spec.clip is not None:
+        yield _unread("algorithm.clip", spec, spec.clip, " or ".join(_BOUNDED))
+    if region != "clip" and spec.dual_clip is not None:
+        yield _unread("algorithm.dual_clip", spec, spec.dual_clip, "clip")
+    if region == "soft" and spec.soft_temperatures is None:
+        yield Fault("algorithm.soft_temperatures", "trust_region = soft needs two temperatures", "none", "for example [1.0, 1.05]")
+    if region != "soft" and spec.soft_temperatures is not None:
+        yield _unread("algorithm.soft_temperatures", spec, spec.soft_temperatures, "soft")
+    if spec.sequence_mask is not None and not spec.sequence_mask[0] < 1.0 < spec.sequence_mask[1]:
+        message = "the mean ratio of a sequence that no update moved is 1"
+        yield Fault("algorithm.sequence_mask", message, _shown(spec.sequence_mask), "[lower < 1, upper > 1]")
+
+
+def _fits(clip: tuple[float, float], region: str) -> bool:
+    lower, upper = clip
+    if region in {"cap", "band"}:
+        return 0.0 < lower <= 1.0 and upper > 0.0
+    return 0.0 < lower < 1.0 and (0.0 < upper < 1.0 if region == "mass" else upper > 0.0)
+
+
+def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
+    region = spec.trust_region
+    if spec.importance == "none" and (region != "none" or spec.ratio != "token"):
+        given = f"trust_region = {region}, ratio = {spec.ratio}"
+        yield Fault("algorithm.importance", "without a ratio nothing can be bounded", given, "trust_region = none and ratio = token")
+    if spec.importance == "decoupled" and (region != "clip" or spec.ratio != "token"):
+        message = "the ratio to the policy before the step is 1 in its only update, and its correction is by token"
+        given = f"trust_region = {region}, ratio = {spec.ratio}"
+        yield Fault("algorithm.importance", message, given, "trust_region = clip and ratio = token")
+    if spec.ratio != "token" and region not in _SEQUENCE_REGIONS:
+        message = f"trust_region = {region} is defined on the ratios of tokens"
+        yield Fault("algorithm.ratio", message, f'"{spec.ratio}"', f'"token", or trust_region = {" or ".join(_SEQUENCE_REGIONS)}')
+    if spec.ratio != "token" and spec.aggregate == "token":
+        message = "a sequence has one ratio, and a mean over tokens would weigh it by its length"
+        yield Fault("algorithm.aggregate", message, '"token"', "sequence or constant")
+
+
+def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:
+    return Fault(path, f"trust_region = {spec.trust_region} does not read it", _shown(given), f"none, or trust_region = {readers}")
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)

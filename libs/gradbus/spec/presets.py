@@ -1,0 +1,96 @@
+"""The presets: named algorithms as values of the axes of `AlgorithmSpec`, with the numbers of their papers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+PresetName = Literal[
+    "grpo",
+    "dapo",
+    "dr_grpo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "dppo",
+    "icepop",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "opo",
+    "gpg",
+    "maxrl",
+    "pass_k",
+    "gdpo",
+    "ppo",
+]
+_Values = Mapping[str, Any]
+
+PRESETS: Final[Mapping[str, _Values]] = {
+    # arXiv:2402.03300; the mean over tokens is that of DAPO, as in TRL and verl.
+    "grpo": {},
+    # arXiv:2503.14476.
+    "dapo": {"clip": (0.2, 0.28), "overlong_penalty": 1.0},
+    # arXiv:2503.20783.
+    "dr_grpo": {"normalize_std": False, "aggregate": "constant", "filter": "none"},
+    # arXiv:2507.18071.
+    "gspo": {"ratio": "sequence", "clip": (3e-4, 4e-4), "aggregate": "sequence"},
+    # arXiv:2506.13585: no lower bound.
+    "cispo": {"trust_region": "cap", "clip": (1.0, 4.0)},
+    # arXiv:2511.20347.
+    "sapo": {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"},
+    # arXiv:2602.04879.
+    "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2)},
+    # arXiv:2510.18855.
+    "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
+    # arXiv:2402.14740.
+    "rloo": {"advantage": "rloo", "normalize_std": False, "ratio": "product", "aggregate": "sequence", "filter": "none"},
+    # arXiv:2501.03262.
+    "reinforce_pp": {"advantage": "reinforce", "normalize_std": False, "whiten": "tokens", "filter": "none"},
+    # Of the same paper.
+    "reinforce_pp_baseline": {"normalize_std": False, "whiten": "tokens", "kl": 0.01, "kl_estimator": "k2", "filter": "none"},
+    # arXiv:2505.23585.
+    "opo": {"advantage": "opo", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
+    # arXiv:2504.02546.
+    "gpg": {"normalize_std": False, "importance": "none", "trust_region": "none"},
+    # arXiv:2602.02710.
+    "maxrl": {"advantage": "maxrl", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
+    # arXiv:2503.19595.
+    "pass_k": {"advantage": "pass_k", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
+    # arXiv:2601.05242.
+    "gdpo": {"advantage": "gdpo", "normalize_std": False, "whiten": "samples", "clip": (0.2, 0.28), "filter": "none"},
+    # arXiv:1707.06347.
+    "ppo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none"},
+}
+"""By name; what a preset leaves out is as in GRPO."""
+
+_BOUNDS: Final[Mapping[str, _Values]] = {
+    "clip": {"clip": (0.2, 0.2), "dual_clip": None, "soft_temperatures": None},
+    "cap": {"clip": (1.0, 4.0), "dual_clip": None, "soft_temperatures": None},
+    "band": {"clip": (0.5, 4.0), "dual_clip": None, "soft_temperatures": None},
+    "mass": {"clip": (0.2, 0.2), "dual_clip": None, "soft_temperatures": None},
+    "soft": {"clip": None, "dual_clip": None, "soft_temperatures": (1.0, 1.05)},
+    "none": {"clip": None, "dual_clip": None, "soft_temperatures": None},
+}
+"""The bounds of each trust region where neither the spec nor its preset sets them."""
+
+
+def resolve(given: Any) -> Any:
+    """The fields of an algorithm section with those of its preset filled in.
+
+    The bounds of a preset count only for its own trust region. Anything that is no section with a known preset is returned as it is,
+    for its fault to be found.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    name = given.get("name", "grpo")
+    if not isinstance(name, str) or name not in PRESETS:
+        return given
+    preset = PRESETS[name]
+    own = preset.get("trust_region", "clip")
+    chosen = given.get("trust_region", own)
+    if not isinstance(chosen, str) or chosen not in _BOUNDS:
+        return {**preset, **given}
+    if chosen != own:
+        preset = {field: value for field, value in preset.items() if field not in _BOUNDS[own]}
+    return {**_BOUNDS[chosen], **preset, **given}

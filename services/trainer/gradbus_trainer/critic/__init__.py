@@ -1,0 +1,1 @@
+"""The critic of PPO: values of states, and advantages from them."""

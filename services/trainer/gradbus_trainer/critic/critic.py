@@ -1,0 +1,183 @@
+"""The critic: a value head on hidden states, its optimiser, and the advantages of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from gradbus.errors import ModelError
+from gradbus.spec import CriticSpec, RunSpec
+from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm
+from gradbus_kernels.models.language_model import LanguageModel
+from gradbus_trainer.critic.gae import Floats, generalized_advantages, policy_lambda
+from gradbus_trainer.learners.base import CriticMetrics
+from gradbus_trainer.learners.gradient_step import check_gradient
+from gradbus_trainer.learners.optimizer import AdamW
+from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
+from gradbus_trainer.step.whitening import whitened
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+
+_PREFIX: Final = "critic."
+
+
+class Critic:
+    """V_t of each response token, read from the hidden state before it, and the optimiser of these values.
+
+    Kind `head` reads the policy's hidden states and does not change them; `full` is a model of its own, a copy of the base model. The head
+    is float32 and starts at the mean reward of the first batch. Everything is a function of the spec, the base model and the batches.
+    """
+
+    def __init__(self, folder: Path, spec: RunSpec, settings: CriticSpec, policy: LanguageModel) -> None:
+        """Raises ModelError."""
+        self._spec, self._settings = spec, settings
+        full = settings.kind == "full"
+        self._body = load_causal_lm(folder, torch.float32, str(policy.device)) if full else policy
+        if full:
+            self._body.set_checkpointing(spec.trainer.gradient_checkpointing)
+        self._trains_body = full
+        self._head = nn.Linear(policy.head_weight.shape[1], 1, device=policy.device, dtype=torch.float32)
+        nn.init.zeros_(self._head.weight)
+        nn.init.zeros_(self._head.bias)
+        body = self._body.trained_parameters() if full else {}
+        unused = {id(self._body.head_weight)} - {id(module.weight) for module in self._body.modules() if isinstance(module, nn.Embedding)}
+        self._named = {name: parameter for name, parameter in body.items() if id(parameter) not in unused}
+        self._named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
+        self._optimizer = AdamW(self._named, spec.trainer)
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """Tensors that only the critic has on the device."""
+        own = [*self._body.parameters(), *self._body.buffers()] if self._trains_body else []
+        return [*own, *self._head.parameters(), *self._optimizer.tensors().values()]
+
+    def tensors(self) -> LazyTensors:
+        """Weights as `critic.<name>` with their moments; none before the first step."""
+        moments = self._optimizer.tensors()
+        state = LazyTensors.of(self._named) | moments if moments else moments
+        return LazyTensors({_PREFIX + name: shape for name, shape in state.shapes.items()}, lambda name: state[name.removeprefix(_PREFIX)])
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes what `tensors` of another critic gave. Raises ModelError, with everything unchanged, if it is of another model."""
+        given = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+        moments = {name: tensor for name, tensor in given.items() if name not in self._named}
+        self._optimizer.check(moments)
+        if given and not self._named.keys() <= given.keys():
+            raise ModelError("the checkpoint has no critic of this kind; resume from the run's own checkpoint")
+        with torch.no_grad():
+            for name in self._named.keys() & given.keys():
+                self._named[name].copy_(given[name])
+        self._optimizer.restore(moments)
+
+    def judge(self, batch: Batch) -> Judged:
+        """The advantages of a step, and the gradient of the critic's first update, which `update` makes.
+
+        The samples' `advantages` hold their rewards. Values, targets and the first gradient come from one forward pass.
+        """
+        if not self._optimizer.tensors():
+            nn.init.constant_(self._head.bias, math.fsum(_rewards(batch.samples)) / len(batch.samples))
+        values: list[Floats] = []
+        for samples in self._micro_batches(batch):
+            found = self._values(samples)
+            values += [part.detach().cpu().double().numpy() for part in found]
+            targets = self._targets(samples, values[-len(samples) :])
+            self._loss(found, targets, None, batch).backward()  # type: ignore[no-untyped-call]
+        lambdas = [policy_lambda(self._settings, len(row)) for row in values]
+        advantages = generalized_advantages(values, _rewards(batch.samples), lambdas, self._settings.gamma)
+        samples = [_with_advantages(sample, found) for sample, found in zip(batch.samples, advantages, strict=True)]
+        judged = Batch(batch.step, whitened(samples, self._spec.algorithm.whiten))
+        return Judged(judged, values, self._targets(batch.samples, values))
+
+    def gradient_norm(self, step: int) -> float:
+        """Clips the gradient; its norm before. Raises TrainingError if it is not finite."""
+        return check_gradient(float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm)), step)
+
+    def update(self, batch: Batch, judged: Judged) -> None:
+        """The first update, whose gradient is there and clipped, and the others, each from a forward pass of its own.
+
+        Raises TrainingError if a later gradient is not finite.
+        """
+        self._optimizer.step(self._settings.learning_rate)
+        for _ in range(self._settings.updates - 1):
+            self.forget_gradient()
+            targets, olds = iter(judged.targets), iter(judged.values)
+            for samples in self._micro_batches(batch):
+                count = len(samples)
+                self._loss(self._values(samples), list(islice(targets, count)), list(islice(olds, count)), batch).backward()  # type: ignore[no-untyped-call]
+            self.gradient_norm(batch.step)
+            self._optimizer.step(self._settings.learning_rate)
+
+    def forget_gradient(self) -> None:
+        """Frees the gradients."""
+        for parameter in self._named.values():
+            parameter.grad = None
+
+    def _micro_batches(self, batch: Batch) -> Sequence[Sequence[TrainSample]]:
+        return micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._body.shares_prompts)
+
+    def _values(self, samples: Sequence[TrainSample]) -> Sequence[Tensor]:
+        """V of each sample's trainable tokens, float32 `[T]` each."""
+        with torch.set_grad_enabled(self._trains_body):
+            hidden, _, _ = head_inputs(self._body, samples)
+        values: Tensor = self._head(hidden.float()).squeeze(-1)
+        parts = values.split([len(sample.token_ids) for sample in samples])
+        masks = (torch.from_numpy(np.ascontiguousarray(sample.trainable)).to(values.device) for sample in samples)
+        return [part[mask] for part, mask in zip(parts, masks, strict=True)]
+
+    def _targets(self, samples: Sequence[TrainSample], values: Sequence[Floats]) -> Sequence[Floats]:
+        lambdas = [self._settings.value_lambda] * len(values)
+        advantages = generalized_advantages(values, _rewards(samples), lambdas, self._settings.gamma)
+        return [advantage + value for advantage, value in zip(advantages, values, strict=True)]
+
+    def _loss(self, values: Sequence[Tensor], targets: Sequence[Floats], olds: Sequence[Floats] | None, batch: Batch) -> Tensor:
+        """Sum over tokens of ½ max((V - R)², (clipped V - R)²) / T, where V may move by `value_clip` from that of the first pass (PPO2)."""
+        joined = torch.cat(list(values))
+        wanted = _like(targets, joined)
+        error = (joined - wanted).square()
+        if olds is not None and self._settings.value_clip is not None:
+            old, bound = _like(olds, joined), self._settings.value_clip
+            error = torch.maximum(error, (old + (joined - old).clamp(-bound, bound) - wanted).square())
+        return 0.5 * error.sum() / sum(batch.trainable_counts)
+
+
+class Judged:
+    """A step with its advantages; sequences are by sample, float64 over its trainable tokens."""
+
+    def __init__(self, batch: Batch, values: Sequence[Floats], targets: Sequence[Floats]) -> None:
+        self.batch = batch
+        self.values = values
+        self.targets = targets
+
+    def metrics(self, norm: float) -> CriticMetrics:
+        """How well the values before the update told the targets."""
+        values, targets = np.concatenate(self.values), np.concatenate(self.targets)
+        spread = float(targets.var())
+        explained = 1.0 - float((targets - values).var()) / spread if spread > 0.0 else 0.0
+        return CriticMetrics(loss=0.5 * float(np.square(targets - values).mean()), explained_variance=explained, grad_norm=norm)
+
+
+def is_critics(name: str) -> bool:
+    """Whether a tensor of a checkpoint is the critic's."""
+    return name.startswith(_PREFIX)
+
+
+def _rewards(samples: Sequence[TrainSample]) -> list[float]:
+    return [float(sample.advantages[0]) for sample in samples]
+
+
+def _with_advantages(sample: TrainSample, advantages: Floats) -> TrainSample:
+    by_token = np.zeros(len(sample.token_ids), dtype=np.float32)
+    by_token[sample.trainable] = advantages
+    return replace(sample, advantages=by_token)
+
+
+def _like(parts: Sequence[Floats], other: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts)).to(other)

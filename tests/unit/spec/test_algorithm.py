@@ -1,0 +1,127 @@
+"""Presets, what a field beside them changes, and the combinations that are refused."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from gradbus.errors import SpecError
+from gradbus.spec import PRESETS, AlgorithmSpec, parse_spec
+from gradbus.spec.presets import PresetName
+
+BODY = {
+    "name": "sums",
+    "model": {"path": "model"},
+    "data": {"train": "train.jsonl"},
+    "reward": {"service": "grpc://scorer:50051"},
+    "schedule": {"steps": 4},
+}
+
+
+def faults(**algorithm):
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | {"algorithm": algorithm})
+    return {fault.path: str(fault) for fault in refused.value.faults}
+
+
+def test_every_name_has_a_preset():
+    assert set(get_args(PresetName)) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_spec_without_faults_and_is_stored_with_every_field(name):
+    spec = parse_spec(BODY | {"algorithm": {"name": name}})
+    stored = json.loads(spec.model_dump_json())
+    assert set(stored["algorithm"]) == set(AlgorithmSpec.model_fields)
+    assert parse_spec(stored) == spec
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_stored_spec_does_not_change_with_its_preset(name, monkeypatch):
+    stored = json.loads(AlgorithmSpec(name=name).model_dump_json())
+    before = AlgorithmSpec.model_validate(stored)
+    changed = {"aggregate": "sequence", "normalize_std": False, "kl": 0.5, "clip": (0.4, 0.4), "overlong_penalty": 3.0}
+    monkeypatch.setitem(PRESETS, name, changed)
+    assert AlgorithmSpec.model_validate(stored) == before
+    assert AlgorithmSpec(name=name) != before
+
+
+def test_the_numbers_of_the_papers():
+    assert AlgorithmSpec().clip == (0.2, 0.2)
+    assert (AlgorithmSpec(name="dapo").clip, AlgorithmSpec(name="dapo").overlong_penalty) == ((0.2, 0.28), 1.0)
+    assert (AlgorithmSpec(name="gspo").clip, AlgorithmSpec(name="gspo").ratio) == ((3e-4, 4e-4), "sequence")
+    assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
+    assert (AlgorithmSpec(name="cispo").clip, AlgorithmSpec(name="icepop").clip) == ((1.0, 4.0), (0.5, 4.0))
+
+
+def test_a_field_replaces_that_of_the_preset_and_no_other():
+    changed = AlgorithmSpec(name="dapo", clip=(0.1, 0.5))
+    assert changed == AlgorithmSpec(name="dapo").model_copy(update={"clip": (0.1, 0.5)})
+
+
+def test_another_trust_region_has_bounds_of_its_own():
+    assert AlgorithmSpec(name="dapo", trust_region="band").clip == (0.5, 4.0)
+    soft = AlgorithmSpec(name="gspo", ratio="token", trust_region="soft")
+    assert (soft.clip, soft.soft_temperatures) == (None, (1.0, 1.05))
+    assert AlgorithmSpec(name="sapo", trust_region="clip") == AlgorithmSpec(name="grpo", aggregate="sequence").model_copy(
+        update={"name": "sapo"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "path"),
+    [
+        ({"name": "grop"}, "algorithm.name"),
+        ({"name": 3}, "algorithm.name"),
+        ({"trust_region": ["clip"]}, "algorithm.trust_region"),
+        ({"advantage": "gae"}, "algorithm.advantage"),
+        ({"clip": [0.0, 0.2]}, "algorithm.clip"),
+        ({"clip": None}, "algorithm.clip"),
+        ({"name": "dppo", "clip": [0.2, 1.0]}, "algorithm.clip"),
+        ({"name": "cispo", "clip": [1.5, 4.0]}, "algorithm.clip"),
+        ({"name": "icepop", "clip": [0.0, 4.0]}, "algorithm.clip"),
+        ({"name": "sapo", "clip": [0.2, 0.2]}, "algorithm.clip"),
+        ({"name": "sapo", "soft_temperatures": None}, "algorithm.soft_temperatures"),
+        ({"soft_temperatures": [1.0, 1.0]}, "algorithm.soft_temperatures"),
+        ({"soft_temperatures": [0.0, 1.0], "trust_region": "soft"}, "algorithm.soft_temperatures.0"),
+        ({"name": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip"),
+        ({"dual_clip": 1.0}, "algorithm.dual_clip"),
+        ({"sequence_mask": [1.0, 2.0]}, "algorithm.sequence_mask"),
+        ({"importance": "none"}, "algorithm.importance"),
+        ({"name": "gpg", "ratio": "product", "aggregate": "sequence"}, "algorithm.importance"),
+        ({"name": "cispo", "importance": "decoupled"}, "algorithm.importance"),
+        ({"name": "gspo", "trust_region": "band"}, "algorithm.ratio"),
+        ({"name": "gspo", "aggregate": "token"}, "algorithm.aggregate"),
+        ({"name": "reinforce_pp", "filter": "zero_variance"}, "algorithm.filter"),
+        ({"kl_estimator": "k1"}, "algorithm.kl_estimator"),
+        ({"overlong_buffer": 0.0}, "algorithm.overlong_buffer"),
+    ],
+    ids=str,
+)
+def test_a_combination_that_means_nothing_is_refused(algorithm, path):
+    found = faults(**algorithm)
+    assert list(found) == [path]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"clip": [0.999, 1e9]},
+        {"name": "dppo", "clip": [0.99, 0.99]},
+        {"name": "cispo", "clip": [1.0, 1e9]},
+        {"name": "gspo", "aggregate": "constant"},
+        {"name": "gspo", "trust_region": "none"},
+        {"trust_region": "none"},
+        {"dual_clip": 3.0},
+        {"importance": "decoupled"},
+        {"sequence_mask": [0.99, 1.01], "off_policy_mask": 0.5},
+        {"name": "reinforce_pp", "advantage": "grpo", "filter": "zero_variance"},
+    ],
+    ids=str,
+)
+def test_a_combination_that_just_means_something_is_taken(algorithm):
+    parse_spec(BODY | {"algorithm": algorithm})
+
+
+def test_the_message_names_the_nearest_preset():
+    assert "did you mean grpo" in faults(name="grop")["algorithm.name"].lower().replace('"', "").replace("`", "")
