@@ -157,7 +157,7 @@ class TorchLearner:
         counts = batch.trainable_counts
         weights = iter(token_weights(counts, self._aggregate))
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
-            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
+            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._settings, self._model.device)
             if self._learner_computes_reference:
                 base = partial(self._logprobs, self._model, samples, self._spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)
