@@ -21,7 +21,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gradbus_kernels.operators import PolicySettings, PolicyTokens, linear_grpo_loss, linear_logprob
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+REGIONS = {"cispo": "cap", "sapo": "soft"}
+"""The trust region of a loss that does not clip."""
 
 
 class FusedGRPOTrainer(GRPOTrainer):
@@ -45,6 +47,8 @@ class FusedGRPOTrainer(GRPOTrainer):
 
     def _clipped(self, ratios: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Fractions of tokens (or of sequences, with one ratio each) whose loss is the clipped term; the sign of the advantage decides."""
+        if self.loss_type == "sapo":
+            return {}
         if self.importance_sampling_level == "sequence":
             ratios = ((ratios.log() * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
             mask = torch.ones_like(ratios)
@@ -82,7 +86,7 @@ class FusedGRPOTrainer(GRPOTrainer):
 
     def _normaliser(self, inputs: dict[str, Any], mask: Tensor, accumulated: int) -> Tensor | float:
         """The number by which TRL divides a token's loss."""
-        if self.loss_type == "grpo":
+        if self.loss_type in {"grpo", "sapo"}:
             return mask.sum(-1, keepdim=True).clamp(min=1) * len(mask) * accumulated
         if self.loss_type == "bnpo":
             return mask.sum().clamp(min=1) * accumulated
@@ -93,24 +97,32 @@ class FusedGRPOTrainer(GRPOTrainer):
 
     def _settings(self) -> PolicySettings:
         # TRL's epsilon_high is CISPO's upper bound itself; ours is its distance from 1.
-        cispo = self.loss_type == "cispo"
+        bounds = (1.0, self.epsilon_high - 1.0) if self.loss_type == "cispo" else (self.epsilon_low, self.epsilon_high)
         return PolicySettings(
-            clip_low=self.epsilon_low,
-            clip_high=self.epsilon_high - 1.0 if cispo else self.epsilon_high,
-            objective="cispo" if cispo else "clip",
-            level=self.importance_sampling_level,
+            trust_region=REGIONS.get(self.loss_type, "clip"),
+            low=bounds[0],
+            high=bounds[1],
+            dual=self.args.delta,
+            temperatures=(self.args.sapo_temperature_pos, self.args.sapo_temperature_neg),
+            ratio=self.importance_sampling_level,
+            off_policy_mask=self.off_policy_mask_threshold,
             kl=self.beta,
+            kl_estimator="unbiased" if self.args.use_bias_correction_kl else "k3",
             entropy=self.entropy_coef,
         )
 
     def _refuse_what_is_not_fused(self) -> None:
+        by_sequence = self.importance_sampling_level == "sequence"
+        clips, delta = self.loss_type not in REGIONS, self.args.delta
         asked = {
             f'loss_type="{self.loss_type}"': self.loss_type not in LOSSES,
-            "delta": self.args.delta is not None,
+            # TRL also lowers the bound of positive advantages to a delta that is less than it.
+            f"delta={delta}": delta is not None and (not clips or delta <= 1.0 + self.epsilon_high),
             "top_entropy_quantile": self.top_entropy_quantile < 1.0,
-            "off_policy_mask_threshold": self.off_policy_mask_threshold is not None,
             "use_vllm": self.use_vllm,
-            "use_bias_correction_kl": bool(self.beta) and self.args.use_bias_correction_kl,
+            # Our KL is corrected by each token's ratio.
+            "use_bias_correction_kl of sequences": bool(self.beta) and self.args.use_bias_correction_kl and by_sequence,
+            f'loss_type="{self.loss_type}" of sequences': by_sequence and not clips,
             "use_adaptive_entropy": self.use_adaptive_entropy,
             "several processes": self.accelerator.num_processes > 1,
             "a router's auxiliary loss": self.aux_loss_enabled,

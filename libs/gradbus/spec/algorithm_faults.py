@@ -20,8 +20,13 @@ _BOUNDED: Final = {
 _SEQUENCE_REGIONS: Final = ("clip", "none")
 
 
-def algorithm_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
-    """Fields that nothing would read, and combinations whose loss would not be the one that their names promise."""
+def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+    """Fields that nothing would read, and combinations whose loss would not be the one that their names promise.
+
+    `trainer` is None if it has faults of its own.
+    """
+    if trainer:
+        yield from _critic_faults(spec, trainer)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
     if spec.advantage == "gae" and spec.normalize_std:
@@ -32,10 +37,11 @@ def algorithm_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')
 
 
-def critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]:
+def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]:
     """A critic that nothing reads, one that is missing, and one that the trainer cannot train."""
     if spec.advantage == "gae" and trainer.critic is None:
-        yield Fault("trainer.critic", 'algorithm.advantage = "gae" needs a critic', "none", "a section [trainer.critic], which may be empty")
+        message = 'algorithm.advantage = "gae" needs a critic'
+        yield Fault("trainer.critic", message, "none", "a section [trainer.critic], which may be empty")
     if spec.advantage != "gae" and trainer.critic is not None:
         message = f"algorithm.advantage = {spec.advantage} reads no values"
         yield Fault("trainer.critic", message, allowed='none, or algorithm.name = "ppo"')

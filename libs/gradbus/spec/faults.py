@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
-from gradbus.spec.algorithm_faults import algorithm_faults, critic_faults
+from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
@@ -121,9 +121,7 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
     yield from placement_faults(sections)
     yield from replay_faults(sections, numerics)
     if algorithm := sections.get("algorithm"):
-        yield from algorithm_faults(algorithm)
-        if trainer:
-            yield from critic_faults(algorithm, trainer)
+        yield from algorithm_faults(algorithm, trainer)
 
 
 def _weights_faults(weights: Any, trainer: Any) -> Iterator[Fault]:

@@ -15,6 +15,7 @@ from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Samp
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 MOST_TOKENS = 8
+ALWAYS_OK = st.just(OK)
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Scored:
     components: dict = field(default_factory=dict)
 
 
-def scored(values, status=st.just(OK)):
+def scored(values, status=ALWAYS_OK):
     """A sample whose reward is the sum of two components."""
     return st.builds(lambda one, two, status: Scored(one + two, status, {"one": one, "two": two}), values, values, status)
 
@@ -82,14 +83,14 @@ def test_the_order_of_the_samples_changes_no_bit(name, rewards, random):
 
 
 @given(value=st.floats(0, 100), size=st.integers(2, 9))
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "ppo"}))
 def test_equal_rewards_of_samples_of_one_length_give_exactly_zero(name, value, size):
     rewards = [Scored(2.0 * value, OK, {"one": value, "two": value})] * size
     assert judge(algorithm_of(name), rewards, [3] * size).advantages == (0.0,) * size
 
 
 @given(rewards=group_of(scored(st.integers(0, 100).map(float))))
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"maxrl", "reinforce_pp"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"maxrl", "reinforce_pp", "ppo"}))
 def test_a_number_added_to_all_rewards_changes_nothing(name, rewards):
     moved = [Scored(s.reward + 14.0, OK, {part: value + 7.0 for part, value in s.components.items()}) for s in rewards]
     algorithm = algorithm_of(name)

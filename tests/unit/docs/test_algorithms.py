@@ -15,7 +15,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
 def table(heading):
     """The rows below a heading, by the name in their first cell."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.split("|---", 1)[1].splitlines() if line.startswith("| `")]
+    lines = [line for line in section.split("|---", 1)[1].splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {cells[0].strip("`"): cells[1:] for cells in rows}
 
 

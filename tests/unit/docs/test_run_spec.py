@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from gradbus.spec import DeepSpeedSpec, LoraSpec, MultiGrader, PythonGrader, RunSpec, StringCheckGrader, TextSimilarityGrader
+from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, MultiGrader, PythonGrader, RunSpec, StringCheckGrader, TextSimilarityGrader
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run-spec.md").read_text()
 GRADERS = (StringCheckGrader, TextSimilarityGrader, PythonGrader, MultiGrader)
@@ -17,7 +17,8 @@ SECTIONS = {
     for name, field in RunSpec.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
-MODELS = {f"[{name}]": model for name, model in SECTIONS.items()} | {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec}
+MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
+MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec}
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 
@@ -50,7 +51,7 @@ def test_the_page_has_a_table_for_every_section_and_grader():
 
 @pytest.mark.parametrize("heading", sorted(MODELS))
 def test_a_table_has_the_fields_and_defaults_of_its_section(heading):
-    assert documented()[heading] == defaults(MODELS[heading], frozenset({"deepspeed", "lora"}))
+    assert documented()[heading] == defaults(MODELS[heading], frozenset({"deepspeed", "lora", "critic"}))
 
 
 def test_the_top_level_has_the_fields_that_are_no_section():

@@ -26,9 +26,8 @@ def make_trainer(tiny_models, tmp_path):
             num_generations=4,
             max_completion_length=LONGEST,
             temperature=0.7,
-            use_bias_correction_kl=False,
             report_to=[],
-            **config,
+            **{"use_bias_correction_kl": False} | config,
         )
         trainer = kind(
             model=AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32),
@@ -70,9 +69,11 @@ def batch():
         (False, {"loss_type": "dapo", "epsilon_high": 0.28}),
         (True, {"loss_type": "dapo"}),
         (False, {"loss_type": "cispo", "epsilon_high": 0.6}),
+        (False, {"loss_type": "sapo", "sapo_temperature_neg": 2.0}),
         (False, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+        (False, {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": True, "delta": 1.5, "off_policy_mask_threshold": 0.1}),
     ],
-    ids=["grpo", "bnpo", "dr_grpo", "dapo", "dapo-on-policy", "cispo", "gspo"],
+    ids=["grpo", "bnpo", "dr_grpo", "dapo", "dapo-on-policy", "cispo", "sapo", "gspo", "deepseek-v3.2"],
 )
 def test_loss_and_gradients_are_trls(trl_drop_in, make_trainer, batch, on_policy, config):
     if on_policy:
@@ -88,13 +89,25 @@ def test_loss_and_gradients_are_trls(trl_drop_in, make_trainer, batch, on_policy
     theirs, ours = found
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
     assert ours[1] == pytest.approx(theirs[1], rel=1e-4)
-    assert on_policy or any(share > 0.0 for name, share in ours[1].items() if "clip" in name)
+    clips = not on_policy and config["loss_type"] != "sapo"
+    assert not clips or any(share > 0.0 for name, share in ours[1].items() if "clip" in name)
     torch.testing.assert_close(ours[2], theirs[2], rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_not_fused_is_refused(trl_drop_in, make_trainer, batch):
-    trainer = make_trainer(trl_drop_in.FusedGRPOTrainer, delta=2.0)
-    with pytest.raises(ValueError, match="does not compute delta; use GRPOTrainer for it"):
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
+        ({"delta": 1.1}, "delta=1.1"),
+        ({"delta": 2.0, "loss_type": "sapo"}, "delta=2.0"),
+        ({"importance_sampling_level": "sequence", "beta": 0.1, "use_bias_correction_kl": True}, "use_bias_correction_kl of sequences"),
+        ({"importance_sampling_level": "sequence", "loss_type": "sapo"}, 'loss_type="sapo" of sequences'),
+    ],
+    ids=["quantile", "low-delta", "delta-without-clip", "kl-of-sequences", "sapo-of-sequences"],
+)
+def test_what_is_not_fused_is_refused(trl_drop_in, make_trainer, batch, config, named):
+    trainer = make_trainer(trl_drop_in.FusedGRPOTrainer, **config)
+    with pytest.raises(ValueError, match=f"does not compute {named}; use GRPOTrainer for it"):
         trainer.compute_loss(trainer.model, batch)
 
 

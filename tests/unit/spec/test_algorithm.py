@@ -18,9 +18,14 @@ BODY = {
 }
 
 
+def body(**algorithm):
+    """A spec with this algorithm, and with a critic if it is PPO."""
+    return BODY | {"algorithm": algorithm} | ({"trainer": {"critic": {}}} if algorithm.get("name") == "ppo" else {})
+
+
 def faults(**algorithm):
     with pytest.raises(SpecError) as refused:
-        parse_spec(BODY | {"algorithm": algorithm})
+        parse_spec(body(**algorithm))
     return {fault.path: str(fault) for fault in refused.value.faults}
 
 
@@ -30,7 +35,7 @@ def test_every_name_has_a_preset():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_spec_without_faults_and_is_stored_with_every_field(name):
-    spec = parse_spec(BODY | {"algorithm": {"name": name}})
+    spec = parse_spec(body(name=name))
     stored = json.loads(spec.model_dump_json())
     assert set(stored["algorithm"]) == set(AlgorithmSpec.model_fields)
     assert parse_spec(stored) == spec
@@ -74,7 +79,9 @@ def test_another_trust_region_has_bounds_of_its_own():
         ({"name": "grop"}, "algorithm.name"),
         ({"name": 3}, "algorithm.name"),
         ({"trust_region": ["clip"]}, "algorithm.trust_region"),
-        ({"advantage": "gae"}, "algorithm.advantage"),
+        ({"advantage": "td"}, "algorithm.advantage"),
+        ({"name": "ppo", "normalize_std": True}, "algorithm.normalize_std"),
+        ({"name": "ppo", "filter": "zero_variance"}, "algorithm.filter"),
         ({"clip": [0.0, 0.2]}, "algorithm.clip"),
         ({"clip": None}, "algorithm.clip"),
         ({"name": "dppo", "clip": [0.2, 1.0]}, "algorithm.clip"),
@@ -120,7 +127,18 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
     ids=str,
 )
 def test_a_combination_that_just_means_something_is_taken(algorithm):
-    parse_spec(BODY | {"algorithm": algorithm})
+    parse_spec(body(**algorithm))
+
+
+def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
+    for algorithm, trainer, path in (
+        ({"name": "ppo"}, {}, "trainer.critic"),
+        ({}, {"critic": {}}, "trainer.critic"),
+        ({"name": "ppo"}, {"critic": {}, "backend": "deepspeed"}, "trainer.backend"),
+    ):
+        with pytest.raises(SpecError) as refused:
+            parse_spec(BODY | {"algorithm": algorithm, "trainer": trainer})
+        assert [fault.path for fault in refused.value.faults] == [path]
 
 
 def test_the_message_names_the_nearest_preset():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.terms import policy_terms
+from gradbus_kernels.operators.policy_loss.trust_region import Gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,13 @@ class RatioSummary:
     most: Tensor
     """At least 1."""
     clipped_low: Tensor
-    """Share of tokens below 1 - clip_low."""
+    """Share of tokens whose ratio (with a ratio of sequences their sequence's) or change in probability the trust region bounds below."""
     clipped_high: Tensor
-    """Share of tokens above 1 + clip_high."""
+    """The same above."""
 
 
 def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
-    """Clipped policy loss, k3 KL to the base model and entropy bonus; logprobs and entropies are float `[N]`, in nats.
+    """Policy loss, KL to the base model and entropy bonus; logprobs and entropies are float `[N]`, in nats.
 
     Raises ValueError when `tokens` lack a part that `settings` need.
     """
@@ -68,14 +69,13 @@ def policy_loss_of_used(logprobs: Tensor, entropies: Tensor, tokens: PolicyToken
         ratios=ratios,
         logprobs=logprobs.detach(),
         entropies=entropies.detach(),
-        ratio=_summary(ratios, tokens.entropy_weights, settings),
+        ratio=_summary(ratios, tokens.entropy_weights, terms.gain),
     )
 
 
-def _summary(ratios: Tensor, shares: Tensor, settings: PolicySettings) -> RatioSummary:
+def _summary(ratios: Tensor, shares: Tensor, gain: Gain) -> RatioSummary:
     least, most = torch.cat((ratios, ratios.new_ones(1))).aminmax()
-    low, high = ratios < 1.0 - settings.clip_low, ratios > 1.0 + settings.clip_high
-    return RatioSummary((ratios * shares).sum(), least, most, (low * shares).sum(), (high * shares).sum())
+    return RatioSummary((ratios * shares).sum(), least, most, (gain.low * shares).sum(), (gain.high * shares).sum())
 
 
 def _clean(tokens: PolicyTokens, used: Tensor) -> PolicyTokens:

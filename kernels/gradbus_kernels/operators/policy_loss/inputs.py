@@ -10,34 +10,72 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import check_floats, require
 
-_CHOICES: Final = {"importance": ("behaviour", "decoupled"), "objective": ("clip", "cispo"), "level": ("token", "sequence")}
+_CHOICES: Final = {
+    "trust_region": ("clip", "cap", "band", "mass", "soft", "none"),
+    "importance": ("behaviour", "decoupled", "none"),
+    "ratio": ("token", "sequence", "product"),
+    "kl_estimator": ("k2", "k3", "unbiased"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """The variant of the loss; see the table of `terms`."""
+    """The variant of the loss; see the tables of `terms` and `trust_region`. Raises ValueError for settings that do not go together."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """A ratio stays in [1 - clip_low, 1 + clip_high]; CISPO uses the upper bound alone."""
-    importance: Literal["behaviour", "decoupled"] = "behaviour"
-    """"behaviour" clips pi / mu. "decoupled" (Hilton et al. 2021, arXiv:2110.00641) clips pi / pi_prox, where pi_prox is the
-    policy before this step, and multiplies by min(pi_prox / mu, 2)."""
-    objective: Literal["clip", "cispo"] = "clip"
-    """"cispo" multiplies the log-probability by the clipped ratio, which has no gradient."""
-    level: Literal["token", "sequence"] = "token"
-    """"sequence" takes one ratio a sequence, the geometric mean of its tokens' (GSPO)."""
+    trust_region: Literal["clip", "cap", "band", "mass", "soft", "none"] = "clip"
+    """What a token gains as the policy moves: a function of `trust_region`."""
+    low: float = 0.2
+    high: float = 0.2
+    """"clip", "cap" and "band" bound the ratio to [1 - low, 1 + high], so that low = 1 is no lower bound; "mass" bounds the change in
+    probability, by high where the advantage is positive and by low where it is negative."""
+    dual: float | None = None
+    """Bound c > 1 of "clip" where the advantage is negative: the gain is at least c · A. Without effect up to a ratio of c."""
+    temperatures: tuple[float, float] = (1.0, 1.05)
+    """Of "soft", for positive advantages and for the others."""
+    importance: Literal["behaviour", "decoupled", "none"] = "behaviour"
+    """"behaviour" bounds pi / mu. "decoupled" (Hilton et al. 2021, arXiv:2110.00641) bounds pi / pi_prox, where pi_prox is the
+    policy before this step, and multiplies by min(pi_prox / mu, 2). "none" has no ratio and so no bound: the gain is A · log pi
+    (REINFORCE). Masks and the unbiased KL look at pi / mu whatever is chosen."""
+    ratio: Literal["token", "sequence", "product"] = "token"
+    """"sequence" takes one ratio a sequence, the geometric mean of its trained tokens' (GSPO); "product" their product (RLOO)."""
+    sequence_mask: tuple[float, float] | None = None
+    """A sequence gains nothing if its geometric mean of pi / mu is not within these bounds; its weights do not change."""
+    off_policy_mask: float | None = None
+    """A token with a negative advantage gains nothing if the mean of log mu / pi over its sequence is above this
+    (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
     kl: float = 0.0
-    """Coefficient of the k3 KL to the base model."""
+    """Coefficient of the KL to the base model."""
+    kl_estimator: Literal["k2", "k3", "unbiased"] = "k3"
+    """See the table of `divergence`."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     allow_nan: bool = False
     """Lets NaN through to loss and gradients, for a caller that checks these; otherwise NaN is an error."""
 
+    @property
+    def needs_sequences(self) -> bool:
+        """Whether a token's part depends on the other tokens of its sequence; then `PolicyTokens.sequences` must say which these are."""
+        return self.ratio != "token" or self.sequence_mask is not None or self.off_policy_mask is not None
+
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
             given = getattr(self, name)
             require(given in known, name, f"is {given!r}; pass one of {', '.join(known)}")
+        require(-self.low <= self.high, "high", f"is {self.high} and low is {self.low}; pass bounds in their order")
+        require(self.dual is None or self.dual > 1.0, "dual", f"is {self.dual}; pass a number above 1, or None")
+        require(self.dual is None or self.trust_region == "clip", "dual", f'bounds "clip" alone; pass None with "{self.trust_region}"')
+        require(min(self.temperatures) > 0.0, "temperatures", f"are {self.temperatures}; pass two positive numbers")
+        require(
+            self.ratio == "token" or self.trust_region in {"clip", "none"},
+            "ratio",
+            f'is "{self.ratio}" and "{self.trust_region}" is of single tokens; pass "token", or trust_region "clip" or "none"',
+        )
+        self._check_masks()
+
+    def _check_masks(self) -> None:
+        least, most = self.sequence_mask or (1.0, 1.0)
+        require(0.0 <= least <= 1.0 <= most, "sequence_mask", f"is {self.sequence_mask}; pass bounds around a ratio of 1")
+        require((self.off_policy_mask or 0.0) >= 0.0, "off_policy_mask", f"is {self.off_policy_mask}; pass 0 or more nats, or None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +92,7 @@ class PolicyTokens:
     reference_logprobs: Tensor | None = None
     """Log-probabilities under the base model; needed when the KL coefficient is not 0."""
     sequences: Tensor | None = None
-    """int64 `[N]`: the number, from 0 on, of the sequence that each token is of; needed for `level="sequence"`."""
+    """int64 `[N]`: the number, from 0 on, of the sequence that each token is of; needed when `PolicySettings.needs_sequences`."""
 
     @property
     def used(self) -> Tensor:
@@ -75,9 +113,9 @@ class PolicyTokens:
             "tokens.reference_logprobs",
             "are missing and the KL term needs them; start the reference service or set the KL coefficient to 0",
         )
-        if settings.level == "sequence":
+        if settings.needs_sequences:
             fits = self.sequences is not None and self.sequences.dtype == torch.int64 and self.sequences.shape == (count,)
-            require(fits, "tokens.sequences", f'level="sequence" needs the number of each token\'s sequence; pass int64 ({count},)')
+            require(fits, "tokens.sequences", f"a ratio or a mask of whole sequences needs each token's sequence; pass int64 ({count},)")
 
     def _parts(self) -> tuple[Tensor | None, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))

@@ -1,8 +1,8 @@
 """The policy loss fused with the LM head: loss and gradients in one pass over the tokens, without the `[N, V]` matrix of logits.
 
 A token's part in the loss depends on its own log-probability and entropy alone, so the derivative is known as soon as its logits
-are: the forward pass makes the gradients too, in 6 N D V operations, where recomputation takes 8. A ratio of whole sequences
-(GSPO) needs all log-probabilities first and takes those 8.
+are: the forward pass makes the gradients too, in 6 N D V operations, where recomputation takes 8. A ratio or a mask of whole
+sequences (`PolicySettings.needs_sequences`) needs all log-probabilities first and takes those 8.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Loss:
         """See `linear_grpo_loss`."""
         if self.implementation == "reference":
             return linear_grpo_loss_reference(hidden, weight, ids, self.tokens, self.settings, temperature=self.temperature)
-        if self.settings.level == "sequence":
+        if self.settings.needs_sequences:
             return self._given(linear_logprob(hidden, weight, ids, temperature=self.temperature, allow_nan=True))
         return self._in_one_pass(hidden, weight, ids)
 
@@ -97,6 +97,7 @@ class _Loss:
         return policy_loss_of_used(logprobs, cast("Tensor", entropies), self.tokens, self.settings)
 
     def _differentiate(self, rows: slice, statistics: Statistics) -> Coefficients:
+        """By tile of rows, so only of settings by which no token's part depends on another's."""
         logprobs, entropies = (part.detach().requires_grad_() for part in statistics)
         wanted = (logprobs, entropies) if self.settings.entropy else (logprobs,)
         with torch.enable_grad():

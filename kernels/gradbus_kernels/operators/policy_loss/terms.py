@@ -5,11 +5,19 @@ up to the step's loss, whatever their number. Weights and settings make the vari
 
 | variant | settings | weights |
 |---|---|---|
-| GRPO (Shao et al. 2024, arXiv:2402.03300, equation 3) | `objective="clip"` | `token_weights(counts, "sequence")` |
-| DAPO (Yu et al. 2025, arXiv:2503.14476) | a larger `clip_high` | `token_weights(counts, "token")` |
-| Dr.GRPO (Liu et al. 2025, arXiv:2503.20783) | `objective="clip"` | `token_weights(counts, "constant", longest)` |
-| CISPO (MiniMax 2025, arXiv:2506.13585) | `objective="cispo"` | `token_weights(counts, "token")` |
-| GSPO (Zheng et al. 2025, arXiv:2507.18071) | `level="sequence"` | `token_weights(counts, "sequence")` |
+| GRPO (Shao et al. 2024, arXiv:2402.03300, equation 3) | `trust_region="clip"` | `token_weights(counts, "sequence")` |
+| DAPO (Yu et al. 2025, arXiv:2503.14476) | a larger `high` | `token_weights(counts, "token")` |
+| Dr.GRPO (Liu et al. 2025, arXiv:2503.20783) | as GRPO | `token_weights(counts, "constant", longest)` |
+| CISPO (MiniMax 2025, arXiv:2506.13585) | `trust_region="cap"`, `low=1` | `token_weights(counts, "token")` |
+| GSPO (Zheng et al. 2025, arXiv:2507.18071) | `ratio="sequence"`, `low=3e-4`, `high=4e-4` | `token_weights(counts, "sequence")` |
+| RLOO (Ahmadian et al. 2024, arXiv:2402.14740) | `ratio="product"`, `trust_region="none"` | `token_weights(counts, "sequence")` |
+| REINFORCE; GPG (Chu et al. 2025, arXiv:2504.02546) | `importance="none"` | `token_weights(counts, "token")` |
+| SAPO (Qwen 2025, arXiv:2511.20347) | `trust_region="soft"` | `token_weights(counts, "sequence")` |
+| DPPO (arXiv:2602.04879) | `trust_region="mass"` | `token_weights(counts, "token")` |
+| SAO's policy (arXiv:2607.07508), IcePop (arXiv:2510.18855) | `trust_region="band"` | `token_weights(counts, "token")` |
+| dual-clip PPO (Ye et al. 2020, arXiv:1912.09729) | `dual=3` | any |
+| DeepSeek-V3.2 (arXiv:2512.02556) | `off_policy_mask`, `kl_estimator="unbiased"` | `token_weights(counts, "sequence")` |
+| decoupled PPO (Hilton et al. 2021, arXiv:2110.00641) | `importance="decoupled"` | any |
 """
 
 from __future__ import annotations
@@ -21,16 +29,17 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import require
+from gradbus_kernels.operators.policy_loss.divergence import divergence
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
+from gradbus_kernels.operators.policy_loss.log_ratio import bounded, kept, of_sequences
+from gradbus_kernels.operators.policy_loss.trust_region import TRUST_REGIONS, Gain, PolicyChange, unbounded
 
 PROXIMAL_WEIGHT_LIMIT: Final = 2.0
 """Bound of pi_prox / mu in the decoupled loss."""
-LOG_RATIO_LIMIT: Final = 20.0
-"""Beyond this a log-ratio is cut and has no gradient: one token must not overflow the step's sum."""
 
 
 class PolicyTerms(NamedTuple):
-    """The terms of the loss, scalars, and the log-ratios."""
+    """The terms of the loss, scalars, and what they are of by token."""
 
     total: Tensor
     policy: Tensor
@@ -38,58 +47,43 @@ class PolicyTerms(NamedTuple):
     entropy: Tensor
     log_ratio: Tensor
     """Of pi / mu, `[N]`, within LOG_RATIO_LIMIT."""
+    gain: Gain
+    """Before the masks of sequences."""
 
 
 def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyTerms:
-    """The terms for tokens as in `policy_loss_of_used`: total = policy + settings.kl · kl - settings.entropy · entropy."""
-    log_ratio = _bounded(logprobs - tokens.behaviour_logprobs)
-    policy = -(_gain(logprobs, log_ratio, tokens, settings) * tokens.weights).sum()
+    """The terms for tokens as in `policy_loss_of_used`: total = policy + settings.kl · kl - settings.entropy · entropy.
+
+    With `settings.needs_sequences` the tokens must be whole sequences; otherwise any of them may be computed apart.
+    """
+    log_ratio = bounded(logprobs - tokens.behaviour_logprobs)
+    gain = _gain(logprobs, log_ratio, tokens, settings)
+    mask = kept(log_ratio, tokens, settings)
+    policy = -((gain.value if mask is None else gain.value * mask) * tokens.weights).sum()
     total, kl = policy, torch.zeros_like(policy)
     if settings.kl and tokens.reference_logprobs is not None:
-        kl = (k3(logprobs, tokens.reference_logprobs) * tokens.weights).sum()
+        kl = (divergence(logprobs, tokens.reference_logprobs, log_ratio, settings.kl_estimator) * tokens.weights).sum()
         total = total + settings.kl * kl
     entropy = (entropies * tokens.entropy_weights).sum()
     if settings.entropy:
         total = total - settings.entropy * entropy
-    return PolicyTerms(total, policy, kl, entropy, log_ratio)
+    return PolicyTerms(total, policy, kl, entropy, log_ratio, gain)
 
 
-def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Tensor:
-    """By token: min(rho · A, clip(rho, 1 - low, 1 + high) · A) for "clip", rho = pi / mu or pi / pi_prox; see `PolicySettings`."""
-    outer: Tensor | None = None
+def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Gain:
+    """What the trust region leaves of rho · A, by token, with rho = pi / mu or pi / pi_prox; see `PolicySettings`."""
+    if settings.importance == "none":
+        return unbounded(tokens.advantages * logprobs)
+    anchor, outer = tokens.behaviour_logprobs, None
     if settings.importance == "decoupled":
         # One optimiser step a batch: pi_prox is pi itself, so the ratio is 1 and only its gradient counts.
         outer = log_ratio.detach().exp().clamp(max=PROXIMAL_WEIGHT_LIMIT)
-        log_ratio = logprobs - logprobs.detach()
-    if settings.level == "sequence":
-        log_ratio = _by_sequence(log_ratio, tokens)
-    ratio = log_ratio.exp()
-    if settings.objective == "cispo":
-        gain = ratio.detach().clamp(max=1.0 + settings.clip_high) * tokens.advantages * logprobs
-    else:
-        clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-        gain = torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages)
-    return gain if outer is None else gain * outer
-
-
-def _by_sequence(log_ratio: Tensor, tokens: PolicyTokens) -> Tensor:
-    """The mean log-ratio of each token's sequence, over its trained tokens."""
-    if tokens.sequences is None or not len(log_ratio):
-        return log_ratio
-    trained = (tokens.weights != 0.0).to(log_ratio.dtype)
-    sums = log_ratio.new_zeros(2, int(tokens.sequences.max()) + 1)
-    sums = sums.index_add(1, tokens.sequences, torch.stack((log_ratio * trained, trained)))
-    return (sums[0] / sums[1].clamp(min=1.0))[tokens.sequences]
-
-
-def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Schulman's unbiased, non-negative estimate of KL(pi || reference), by token (joschu.net/blog/kl-approx.html)."""
-    log_ratio = _bounded(reference - logprobs)
-    return log_ratio.expm1() - log_ratio
-
-
-def _bounded(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        anchor = logprobs.detach()
+        log_ratio = logprobs - anchor
+    if settings.ratio != "token":
+        log_ratio = of_sequences(log_ratio, tokens, settings.ratio)
+    gain = TRUST_REGIONS[settings.trust_region](PolicyChange(log_ratio.exp(), logprobs, anchor, tokens.advantages), settings)
+    return gain if outer is None else gain._replace(value=gain.value * outer)
 
 
 def token_weights(trainable: Sequence[int], aggregate: Literal["token", "sequence", "constant"], longest: int | None = None) -> list[float]:

@@ -128,7 +128,7 @@ class Critic:
         with torch.set_grad_enabled(self._trains_body):
             hidden, _, _ = head_inputs(self._body, samples)
         values: Tensor = self._head(hidden.float()).squeeze(-1)
-        parts = values.split([len(sample.token_ids) for sample in samples])
+        parts = torch.split(values, [len(sample.token_ids) for sample in samples])
         masks = (torch.from_numpy(np.ascontiguousarray(sample.trainable)).to(values.device) for sample in samples)
         return [part[mask] for part, mask in zip(parts, masks, strict=True)]
 

@@ -34,8 +34,10 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
     )
 
 
-def policy_tokens(samples: Sequence[TrainSample], weights: Sequence[float], total: int, device: torch.device) -> PolicyTokens:
-    """The samples' N response tokens side by side, float32 `[N]` on `device`.
+def policy_tokens(
+    samples: Sequence[TrainSample], weights: Sequence[float], total: int, settings: PolicySettings, device: torch.device
+) -> PolicyTokens:
+    """The samples' N response tokens side by side, float32 `[N]` on `device`; with their sequences only if `settings` need these.
 
     `weights` holds each sample's weight of one trainable token (`token_weights`), `total` is the step's number of trainable tokens.
     """
@@ -52,6 +54,7 @@ def policy_tokens(samples: Sequence[TrainSample], weights: Sequence[float], tota
         weights=tensor(np.repeat(weights, lengths) * trainable),
         entropy_weights=tensor(trainable / total),
         reference_logprobs=tensor(np.concatenate(references)) if len(references) == len(samples) else None,
+        sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
     )
 
 

@@ -182,7 +182,7 @@ class TorchLearner:
         spec = self._spec
         weights = iter(token_weights(counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
         for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
-            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._model.device)
+            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._settings, self._model.device)
             if self._learner_computes_reference:
                 base = partial(self._logprobs, self._model, samples, spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)

@@ -162,7 +162,7 @@ class RankEngine:
         step = GradientStep()
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
-            tokens = policy_tokens(piece.samples, piece.weights, total, self._ranks.device)
+            tokens = policy_tokens(piece.samples, piece.weights, total, self._settings, self._ranks.device)
             if self._learner_computes_reference:
                 at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
                 base = partial(self._engine.module, piece.samples, self._ranks.device, at_head)

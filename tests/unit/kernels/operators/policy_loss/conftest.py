@@ -1,0 +1,40 @@
+"""All variants of the loss, as a strategy of hypothesis."""
+
+import pytest
+from hypothesis import strategies as st
+
+from gradbus_kernels.operators import PolicySettings
+
+REGIONS = ("clip", "cap", "band", "mass", "soft", "none")
+
+
+@st.composite
+def all_settings(draw):
+    region = draw(st.sampled_from(REGIONS))
+    levels = ("token", "sequence", "product") if region in {"clip", "none"} else ("token",)
+    bound = st.floats(0.01, 0.1) if region == "mass" else st.floats(0.05, 0.9)
+    return PolicySettings(
+        trust_region=region,
+        low=draw(bound),
+        high=draw(bound),
+        dual=draw(st.sampled_from([None, 1.2, 3.0])) if region == "clip" else None,
+        temperatures=draw(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0))),
+        importance=draw(st.sampled_from(["behaviour", "decoupled", "none"])),
+        ratio=draw(st.sampled_from(levels)),
+        sequence_mask=draw(st.sampled_from([None, (0.9, 1.1), (0.5, 1.5)])),
+        off_policy_mask=draw(st.sampled_from([None, 0.0, 0.2])),
+        kl=draw(st.sampled_from([0.0, 0.1])),
+        kl_estimator=draw(st.sampled_from(["k2", "k3", "unbiased"])),
+        entropy=draw(st.sampled_from([0.0, 0.02])),
+    )
+
+
+@pytest.fixture(scope="session")
+def any_settings():
+    """Settings with every combination of the axes that is allowed."""
+    return all_settings()
+
+
+@pytest.fixture(params=REGIONS)
+def region(request):
+    return request.param

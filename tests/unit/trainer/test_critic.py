@@ -1,0 +1,151 @@
+"""The critic inside the plain learner: what it learns, what it leaves alone, and that a resume changes no bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gradbus.errors import ModelError, TrainingError
+from gradbus_trainer.learners.torch import TorchLearner
+from gradbus_trainer.step.batch import Batch
+
+KINDS = ["full", "head"]
+
+
+@pytest.fixture
+def ppo(make_spec, model_folder):
+    """A learner with a critic; keywords are the critic's fields."""
+
+    def make(trainer=None, algorithm=None, **critic):
+        settings = (trainer or {}) | {"critic": {"learning_rate": 1e-3} | critic}
+        return TorchLearner(model_folder, make_spec(algorithm={"name": "ppo"} | (algorithm or {}), trainer=settings))
+
+    return make
+
+
+@pytest.fixture
+def rewarded(make_batch):
+    """A batch whose samples' advantages hold their rewards, as groups of PPO do: 1 if the first token is even."""
+
+    def make(step=0, seed=0, **made):
+        batch = make_batch(step, seed, **made)
+        rewards = [float(sample.token_ids[0] % 2 == 0) for sample in batch.samples]
+        samples = [replace(s, advantages=np.full(len(s.token_ids), r, np.float32)) for s, r in zip(batch.samples, rewards, strict=True)]
+        return Batch(step, samples)
+
+    return make
+
+
+def state(learner):
+    tensors = dict(learner.weights()) | dict(learner.optimizer_tensors())
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_critic_learns_to_tell_the_returns(ppo, rewarded, kind):
+    learner = ppo(kind=kind, learning_rate=1e-2, warmup_steps=1000)
+    told = [learner.train(rewarded(step, seed=0)).critic for step in range(60)]
+    assert abs(told[0].explained_variance) < 1e-6, "the head starts at the mean reward"
+    assert told[-1].explained_variance > (0.6 if kind == "full" else 0.2), "no value before the first token can tell it"
+    assert told[-1].loss < told[0].loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_warm_up_does_not_touch_the_policy(ppo, rewarded, kind):
+    learner = ppo(kind=kind, warmup_steps=2)
+    before = dict(learner.weights())
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    steps = [learner.train(rewarded(step, seed=step)) for step in range(2)]
+    assert [step.noop for step in steps] == [True, True]
+    assert same(before, dict(learner.weights()))
+    assert not learner.train(rewarded(2, seed=2)).noop
+    assert not same(before, dict(learner.weights()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("at", [1, 3], ids=["in the warm-up", "after it"])
+def test_a_resume_ends_in_the_same_bits(ppo, rewarded, kind, updates, at):
+    straight = ppo(kind=kind, updates=updates, warmup_steps=2)
+    for step in range(5):
+        if step == at:
+            weights, optimizer = dict(straight.weights()), dict(straight.optimizer_tensors())
+            saved = [{name: tensor.clone() for name, tensor in part.items()} for part in (weights, optimizer)]
+        straight.train(rewarded(step, seed=step))
+    resumed = ppo(kind=kind, updates=updates, warmup_steps=2)
+    resumed.restore(at, *saved)
+    for step in range(at, 5):
+        resumed.train(rewarded(step, seed=step))
+    assert same(state(straight), state(resumed))
+
+
+def test_the_state_of_another_kind_is_refused_and_changes_nothing(ppo, rewarded):
+    head, full = ppo(kind="head"), ppo(kind="full")
+    head.train(rewarded())
+    full.train(rewarded())
+    before = state(full)
+    with pytest.raises(ModelError, match="resume from the run's own checkpoint"):
+        full.restore(1, dict(head.weights()), dict(head.optimizer_tensors()))
+    assert same(before, state(full))
+
+
+def test_a_release_and_a_resume_change_no_bit(ppo, rewarded):
+    kept, moved = ppo(), ppo()
+    for learner in (kept, moved):
+        learner.train(rewarded(0))
+    moved.release()
+    moved.resume()
+    for learner in (kept, moved):
+        learner.train(rewarded(1, seed=1))
+    assert same(state(kept), state(moved))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_micro_batches_change_the_gradients_by_rounding_alone(ppo, rewarded, kind):
+    whole, pieces = ppo(kind=kind), ppo({"micro_batch_tokens": 12}, kind=kind)
+    found = [learner.train(rewarded()) for learner in (whole, pieces)]
+    assert found[1].critic.loss == pytest.approx(found[0].critic.loss, rel=1e-5)
+    assert found[1].critic.grad_norm == pytest.approx(found[0].critic.grad_norm, rel=1e-4)
+    assert found[1].grad_norm == pytest.approx(found[0].grad_norm, rel=1e-4)
+
+
+def test_a_head_does_not_move_the_policy_it_reads(ppo, rewarded):
+    """With equal advantages of 0 the policy has no gradient but the critic's, if there were one."""
+    learner = ppo({"weight_decay": 0.0}, {"whiten": "none"}, kind="head", policy_lambda=1.0)
+    flat = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in rewarded().samples]
+    metrics = learner.train(Batch(0, flat))
+    assert (metrics.grad_norm, metrics.critic.loss) == (0.0, 0.0), "the head starts at the mean reward, which is every reward"
+
+
+def test_tokens_that_the_policy_did_not_choose_have_no_value_and_no_advantage(ppo, rewarded):
+    learner = ppo()
+    batch = rewarded(seed=4)
+    assert any(not sample.trainable.all() for sample in batch.samples)
+    judged = learner._critic.judge(batch)
+    for sample, found, values in zip(batch.samples, judged.batch.samples, judged.values, strict=True):
+        assert len(values) == sample.trainable.sum()
+        assert found.trainable is sample.trainable
+    trained = np.concatenate([sample.advantages[sample.trainable] for sample in judged.batch.samples]).astype(np.float64)
+    assert (trained.mean(), trained.var()) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.0, abs=1e-5))
+
+
+def test_a_gradient_that_is_not_finite_leaves_policy_and_critic_as_they_were(ppo, rewarded):
+    learner = ppo()
+    learner.train(rewarded(0))
+    before = state(learner)
+    batch = rewarded(1)
+    infinite = [replace(sample, advantages=np.full_like(sample.advantages, np.inf)) for sample in batch.samples]
+    with pytest.raises(TrainingError, match="is not finite"):
+        learner.train(Batch(1, infinite))
+    assert same(before, state(learner))
+
+
+def test_a_step_without_a_token_to_train_changes_nothing(ppo):
+    learner = ppo()
+    assert learner.train(Batch(0, [])).noop
+    assert not learner.optimizer_tensors()

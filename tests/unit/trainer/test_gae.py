@@ -1,0 +1,67 @@
+"""Generalised advantages: exact numbers, a loop over tokens, and what must not change them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradbus.spec import CriticSpec
+from gradbus_trainer.critic.gae import generalized_advantages, policy_lambda
+
+sequences = st.lists(
+    st.tuples(st.lists(st.floats(-5, 5), max_size=9), st.floats(-3, 3), st.floats(0, 1)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def arrays(rows):
+    return [np.array(row, dtype=np.float64) for row in rows]
+
+
+def written_out(values, reward, lam, gamma):
+    """Equation 16 of the paper as a double sum."""
+    last = len(values) - 1
+    deltas = [(reward if t == last else gamma * values[t + 1]) - values[t] for t in range(len(values))]
+    return [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, len(values))) for t in range(len(values))]
+
+
+def test_three_tokens_with_a_reward_at_the_end():
+    [advantages] = generalized_advantages(arrays([[0.5, 0.6, 0.7]]), [1.0], [0.95])
+    assert advantages.tolist() == pytest.approx([0.46575, 0.385, 0.3], abs=1e-12)
+    assert (advantages + np.array([0.5, 0.6, 0.7])).tolist() == pytest.approx([0.96575, 0.985, 1.0], abs=1e-12)
+
+
+@given(sequences, st.floats(0, 1))
+def test_many_sequences_at_once_equal_the_sum_of_each(rows, gamma):
+    values, rewards, lambdas = arrays([row for row, _, _ in rows]), [row[1] for row in rows], [row[2] for row in rows]
+    found = generalized_advantages(values, rewards, lambdas, gamma)
+    for advantages, row, reward, lam in zip(found, values, rewards, lambdas, strict=True):
+        assert advantages.tolist() == pytest.approx(written_out(row, reward, lam, gamma), rel=1e-12, abs=1e-12)
+
+
+@given(sequences)
+def test_a_sequences_advantages_do_not_depend_on_its_neighbours(rows):
+    values, rewards, lambdas = arrays([row for row, _, _ in rows]), [row[1] for row in rows], [row[2] for row in rows]
+    together = generalized_advantages(values, rewards, lambdas)
+    alone = [generalized_advantages([row], [reward], [lam])[0] for row, reward, lam in zip(values, rewards, lambdas, strict=True)]
+    assert [row.tolist() for row in together] == [row.tolist() for row in alone]
+
+
+def test_lambda_of_one_gives_the_return_minus_the_value():
+    [advantages] = generalized_advantages(arrays([[0.25, -2.0, 8.0]]), [1.5], [1.0])
+    assert advantages.tolist() == pytest.approx([1.25, 3.5, -6.5], abs=1e-12)
+    [moved] = generalized_advantages(arrays([[7.25, 5.0, 15.0]]), [8.5], [1.0])
+    assert moved.tolist() == pytest.approx(advantages.tolist(), abs=1e-12), "a constant of values and reward drops out"
+
+
+@pytest.mark.parametrize(
+    ("alpha", "length", "lam"),
+    [(0.05, 100, 0.8), (0.05, 1000, 0.98), (0.05, 20, 0.0), (0.05, 3, 0.0), (1.5, 100, 0.99333), (1.5, 1000, 0.99933)],
+)
+def test_lambda_grows_with_the_length(alpha, length, lam):
+    assert policy_lambda(CriticSpec(length_alpha=alpha), length) == pytest.approx(lam, abs=5e-6)
+
+
+def test_a_fixed_lambda_is_the_same_for_all_lengths():
+    assert [policy_lambda(CriticSpec(), length) for length in (1, 1000)] == [0.95, 0.95]
