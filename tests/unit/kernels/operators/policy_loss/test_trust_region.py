@@ -153,6 +153,7 @@ def test_loss_and_gradient_equal_a_loop_over_tokens(any_settings, count, seed, d
     [
         PolicySettings(),
         PolicySettings(dual=1.3),
+        PolicySettings(dual=1.2, high=0.8),
         PolicySettings(trust_region="cap"),
         PolicySettings(trust_region="band"),
         PolicySettings(trust_region="mass", low=0.05, high=0.05),

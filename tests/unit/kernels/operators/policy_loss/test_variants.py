@@ -119,6 +119,40 @@ def test_the_gradient_of_the_kl_over_both_arms_of_a_bandit(estimator, value, slo
         assert logit.grad.item() != pytest.approx(0.1779326, abs=1e-3)
 
 
+@pytest.mark.parametrize("ratio", ["sequence", "product"])
+def test_a_sequence_of_which_only_the_entropy_counts_has_a_ratio_of_one(ratio):
+    settings = PolicySettings(ratio=ratio, sequence_mask=(0.9, 1.1), entropy=0.1)
+    logprobs = doubles(-1.0, -2.0).requires_grad_()
+    tokens = PolicyTokens(doubles(-3.0, -1.0), doubles(1.0, 1.0), doubles(0.0, 0.0), doubles(0.5, 0.5), sequences=torch.tensor([0, 1]))
+    loss = policy_loss(logprobs, doubles(0.2, 0.4), tokens, settings)
+    loss.total.backward()
+    assert (loss.total.item(), loss.policy) == (pytest.approx(-0.03), 0.0)
+    assert not logprobs.grad.any()
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.7])
+def test_the_product_of_ratios_has_the_true_gradient_on_anothers_samples(baseline):
+    """All answers of two tokens from three, weighted by mu: the mean over samples. A ratio by token leaves a bias."""
+    draw = torch.Generator().manual_seed(5)
+    logits, other = (torch.randn(2, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    logits.requires_grad_()
+    answers = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    places, rewards = torch.arange(2).expand(9, 2), torch.randn(9, generator=draw, dtype=torch.float64)
+    logprobs, behaviour = (table.log_softmax(1)[places, answers] for table in (logits, other))
+    (true,) = torch.autograd.grad((logprobs.sum(1).exp() * rewards).sum(), logits, retain_graph=True)
+
+    def found(settings, mu):
+        weights = (mu.sum(1, keepdim=True).exp() / 2).expand(9, 2).flatten()  # an answer's product counts once for each of two tokens
+        advantages, sequences = (rewards - baseline).repeat_interleave(2), torch.arange(9).repeat_interleave(2)
+        tokens = PolicyTokens(mu.flatten(), advantages, weights, weights, sequences=sequences)
+        loss = policy_loss(logprobs.flatten(), torch.zeros_like(weights), tokens, settings)
+        return -torch.autograd.grad(loss.total, logits, retain_graph=True)[0]
+
+    torch.testing.assert_close(found(PolicySettings(trust_region="none", ratio="product"), behaviour), true, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(2 * found(PolicySettings(importance="none"), logprobs.detach()), true, rtol=1e-12, atol=1e-14)
+    assert (2 * found(PolicySettings(trust_region="none"), behaviour) - true).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("importance", ["behaviour", "decoupled", "none"])
 @pytest.mark.parametrize("ratio", ["token", "sequence", "product"])
 def test_extreme_ratios_of_sequences_stay_finite(ratio, importance):
@@ -140,6 +174,16 @@ def assert_finite(settings):
         (gradient,) = torch.autograd.grad(loss.total, logprobs)
         assert loss.total.isfinite()
         assert gradient.isfinite().all()
+
+
+def test_a_product_is_cut_once_more_and_has_no_gradient_beyond():
+    six = torch.full((6,), 15.0, dtype=torch.float64)
+    found, loss = slopes(six, torch.ones_like(six), PolicySettings(trust_region="none", ratio="product"))
+    assert loss.policy.item() == pytest.approx(-6 * math.exp(20.0))
+    assert not found.any()
+    below, loss = slopes(-six, torch.ones_like(six), PolicySettings(ratio="product"))
+    assert loss.policy.item() == pytest.approx(-6 * math.exp(-20.0))
+    assert not below.any()
 
 
 def test_tokens_without_weight_may_hold_anything_in_every_region(region):
