@@ -25,8 +25,8 @@ from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
-from gradbus_trainer.critic.critic import Critic, is_critics
 from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.critic.critic import Critic, is_critics
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient

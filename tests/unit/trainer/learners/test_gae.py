@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.spec import CriticSpec
-from gradbus_trainer.critic.gae import generalized_advantages, policy_lambda
+from gradbus_trainer.learners.critic.gae import generalized_advantages, policy_lambda
 
 sequences = st.lists(
     st.tuples(st.lists(st.floats(-5, 5), max_size=9), st.floats(-3, 3), st.floats(0, 1)),

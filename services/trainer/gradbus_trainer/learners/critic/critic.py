@@ -18,8 +18,8 @@ from gradbus.errors import ModelError
 from gradbus.spec import CriticSpec, RunSpec
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm
 from gradbus_kernels.models.language_model import LanguageModel
-from gradbus_trainer.critic.gae import Floats, generalized_advantages, policy_lambda
 from gradbus_trainer.learners.base import CriticMetrics
+from gradbus_trainer.learners.critic.gae import Floats, generalized_advantages, policy_lambda
 from gradbus_trainer.learners.gradient_step import check_gradient
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
