@@ -7,6 +7,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gradbus.spec import PRESETS, AlgorithmSpec
+
 STRING_CHECK = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
 SIMILARITY = {"type": "text_similarity", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
 LETTERS = {"type": "python", "source": "def grade(sample, item):\n    return {'reward': len(sample['output_text']) / 32, 'letters': 1.0}\n"}
@@ -60,11 +62,33 @@ def test_a_step_without_weight_keeps_the_policy(lab, spec):
         {"aggregate": "sequence"},
         {"normalize_std": False, "entropy": 0.01},
         {"filter": "none"},
+        {"sequence_mask": [0.5, 2.0], "off_policy_mask": 1.0, "dual_clip": 3.0},
+        {"kl": 0.1, "kl_estimator": "unbiased"},
     ],
     ids=str,
 )
 def test_a_variant_of_the_algorithm_trains(lab, spec, settings):
     assert lab.learned(lab.train(spec(algorithm=settings)))
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"grpo", "ppo"}))
+def test_a_preset_trains_and_is_stored_with_the_value_of_every_field(lab, spec, name):
+    run = lab.train(spec(algorithm={"name": name}, reward={"grader": MULTI}))
+    assert lab.learned(run)
+    assert run["spec"]["algorithm"] == json.loads(AlgorithmSpec(name=name).model_dump_json())
+
+
+@pytest.mark.parametrize("kind", ["full", "head"])
+def test_ppo_trains_with_one_sample_a_prompt_after_its_critics_warm_up(lab, spec, kind):
+    critic = {"kind": kind, "warmup_steps": 2, "updates": 2, "learning_rate": 1e-3}
+    run = lab.train(spec(algorithm={"name": "ppo"}, trainer={"critic": critic}, rollout={"group_size": 1}, reward={"grader": MULTI}))
+    steps = lab.events(run["id"], "metrics")
+    assert [step["noop"] for step in steps] == [True, True, False]
+    assert all(step["value_loss"] > 0.0 and step["critic_grad_norm"] > 0.0 for step in steps)
+    assert [version["noop"] for version in lab.client.versions(run["id"])["data"]][-2:] == [True, False]
+    samples = lab.samples(run["id"])
+    assert {sample["id"].rpartition(".")[2] for sample in samples} == {"0"}
+    assert {sample["advantage"] for sample in samples} == {None}, "it is by token"
 
 
 def test_truncated_samples_can_be_left_out(lab, spec):

@@ -80,6 +80,23 @@ async def test_kills_change_no_bit_of_a_run_in_bfloat16(stack_of, spec, example)
         assert worst_difference(stack.state.root, example / "model", ledger) < ROUNDING
 
 
+async def test_kills_change_no_bit_of_a_run_with_a_critic(stack_of, spec, tmp_path):
+    """Before an update of the critic: one death in the warm-up, and one in a later step, whose policy is updated already."""
+    trainer = spec["trainer"] | {"critic": {"learning_rate": 1e-3, "updates": 2, "warmup_steps": 12}}
+    spec = spec | {"algorithm": {"name": "ppo"}, "trainer": trainer, "schedule": spec["schedule"] | {"steps": 30}}
+    point, deaths = "between-policy-and-critic", tmp_path / "deaths"
+    deaths.mkdir()
+    async with stack_of(1) as stack:
+        calm = await train(stack, spec)
+        stack.config.environment_overrides["trainer-0"] = {"GRADBUS_CRASH_POINT": f"{point}:7,25", "GRADBUS_CRASH_DIR": str(deaths)}
+        await stack.kill("trainer-0")
+        await stack.until_ready(["trainer-0"], 300.0)
+        outcome = await train(stack, spec)
+        assert {marker.name for marker in deaths.iterdir()} == {f"{point}-7", f"{point}-25"}
+        assert (calm.state, outcome.state, outcome.digest) == ("succeeded", "succeeded", calm.digest)
+        assert faults_of(stack, outcome, spec) == []
+
+
 @pytest.mark.slow
 async def test_everything_killed_in_one_run_changes_no_bit(stack_of, spec, true_digest):
     async with stack_of(2) as stack:

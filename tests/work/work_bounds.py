@@ -15,8 +15,9 @@ BOUNDS: Final[dict[str, float]] = {
     # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
     "trainer: lines a sample": 82,
     "trainer: calls a sample": 10,
-    # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier.
-    "trainer: lines a group of four": 498,
+    # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
+    # advantages is a function of its own beside the verdict: ten lines a group, none a sample.
+    "trainer: lines a group of four": 513,
     "trainer: calls a group of four": 105,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
@@ -52,8 +53,8 @@ BOUNDS: Final[dict[str, float]] = {
     # Its size and its place in the call of the scorer, its answer, its reward's part in the verdict.
     "conductor: lines a sample": 49,
     "conductor: calls a sample": 5,
-    # Beside those of its samples: its task, its place in the schedule, its entry, the verdict.
-    "conductor: lines a group of four": 382,
+    # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator.
+    "conductor: lines a group of four": 397,
     "conductor: calls a group of four": 77,
     # The task with all four groups.
     "conductor: messages a step of four groups": 1,

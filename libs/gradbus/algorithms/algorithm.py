@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from typing import Final
 
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
@@ -24,7 +26,7 @@ METRICS: Final = ("policy_loss", "kl", "entropy", "ratio_mean", "ratio_max", "lo
 CRITIC_METRICS: Final = ("value_loss", "explained_variance", "critic_grad_norm")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Algorithm:
     """The algorithm of one run. Pure: every answer is a function of the settings and the arguments."""
 
@@ -32,7 +34,7 @@ class Algorithm:
     max_new_tokens: int
     """Most response tokens of a sample."""
 
-    @property
+    @cached_property
     def estimator(self) -> Estimator:
         """The estimator of advantages."""
         return ESTIMATORS[self.spec.advantage]
@@ -47,7 +49,7 @@ class Algorithm:
         """Whether a critic makes advantages, by token, from the group's: these are then the samples' rewards."""
         return self.spec.advantage == "gae"
 
-    @property
+    @cached_property
     def needs_lengths(self) -> bool:
         """Whether the advantages depend on the number of response tokens."""
         return self.estimator.reads_lengths or self.spec.overlong_penalty > 0.0
@@ -60,17 +62,16 @@ class Algorithm:
     def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample]) -> GroupAdvantages:
         """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward."""
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
-        lengths = [token_count(sample.token_ids) for sample in samples] if self.needs_lengths else [0] * len(samples)
+        lengths = [token_count(sample.token_ids) for sample in samples] if self.needs_lengths else ()
         return self.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated, lengths)
 
     def compute_advantages(self, rewards: Sequence[ScoredSample], truncated: Sequence[bool], lengths: Sequence[int]) -> GroupAdvantages:
         """The verdict and the advantages of G samples, whose order changes no bit of them.
 
-        `truncated` says by sample whether it was cut off at `max_new_tokens`, `lengths` how many response tokens it has, which is read
+        `truncated` says by sample whether it was cut off at `max_new_tokens`; `lengths` how many response tokens it has, and is read
         only with `needs_lengths`. Raises ValueError when the sequences differ in length.
         """
-        spec, estimator = self.spec, self.estimator
-        masks_truncated = spec.truncated == "mask"
+        spec, masks_truncated = self.spec, self.spec.truncated == "mask"
         scores: Sequence[float] = [scored.reward for scored in rewards]
         valid = tuple(
             [
@@ -80,21 +81,28 @@ class Algorithm:
         )
         if spec.overlong_penalty:
             scores = overlong_shaped(scores, lengths, self.max_new_tokens, spec)
-        samples = ValidSamples.of(
-            [score for score, counts in zip(scores, valid, strict=True) if counts],
-            [length for length, counts in zip(lengths, valid, strict=True) if counts] if estimator.reads_lengths else (),
-            [scored.components for scored, counts in zip(rewards, valid, strict=True) if counts] if estimator.reads_components else (),
-        )
+        samples = self._valid_samples(scores, valid, rewards, lengths)
         if reason := self._unfit(samples, len(rewards)):
             return GroupAdvantages(valid, (0.0,) * len(rewards), samples.mean, samples.std, reason)
         scale = samples.std + STD_EPSILON if spec.normalize_std else 1.0
-        found = iter(estimator.advantages(samples))
+        found = iter(self.estimator.advantages(samples))
         advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
         return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
 
     def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int]) -> list[array[float]]:
         """A_i,t = A_i: for each sample an array of typecode "f" (float32), `[lengths[i]]`."""
         return [array("f", (advantage,)) * length for advantage, length in zip(group.advantages, lengths, strict=True)]
+
+    def _valid_samples(
+        self, scores: Sequence[float], valid: Sequence[bool], rewards: Sequence[ScoredSample], lengths: Sequence[int]
+    ) -> ValidSamples:
+        """What the estimator reads of the valid samples."""
+        read = self.estimator
+        return ValidSamples.of(
+            list(compress(scores, valid)),
+            list(compress(lengths, valid)) if read.reads_lengths else (),
+            [scored.components for scored in compress(rewards, valid)] if read.reads_components else (),
+        )
 
     def _unfit(self, samples: ValidSamples, total: int) -> str:
         """Why there are no advantages; empty if there are."""

@@ -60,12 +60,18 @@ async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(n
 
 
 ADAPTERS = {"algorithm": {"kl": 0.1}, "trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}
+PPO = {"algorithm": {"name": "ppo"}, "trainer": {"learning_rate": 1e-2, "critic": {"learning_rate": 1e-2, "updates": 2}}}
+WARMING_UP = {"algorithm": {"name": "ppo"}, "trainer": {"critic": {"kind": "head", "warmup_steps": 4}}}
 CASES = {
     "fixed_lag": ("fixed_lag", {}),
     "free": ("free", {}),
     "deltas": ("fixed_lag", {"weights": DELTAS}),
     "adapters": ("fixed_lag", ADAPTERS),
     "adapters-deltas": ("fixed_lag", {**ADAPTERS, "weights": DELTAS}),
+    "critic": ("fixed_lag", PPO),
+    "critic-warming-up": ("fixed_lag", WARMING_UP),
+    "critic-beside-adapters": ("free", {**PPO, "trainer": {**PPO["trainer"], "lora": {"rank": 2}}}),
+    "critic-rounded": ("fixed_lag", {**PPO, "trainer": {**PPO["trainer"], "dtype": "bf16"}}),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from gradbus import crash_points
 from gradbus.algorithms import learner_computes_reference
 from gradbus.errors import SettingsError
 from gradbus.process.allocator import keep_freed_memory
@@ -163,6 +164,7 @@ class TorchLearner:
         metrics = before
         if self._spec.trainer.critic and batch.step >= self._spec.trainer.critic.warmup_steps:
             metrics = self._optimise(judged.batch, before)
+        crash_points.reached("between-policy-and-critic")
         critic.update(batch, judged)
         return replace(metrics, tokens=sum(batch.trainable_counts), critic=judgement)
 

@@ -129,7 +129,7 @@ class Critic:
             hidden, _, _ = head_inputs(self._body, samples)
         values: Tensor = self._head(hidden.float()).squeeze(-1)
         parts = torch.split(values, [len(sample.token_ids) for sample in samples])
-        masks = (torch.from_numpy(np.ascontiguousarray(sample.trainable)).to(values.device) for sample in samples)
+        masks = (torch.tensor(sample.trainable, device=values.device) for sample in samples)
         return [part[mask] for part, mask in zip(parts, masks, strict=True)]
 
     def _targets(self, samples: Sequence[TrainSample], values: Sequence[Floats]) -> Sequence[Floats]:
