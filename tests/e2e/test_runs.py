@@ -139,6 +139,17 @@ def test_a_kl_penalty_brings_the_reference_service_and_no_penalty_none(lab, spec
     assert "reference" not in gradbus("status").stdout
 
 
+@pytest.mark.parametrize("algorithm", [{"name": "rloo"}, {"name": "ppo", "kl": 0.05}], ids=["rloo", "ppo"])
+def test_a_kl_in_the_reward_is_that_of_the_policy_that_sampled(lab, spec, algorithm):
+    trainer = {"learning_rate": 0.01} | ({"critic": {"kind": "head"}} if algorithm["name"] == "ppo" else {})
+    run = lab.train(spec(algorithm=algorithm, trainer=trainer))
+    kl = [step["kl"] for step in lab.events(run["id"], "metrics")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-5), "versions 0 and 1 are sampled by the base model"
+    assert abs(kl[-1]) > 1e-5, "a mean of differences, which may be negative"
+    trained = [sample for sample in lab.samples(run["id"]) if sample["verdict"] == "train"]
+    assert all((sample["advantage"] is None) == (algorithm["name"] == "ppo") for sample in trained)
+
+
 def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_exported_merged(
     lab, spec, models, tokenizer, gradbus, tmp_path
 ):

@@ -156,8 +156,7 @@ RUN = Board(
             [
                 Panel(
                     "KL to the base model",
-                    "k3 estimate, nats per token. After a sudden rise, lower `trainer.learning_rate` or raise `algorithm.kl`. 0 without"
-                    " a KL term.",
+                    "Nats per token. After a sudden rise, lower `trainer.learning_rate` or raise `algorithm.kl`. 0 without a KL term.",
                     [_one("gradbus_policy_kl", "KL")],
                     unit="none",
                 ),

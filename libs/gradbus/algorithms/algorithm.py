@@ -1,12 +1,14 @@
 """An algorithm of a run: from a scored group to its verdict and its advantages.
 
 For a prompt, G samples with the rewards r_i form a group. One estimator makes their advantages A_i; every token of a sample has its
-sample's. The loss of these tokens is computed in `gradbus_kernels.operators.policy_loss`, by the same section of the spec.
+sample's, unless a critic or a KL in the reward makes them by token. The loss of these tokens is computed in
+`gradbus_kernels.operators.policy_loss`, by the same section of the spec.
 A failure is not a reward of 0: a sample without a valid reward leaves mean, deviation and token count.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Final
 
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
+from gradbus.algorithms.reward_kl import TokenKls, returns_to_go, token_kls
 from gradbus.algorithms.shaping import overlong_shaped
 from gradbus.formats.tokens import token_count
 from gradbus.spec import AlgorithmSpec, RunSpec
@@ -41,13 +44,23 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss reads the log-probabilities of the base model."""
+        """Whether the loss or the reward reads the log-probabilities of the base model."""
         return self.spec.kl > 0.0
 
     @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is taken from the reward; then the loss has no KL term."""
+        return self.needs_reference and self.spec.kl_place == "reward"
+
+    @property
     def needs_critic(self) -> bool:
-        """Whether a critic makes advantages, by token, from the group's: these are then the samples' rewards."""
+        """Whether a critic makes advantages, by token, from the algorithm's: these are then the sums of the rewards from a token on."""
         return self.spec.advantage == "gae"
+
+    @property
+    def has_sample_advantages(self) -> bool:
+        """Whether the advantages of a group are what is trained, one number a sample: no critic, no whitening, no rewards by token."""
+        return self.spec.whiten == "none" and not self.needs_critic and not (self.kl_in_reward and self.estimator.by_token)
 
     @cached_property
     def needs_lengths(self) -> bool:
@@ -59,13 +72,25 @@ class Algorithm:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
         return METRICS + CRITIC_METRICS if self.needs_critic else METRICS
 
-    def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample]) -> GroupAdvantages:
-        """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward."""
+    def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
+        """What `group_advantages` and `token_advantages` read of a trained group's log-probabilities; see `reward_kl.token_kls`.
+
+        Empty unless the KL is in the reward.
+        """
+        return token_kls(samples, references) if self.kl_in_reward else ()
+
+    def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], kls: TokenKls = ()) -> GroupAdvantages:
+        """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward.
+
+        The verdict does not depend on `kls`: it is made before the reference is asked.
+        """
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
         lengths = [token_count(sample.token_ids) for sample in samples] if self.needs_lengths else ()
-        return self.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated, lengths)
+        return self.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated, lengths, kls)
 
-    def compute_advantages(self, rewards: Sequence[ScoredSample], truncated: Sequence[bool], lengths: Sequence[int]) -> GroupAdvantages:
+    def compute_advantages(
+        self, rewards: Sequence[ScoredSample], truncated: Sequence[bool], lengths: Sequence[int], kls: TokenKls = ()
+    ) -> GroupAdvantages:
         """The verdict and the advantages of G samples, whose order changes no bit of them.
 
         `truncated` says by sample whether it was cut off at `max_new_tokens`; `lengths` how many response tokens it has, and is read
@@ -81,6 +106,8 @@ class Algorithm:
         )
         if spec.overlong_penalty:
             scores = overlong_shaped(scores, lengths, self.max_new_tokens, spec)
+        if kls and not self.estimator.by_token:
+            scores = [score - spec.kl * math.fsum(kl) for score, kl in zip(scores, kls, strict=True)]
         samples = self._valid_samples(scores, valid, rewards, lengths)
         if reason := self._unfit(samples, len(rewards)):
             return GroupAdvantages(valid, (0.0,) * len(rewards), samples.mean, samples.std, reason)
@@ -89,8 +116,10 @@ class Algorithm:
         advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
         return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
 
-    def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int]) -> list[array[float]]:
-        """A_i,t = A_i: for each sample an array of typecode "f" (float32), `[lengths[i]]`."""
+    def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int], kls: TokenKls = ()) -> list[array[float]]:
+        """A_i,t, for each sample an array of typecode "f" (float32), `[lengths[i]]`: A_i, or by token if its rewards are."""
+        if kls and self.estimator.by_token:
+            return [returns_to_go(reward, kl, self.spec.kl) for reward, kl in zip(group.advantages, kls, strict=True)]
         return [array("f", (advantage,)) * length for advantage, length in zip(group.advantages, lengths, strict=True)]
 
     def _valid_samples(

@@ -47,6 +47,8 @@ class Estimator:
     """Fewest valid samples from which it says anything."""
     reads_lengths: bool = False
     reads_components: bool = False
+    by_token: bool = False
+    """Whether a token's advantage is made from the rewards of its own and later tokens; otherwise all of a sample's have the same."""
     unfit: Callable[[ValidSamples], str] = lambda samples: ""  # noqa: ARG005
     """Why it cannot judge these samples; empty if it can."""
 
@@ -127,11 +129,11 @@ def _without_components(samples: ValidSamples) -> str:
 ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "grpo": Estimator(_group_mean),
     "rloo": Estimator(_leave_one_out),
-    "reinforce": Estimator(_reward, least_samples=1),
+    "reinforce": Estimator(_reward, least_samples=1, by_token=True),
     "opo": Estimator(_optimal_baseline, reads_lengths=True),
     "maxrl": Estimator(_maximum_likelihood, unfit=_negative),
     "pass_k": Estimator(_best_of_all),
     "gdpo": Estimator(_decoupled_components, reads_components=True, unfit=_without_components),
-    "gae": Estimator(_reward, least_samples=1),
+    "gae": Estimator(_reward, least_samples=1, by_token=True),
 }
 """By `algorithm.advantage`."""

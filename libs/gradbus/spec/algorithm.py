@@ -61,7 +61,10 @@ class AlgorithmSpec(AdvantageSpec):
     )
     aggregate: Literal["token", "sequence", "constant"] = "token"
     kl: Coefficient = Field(0.0, description="Weight of the KL to the base model.")
-    kl_estimator: Literal["k2", "k3", "unbiased"] = "k3"
+    kl_place: Literal["loss", "reward"] = Field(
+        "loss", description="Adds the KL to the loss, or subtracts it from the reward as the rollout's log-probabilities tell it."
+    )
+    kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
     entropy: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
 
     @model_validator(mode="before")

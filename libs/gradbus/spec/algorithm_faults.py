@@ -18,6 +18,12 @@ _BOUNDED: Final = {
 }
 """The trust regions with bounds."""
 _SEQUENCE_REGIONS: Final = ("clip", "none")
+_NO_BASELINE: Final = ("reinforce", "gae")
+_NO_KL_IN_REWARD: Final = {
+    "maxrl": "takes rewards of 0 and more, and the KL may leave less",
+    "gdpo": "reads the components of the reward, and the KL is in none of them",
+}
+"""Advantages that take no KL from the reward, and why."""
 
 
 def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
@@ -29,12 +35,37 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterat
         yield from _critic_faults(spec, trainer)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
-    if spec.advantage == "gae" and spec.normalize_std:
-        message = "a critic reads the rewards as they are"
+    yield from _reward_faults(spec)
+    if spec.kl_place == "reward":
+        yield from _kl_in_reward_faults(spec, trainer)
+
+
+def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
+    """What an advantage would do to the rewards of its group."""
+    by_token = spec.advantage == "gae" or (spec.advantage == "reinforce" and spec.kl_place == "reward" and spec.kl > 0.0)
+    if by_token and spec.normalize_std:
+        message = "the rewards of single tokens are read as they are"
         yield Fault("algorithm.normalize_std", message, "true", 'false; whiten = "tokens" normalises the advantages')
-    if spec.filter == "zero_variance" and spec.advantage in {"reinforce", "gae"}:
+    if spec.filter == "zero_variance" and spec.advantage in _NO_BASELINE:
         message = "equal rewards carry a signal where a group has no baseline"
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')
+
+
+def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+    if spec.kl_estimator != "k3":
+        message = "a KL in the reward is the difference of two logged log-probabilities, and nothing estimates it"
+        yield Fault("algorithm.kl_estimator", message, f'"{spec.kl_estimator}"', 'the default, or algorithm.kl_place = "loss"')
+    if spec.kl == 0.0:
+        return
+    if spec.filter == "zero_variance" and spec.advantage not in _NO_BASELINE:
+        message = "samples of equal rewards differ by their KL, which is not known when the group is judged"
+        yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or algorithm.kl_place = "loss"')
+    others = '"loss", or algorithm.kl = 0'
+    if reason := _NO_KL_IN_REWARD.get(spec.advantage):
+        yield Fault("algorithm.kl_place", f"advantage = {spec.advantage} {reason}", '"reward"', others)
+    if trainer and trainer.lora is not None:
+        message = "a trainer of adapters computes the reference in its forward pass, when the advantages are made already"
+        yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
 
 
 def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]:

@@ -44,9 +44,11 @@ PRESETS: Final[Mapping[str, _Values]] = {
     # arXiv:2510.18855.
     "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
     # arXiv:2402.14740.
-    "rloo": {"advantage": "rloo", "normalize_std": False, "ratio": "product", "aggregate": "sequence", "filter": "none"},
+    "rloo": {"advantage": "rloo", "normalize_std": False, "ratio": "product", "aggregate": "sequence", "filter": "none"}
+    | {"kl": 0.05, "kl_place": "reward"},
     # arXiv:2501.03262.
-    "reinforce_pp": {"advantage": "reinforce", "normalize_std": False, "whiten": "tokens", "filter": "none"},
+    "reinforce_pp": {"advantage": "reinforce", "normalize_std": False, "whiten": "tokens", "filter": "none"}
+    | {"kl": 0.01, "kl_place": "reward"},
     # Of the same paper.
     "reinforce_pp_baseline": {"normalize_std": False, "whiten": "tokens", "kl": 0.01, "kl_estimator": "k2", "filter": "none"},
     # arXiv:2505.23585.
@@ -60,7 +62,7 @@ PRESETS: Final[Mapping[str, _Values]] = {
     # arXiv:2601.05242.
     "gdpo": {"advantage": "gdpo", "normalize_std": False, "whiten": "samples", "clip": (0.2, 0.28), "filter": "none"},
     # arXiv:1707.06347.
-    "ppo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none"},
+    "ppo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "kl_place": "reward"},
 }
 """By name; what a preset leaves out is as in GRPO."""
 

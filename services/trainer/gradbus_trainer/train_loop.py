@@ -11,10 +11,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gradbus.aio.threads import finished_or_restart
+from gradbus.algorithms import algorithm_of
 from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
 from gradbus.process.device_turns import DeviceTurns
@@ -106,6 +107,8 @@ class TrainLoop:
         await self._parts.turns.begin()
         begun = time.perf_counter()
         metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
+        if algorithm_of(self._spec).kl_in_reward:
+            metrics = replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl))
         trace.trained(metrics)
         export = await self._export(step + 1, metrics.noop)
         trace.exported()

@@ -123,6 +123,13 @@ async def test_the_reference_is_asked_for_groups_that_train_and_no_others(judged
     assert sorted(set(reference.asked)) == ["0.0", "0.1"]
 
 
+async def test_equal_rewards_are_trained_when_their_kl_is_yet_to_be_subtracted(judged, scorer, reference, group):
+    scorer.answer = lambda sample, _: SampleReward(sample_id=sample.sample_id, status=OK, reward=1.0)
+    found = await judged(group(0), algorithm={"name": "rloo"})
+    assert found[0].verdict == Verdict.VERDICT_TRAIN
+    assert [len(values) for values in found[0].reference_logprobs] == [12, 12]
+
+
 async def test_without_a_kl_term_the_reference_is_left_alone(judged, reference, group):
     await judged(group(0))
     assert reference.asked == []

@@ -197,3 +197,23 @@ async def test_a_segment_that_cannot_be_read_hides_no_other(client, run_id, buff
     found = client.samples(run_id, limit=100)
     assert [sample["index"] for sample in found["data"]] == [-1] + [index for index in range(2, GROUPS) for _ in range(2)]
     assert len(unreadable(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({"name": "rloo", "kl": 0.5}, [1.25, -1.25]),
+        ({"name": "rloo", "kl": 0.5, "whiten": "samples"}, [None, None]),
+        ({"name": "reinforce_pp", "kl": 0.5, "whiten": "none"}, [None, None]),
+    ],
+    ids=["rloo", "whitened", "by token"],
+)
+async def test_an_advantage_with_a_kl_in_the_reward_is_the_one_that_is_trained_or_none(client, spec, tmp_path, buffer, algorithm, expected):
+    """The first sample's k1 add up to -.5 and the second's to 0, the rewards are 1 and 0."""
+    run_id = client.submit(spec | {"algorithm": algorithm}, tmp_path)["id"]
+    judged = entry(run_id, 0)
+    judged.rewards[1].CopyFrom(SampleReward(sample_id="0.1", status=RewardStatus.REWARD_STATUS_OK, reward=0.0))
+    judged.reference_logprobs[1] = struct.pack("<3f", -0.5, -2.0, 0.0)
+    judged.reference_logprobs[0] = struct.pack("<3f", -0.5, -2.0, 0.5)
+    await ExperienceLog(buffer, run_id).append(1, {0: judged})
+    assert [one["advantage"] for one in client.samples(run_id)["data"]] == expected

@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 
+import numpy as np
 import pytest
 from family_lab import save
 from transformers_lab import make_transformers_model
@@ -12,12 +13,12 @@ from transformers_lab import make_transformers_model
 from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
 from gradbus.v1 import weight_store_service_pb2 as pb
-from gradbus.v1.group_pb2 import Verdict
+from gradbus.v1.group_pb2 import Group, Verdict
 from gradbus_trainer.tensors import scratch
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
 
-from .conftest import until
+from .conftest import make_entry, until
 
 DELTAS = {"transport": "delta", "dtype": "bf16"}
 
@@ -236,3 +237,21 @@ async def test_a_weight_store_that_is_away_is_waited_for(new_run, make_spec, wei
     await undisturbed.write(range(12))
     await undisturbed.train()
     assert (await checkpoint(run)).weights.digest == (await checkpoint(undisturbed)).weights.digest
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_pp"])
+async def test_a_kl_in_the_reward_moves_the_policy_and_is_reported(new_run, make_spec, name):
+    """Entries have the log-probabilities of a base model, which is always 0.25 nats below the policy that sampled."""
+    ends = []
+    for kl in (0.0, 0.5):
+        run = await new_run(make_spec(steps=2, algorithm={"name": name, "kl": kl}))
+        entries = {index: make_entry(index) for index in range(4)}
+        for entry in entries.values():
+            logprobs = [np.frombuffer(sample.logprobs, "<f4") for sample in Group.FromString(entry.group).samples]
+            entry.reference_logprobs.extend((row - np.float32(0.25)).astype("<f4").tobytes() for row in logprobs)
+        await run.log.append(1, entries)
+        await run.train()
+        reported = [event.data["kl"] for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"]
+        assert reported == pytest.approx([0.25 if kl else 0.0] * 2, rel=1e-6)
+        ends.append((await checkpoint(run)).weights.digest)
+    assert ends[0] != ends[1]

@@ -56,6 +56,8 @@ def test_the_numbers_of_the_papers():
     assert (AlgorithmSpec(name="dapo").clip, AlgorithmSpec(name="dapo").overlong_penalty) == ((0.2, 0.28), 1.0)
     assert (AlgorithmSpec(name="gspo").clip, AlgorithmSpec(name="gspo").ratio) == ((3e-4, 4e-4), "sequence")
     assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
+    for name, kl in (("rloo", 0.05), ("reinforce_pp", 0.01), ("ppo", 0.0)):
+        assert (AlgorithmSpec(name=name).kl, AlgorithmSpec(name=name).kl_place) == (kl, "reward")
     assert (AlgorithmSpec(name="cispo").clip, AlgorithmSpec(name="icepop").clip) == ((1.0, 4.0), (0.5, 4.0))
 
 
@@ -101,6 +103,12 @@ def test_another_trust_region_has_bounds_of_its_own():
         ({"name": "gspo", "aggregate": "token"}, "algorithm.aggregate"),
         ({"name": "reinforce_pp", "filter": "zero_variance"}, "algorithm.filter"),
         ({"kl_estimator": "k1"}, "algorithm.kl_estimator"),
+        ({"name": "rloo", "kl_estimator": "k2"}, "algorithm.kl_estimator"),
+        ({"kl_place": "reward", "kl": 0.1}, "algorithm.filter"),
+        ({"name": "ppo", "kl": 0.1, "filter": "zero_variance"}, "algorithm.filter"),
+        ({"name": "maxrl", "kl_place": "reward", "kl": 0.1}, "algorithm.kl_place"),
+        ({"name": "gdpo", "kl_place": "reward", "kl": 0.1}, "algorithm.kl_place"),
+        ({"name": "reinforce_pp", "normalize_std": True}, "algorithm.normalize_std"),
         ({"overlong_buffer": 0.0}, "algorithm.overlong_buffer"),
     ],
     ids=str,
@@ -122,7 +130,13 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
         {"dual_clip": 3.0},
         {"importance": "decoupled"},
         {"sequence_mask": [0.99, 1.01], "off_policy_mask": 0.5},
-        {"name": "reinforce_pp", "advantage": "grpo", "filter": "zero_variance"},
+        {"name": "reinforce_pp", "advantage": "grpo", "filter": "zero_variance", "kl_place": "loss"},
+        {"kl_place": "reward"},
+        {"kl_place": "reward", "kl": 0.1, "filter": "none"},
+        {"name": "maxrl", "kl_place": "loss", "kl": 0.1},
+        {"name": "gdpo", "kl_place": "reward"},
+        {"name": "reinforce_pp", "normalize_std": True, "kl": 0.0},
+        {"name": "ppo", "kl": 0.02},
     ],
     ids=str,
 )
@@ -139,6 +153,17 @@ def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
         with pytest.raises(SpecError) as refused:
             parse_spec(BODY | {"algorithm": algorithm, "trainer": trainer})
         assert [fault.path for fault in refused.value.faults] == [path]
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_pp"])
+def test_a_trainer_of_adapters_takes_no_kl_from_the_reward(name):
+    adapters = {"trainer": {"lora": {"rank": 4}}}
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | adapters | {"algorithm": {"name": name}})
+    [fault] = refused.value.faults
+    assert fault.path == "algorithm.kl_place"
+    for other in ({"kl": 0.0}, {"kl_place": "loss"}):
+        parse_spec(BODY | adapters | {"algorithm": {"name": name} | other})
 
 
 def test_the_message_names_the_nearest_preset():

@@ -34,9 +34,7 @@ TRAINING: Final = (
         "Standard deviation of the reward over the step's scored samples, and of each reward component.",
         (RUN, "gradbus.reward.part"),
     ),
-    Metric(
-        "gradbus.policy.kl", "gauge", "{nat}", ("trainer",), "KL divergence from the base model, k3 estimate, mean over tokens.", (RUN,)
-    ),
+    Metric("gradbus.policy.kl", "gauge", "{nat}", ("trainer",), "KL divergence from the base model, mean over tokens.", (RUN,)),
     Metric("gradbus.policy.entropy", "gauge", "{nat}", ("trainer",), "Entropy of the policy, mean over tokens.", (RUN,)),
     Metric("gradbus.policy.loss", "gauge", "{loss}", ("trainer",), "The step's loss.", (RUN,)),
     Metric("gradbus.policy.grad_norm", "gauge", "{norm}", ("trainer",), "Norm of the gradient before clipping.", (RUN,)),

@@ -46,14 +46,15 @@ class LoggedGroup:
 
     @cached_property
     def advantages(self) -> tuple[float | None, ...]:
-        """By sample; None for a sample that is not trained, or whose tokens have advantages of their own, by a critic."""
+        """By sample, as they are trained; None for a sample that is not, or if tokens have different ones, or the whole step makes them."""
         samples = self.group.samples
         if self.entry.verdict != VERDICT_TRAIN or any(sample.sample_id not in self.rewards for sample in samples):
             return (None,) * len(samples)
         algorithm = algorithm_of(self._spec)
-        if algorithm.needs_critic:
+        if not algorithm.has_sample_advantages:
             return (None,) * len(samples)
-        advantages = algorithm.group_advantages(samples, self.rewards)
+        kls = algorithm.token_kls(samples, self.entry.reference_logprobs)
+        advantages = algorithm.group_advantages(samples, self.rewards, kls)
         return tuple(value if valid else None for value, valid in zip(advantages.advantages, advantages.valid, strict=True))
 
     def _resource(self, at: int, sample: Sample, with_tokens: bool) -> SampleResource:

@@ -45,7 +45,9 @@ class SampleResource(BaseModel):
     reward_status: str
     reason: str
     verdict: str
-    advantage: float | None = Field(None, description="Relative to its group; null for a sample that is not trained.")
+    advantage: float | None = Field(
+        None, description="That of its tokens; null if it is not trained, if its tokens have different ones, or if the step is whitened."
+    )
     versions: list[SpanResource]
     worker: str
     engine: str = ""

@@ -30,7 +30,8 @@ class LossMetrics:
     total: float = 0.0
     policy: float = 0.0
     kl: float = 0.0
-    """k3 estimate to the base model, nats a token; 0 without a KL term."""
+    """Of the trained policy to the base model, by `kl_estimator`, nats a token; with a KL in the reward the mean of what that one lost
+    for each token; 0 without a KL."""
     entropy: float = 0.0
     """Nats a token."""
 

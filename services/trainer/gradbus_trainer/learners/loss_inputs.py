@@ -27,7 +27,7 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
         ratio=spec.ratio,
         sequence_mask=spec.sequence_mask,
         off_policy_mask=spec.off_policy_mask,
-        kl=spec.kl,
+        kl=spec.kl if spec.kl_place == "loss" else 0.0,
         kl_estimator=spec.kl_estimator,
         entropy=spec.entropy,
         allow_nan=True,

@@ -29,9 +29,9 @@ class TrainSample:
     trainable: NDArray[np.bool_]
     """[T]; False for tokens that the policy did not choose (a tool's output)."""
     advantages: NDArray[np.float32]
-    """[T]; the algorithm's, by token."""
+    """[T]; the algorithm's, by token; before a critic has made them the sum of the rewards from each token on."""
     reference_logprobs: NDArray[np.float32] | None = None
-    """[T], at the rollout's temperature; only with a KL term."""
+    """[T], at the rollout's temperature; only with a KL in the loss or the reward."""
     routes: NDArray[np.int16] | None = None
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
 
@@ -52,6 +52,16 @@ class Batch:
         owners = np.repeat(np.arange(len(masks)), list(map(len, masks)))
         counts: list[int] = np.bincount(owners[np.concatenate(masks)], minlength=len(masks)).tolist()
         return counts
+
+    @property
+    def mean_kl(self) -> float:
+        """Mean of log mu - log pi_ref over the trainable tokens, nats; 0.0 if there are none. Samples must have their reference's."""
+        parts = [
+            (sample.behaviour_logprobs.astype(np.float64) - sample.reference_logprobs)[sample.trainable]
+            for sample in self.samples
+            if sample.reference_logprobs is not None
+        ]
+        return float(np.concatenate(parts).mean()) if self.has_weight else 0.0
 
     @property
     def has_weight(self) -> bool:

@@ -78,11 +78,12 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in samples]
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
-        judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards})
+        kls = algorithm.token_kls(samples, entry.reference_logprobs)
+        judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards}, kls)
         logprobs = _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
-        advantages = _joined(algorithm.token_advantages(judged, lengths))
+        advantages = _joined(algorithm.token_advantages(judged, lengths, kls))
         routes = sample_routes(group, len(prompt), lengths)
         columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, strict=True)
         rows = [

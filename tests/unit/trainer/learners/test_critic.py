@@ -134,6 +134,7 @@ def test_tokens_that_the_policy_did_not_choose_have_no_value_and_no_advantage(pp
     assert (trained.mean(), trained.var()) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.0, abs=1e-5))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_gradient_that_is_not_finite_leaves_policy_and_critic_as_they_were(ppo, rewarded):
     learner = ppo()
     learner.train(rewarded(0))
@@ -149,3 +150,24 @@ def test_a_step_without_a_token_to_train_changes_nothing(ppo):
     learner = ppo()
     assert learner.train(Batch(0, [])).noop
     assert not learner.optimizer_tensors()
+
+
+def test_rewards_of_single_tokens_are_differences_of_their_sums(ppo, rewarded):
+    """With lambdas of 1 an advantage is the sum of the rewards from its token on, minus its value."""
+    learner = ppo(algorithm={"whiten": "none"}, policy_lambda=1.0)
+    random = np.random.default_rng(3)
+    given = [replace(s, advantages=random.normal(size=len(s.token_ids)).astype(np.float32)) for s in rewarded(seed=4).samples]
+    judged = learner._critic.judge(Batch(0, given))
+    for sample, found, values, targets in zip(given, judged.batch.samples, judged.values, judged.targets, strict=True):
+        sums = sample.advantages[sample.trainable].astype(np.float64)
+        assert targets == pytest.approx(sums, abs=1e-12)
+        assert found.advantages[sample.trainable] == pytest.approx(sums - values, abs=1e-6)
+    pieces = ppo({"micro_batch_tokens": 12}, {"whiten": "none"}, policy_lambda=1.0)._critic.judge(Batch(0, given))
+    for one, other in zip(judged.batch.samples, pieces.batch.samples, strict=True):
+        assert one.advantages == pytest.approx(other.advantages, abs=1e-5), "in micro-batches"
+
+
+def test_a_kl_in_the_reward_is_no_term_of_the_loss(ppo, rewarded):
+    without, found = (ppo(algorithm={"kl": kl}).train(rewarded()) for kl in (0.0, 0.5))
+    assert found == without
+    assert found.loss.kl == 0.0

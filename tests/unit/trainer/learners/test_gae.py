@@ -8,33 +8,39 @@ from hypothesis import strategies as st
 from gradbus.spec import CriticSpec
 from gradbus_trainer.learners.critic.gae import generalized_advantages, policy_lambda
 
-sequences = st.lists(
-    st.tuples(st.lists(st.floats(-5, 5), max_size=9), st.floats(-3, 3), st.floats(0, 1)),
-    min_size=1,
-    max_size=5,
-)
+tokens = st.lists(st.tuples(st.floats(-5, 5), st.floats(-3, 3)), max_size=9)
+sequences = st.lists(st.tuples(tokens, st.floats(0, 1)), min_size=1, max_size=5)
 
 
 def arrays(rows):
     return [np.array(row, dtype=np.float64) for row in rows]
 
 
-def written_out(values, reward, lam, gamma):
+def split(rows):
+    """Values and rewards by token, and lambdas."""
+    return (
+        arrays([[value for value, _ in row] for row, _ in rows]),
+        arrays([[r for _, r in row] for row, _ in rows]),
+        [lam for _, lam in rows],
+    )
+
+
+def written_out(values, rewards, lam, gamma):
     """Equation 16 of the paper as a double sum."""
-    last = len(values) - 1
-    deltas = [(reward if t == last else gamma * values[t + 1]) - values[t] for t in range(len(values))]
+    after = [*values[1:], 0.0]
+    deltas = [rewards[t] + gamma * after[t] - values[t] for t in range(len(values))]
     return [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, len(values))) for t in range(len(values))]
 
 
 def test_three_tokens_with_a_reward_at_the_end():
-    [advantages] = generalized_advantages(arrays([[0.5, 0.6, 0.7]]), [1.0], [0.95])
+    [advantages] = generalized_advantages(arrays([[0.5, 0.6, 0.7]]), arrays([[0.0, 0.0, 1.0]]), [0.95])
     assert advantages.tolist() == pytest.approx([0.46575, 0.385, 0.3], abs=1e-12)
     assert (advantages + np.array([0.5, 0.6, 0.7])).tolist() == pytest.approx([0.96575, 0.985, 1.0], abs=1e-12)
 
 
 @given(sequences, st.floats(0, 1))
 def test_many_sequences_at_once_equal_the_sum_of_each(rows, gamma):
-    values, rewards, lambdas = arrays([row for row, _, _ in rows]), [row[1] for row in rows], [row[2] for row in rows]
+    values, rewards, lambdas = split(rows)
     found = generalized_advantages(values, rewards, lambdas, gamma)
     for advantages, row, reward, lam in zip(found, values, rewards, lambdas, strict=True):
         assert advantages.tolist() == pytest.approx(written_out(row, reward, lam, gamma), rel=1e-12, abs=1e-12)
@@ -42,17 +48,23 @@ def test_many_sequences_at_once_equal_the_sum_of_each(rows, gamma):
 
 @given(sequences)
 def test_a_sequences_advantages_do_not_depend_on_its_neighbours(rows):
-    values, rewards, lambdas = arrays([row for row, _, _ in rows]), [row[1] for row in rows], [row[2] for row in rows]
+    values, rewards, lambdas = split(rows)
     together = generalized_advantages(values, rewards, lambdas)
     alone = [generalized_advantages([row], [reward], [lam])[0] for row, reward, lam in zip(values, rewards, lambdas, strict=True)]
     assert [row.tolist() for row in together] == [row.tolist() for row in alone]
 
 
 def test_lambda_of_one_gives_the_return_minus_the_value():
-    [advantages] = generalized_advantages(arrays([[0.25, -2.0, 8.0]]), [1.5], [1.0])
+    [advantages] = generalized_advantages(arrays([[0.25, -2.0, 8.0]]), arrays([[0.0, 0.0, 1.5]]), [1.0])
     assert advantages.tolist() == pytest.approx([1.25, 3.5, -6.5], abs=1e-12)
-    [moved] = generalized_advantages(arrays([[7.25, 5.0, 15.0]]), [8.5], [1.0])
+    [moved] = generalized_advantages(arrays([[7.25, 5.0, 15.0]]), arrays([[0.0, 0.0, 8.5]]), [1.0])
     assert moved.tolist() == pytest.approx(advantages.tolist(), abs=1e-12), "a constant of values and reward drops out"
+
+
+def test_rewards_of_single_tokens_enter_their_own_deltas():
+    """By hand: deltas .1 - .02, .1 + .01, .3 with lambda 0.5."""
+    [advantages] = generalized_advantages(arrays([[0.5, 0.6, 0.7]]), arrays([[-0.02, 0.01, 1.0]]), [0.5])
+    assert advantages.tolist() == pytest.approx([0.08 + 0.5 * 0.26, 0.11 + 0.5 * 0.3, 0.3], abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,27 @@ def test_components_are_means_over_the_samples_that_have_them():
     item.entry.rewards[0].components["exact"] = 1.0
     _, stats = build(0, [item])
     assert stats.to_json()["components"] == {"digits": 0.5, "exact": 1.0}
+
+
+REFERENCES = [np.array(row, "<f4").tobytes() for row in ([-1.0, -0.5, -0.25], [-1.5, -2.0, -1.0])]
+"""Samples 0 and 1 were sampled at -0.5 and -1.5: k1 is .5, 0, -.25 and 0, .5, -.5."""
+
+
+def test_a_kl_in_the_reward_is_in_the_advantages_and_not_in_the_rewards_reported():
+    item = collected(0, [(OK, 1.0), (OK, 3.0)], reference_logprobs=REFERENCES)
+    by_sample, stats = build(0, [item], AlgorithmSpec(name="rloo", kl=2.0))
+    assert [single(row.advantages) for row in by_sample.samples] == [-2.5, 2.5]
+    by_token, _ = build(0, [item], AlgorithmSpec(name="reinforce_pp", kl=2.0))
+    assert [row.advantages.tolist() for row in by_token.samples] == [[0.5, 1.5, 1.5], [3.0, 3.0, 4.0]]
+    assert by_token.mean_kl == pytest.approx(0.25 / 6)
+    assert (stats.rewards, stats.to_json()["reward"]) == ([3.0, 1.0], 2.0)
+
+
+def test_the_mean_kl_leaves_tokens_out_that_the_policy_did_not_choose():
+    mixed = sample(0, 0)
+    del mixed.spans[:]
+    mixed.spans.extend([Span(start=0, end=1, trainable=True), Span(start=1, end=2), Span(start=2, end=3, trainable=True)])
+    references = [np.array([-1.0, np.nan, -1.5], "<f4").tobytes()]
+    batch, _ = build(0, [collected(0, [(OK, 1.0)], [mixed], reference_logprobs=references)], AlgorithmSpec(name="reinforce_pp"))
+    assert batch.mean_kl == 0.75
+    assert build(0, [])[0].mean_kl == 0.0

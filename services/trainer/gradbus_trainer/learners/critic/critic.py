@@ -80,10 +80,12 @@ class Critic:
     def judge(self, batch: Batch) -> Judged:
         """The advantages of a step, and the gradient of the critic's first update, which `update` makes.
 
-        The samples' `advantages` hold their rewards. Values, targets and the first gradient come from one forward pass.
+        The samples' `advantages` hold the sums of their rewards from each token on. Values, targets and the first gradient come from one
+        forward pass.
         """
         if not self._optimizer.tensors():
-            nn.init.constant_(self._head.bias, math.fsum(_rewards(batch.samples)) / len(batch.samples))
+            rewards = [float(sample.advantages[0]) for sample in batch.samples]
+            nn.init.constant_(self._head.bias, math.fsum(rewards) / len(rewards))
         values: list[Floats] = []
         for samples in self._micro_batches(batch):
             found = self._values(samples)
@@ -91,7 +93,7 @@ class Critic:
             targets = self._targets(samples, values[-len(samples) :])
             self._loss(found, targets, None, batch).backward()  # type: ignore[no-untyped-call]
         lambdas = [policy_lambda(self._settings, len(row)) for row in values]
-        advantages = generalized_advantages(values, _rewards(batch.samples), lambdas, self._settings.gamma)
+        advantages = generalized_advantages(values, _token_rewards(batch.samples), lambdas, self._settings.gamma)
         samples = [_with_advantages(sample, found) for sample, found in zip(batch.samples, advantages, strict=True)]
         judged = Batch(batch.step, whitened(samples, self._spec.algorithm.whiten))
         return Judged(judged, values, self._targets(batch.samples, values))
@@ -134,7 +136,7 @@ class Critic:
 
     def _targets(self, samples: Sequence[TrainSample], values: Sequence[Floats]) -> Sequence[Floats]:
         lambdas = [self._settings.value_lambda] * len(values)
-        advantages = generalized_advantages(values, _rewards(samples), lambdas, self._settings.gamma)
+        advantages = generalized_advantages(values, _token_rewards(samples), lambdas, self._settings.gamma)
         return [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
     def _loss(self, values: Sequence[Tensor], targets: Sequence[Floats], olds: Sequence[Floats] | None, batch: Batch) -> Tensor:
@@ -169,8 +171,10 @@ def is_critics(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def _rewards(samples: Sequence[TrainSample]) -> list[float]:
-    return [float(sample.advantages[0]) for sample in samples]
+def _token_rewards(samples: Sequence[TrainSample]) -> list[Floats]:
+    """r_t of each trainable token: a sum from it on minus the next token's."""
+    sums = (sample.advantages[sample.trainable].astype(np.float64) for sample in samples)
+    return [-np.diff(later, append=0.0) for later in sums]
 
 
 def _with_advantages(sample: TrainSample, advantages: Floats) -> TrainSample:

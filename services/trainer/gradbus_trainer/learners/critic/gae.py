@@ -14,21 +14,19 @@ Floats = NDArray[np.float64]
 
 
 def generalized_advantages(
-    values: Sequence[Floats], rewards: Sequence[float], lambdas: Sequence[float], gamma: float = 1.0
+    values: Sequence[Floats], rewards: Sequence[Floats], lambdas: Sequence[float], gamma: float = 1.0
 ) -> Sequence[Floats]:
     """A_t = delta_t + gamma · lambda · A_{t+1}, delta_t = r_t + gamma · V_{t+1} - V_t, of B sequences; float64 `[T]` each.
 
     `values` has V_t of each trainable token, read before the token; tokens that the policy did not choose are left out, so a tool's
-    output between two of them changes nothing. A sequence's reward comes with its last token, and the value after it is 0.
+    output between two of them changes nothing. `rewards` has r_t of the same tokens. The value after a sequence's last token is 0.
     """
     lengths = [len(row) for row in values]
-    table = np.zeros((max(lengths, default=0) + 1, len(values)))
-    for column, row in enumerate(values):
+    table, given = np.zeros((2, max(lengths, default=0) + 1, len(values)))
+    for column, (row, reward) in enumerate(zip(values, rewards, strict=True)):
         table[: len(row), column] = row
-    deltas = gamma * table[1:] - table[:-1]
-    last = [(length - 1, column) for column, length in enumerate(lengths) if length]
-    for at, column in last:
-        deltas[at, column] += rewards[column]
+        given[: len(row), column] = reward
+    deltas = gamma * table[1:] - table[:-1] + given[:-1]
     decay = gamma * np.asarray(lambdas)
     # A step backwards in time for all sequences at once. Past its end a sequence has no delta, so nothing enters it from there.
     rows = list(accumulate(deltas[::-1], lambda later, delta: delta + decay * later))[::-1]

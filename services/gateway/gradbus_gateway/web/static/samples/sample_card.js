@@ -18,7 +18,7 @@ export function sampleCard(run, sample, { colour, texts, range }) {
     make("a", { class: `response-text ${tone}${strength}`, href: `#/runs/${run.id}/samples/${sample.id}`, "aria-label": `sample ${sample.id}: ${sample.text || "empty"}` },
       ...(colour === "probability" ? shadedTokens(sample, texts) : [sample.text || make("span", { class: "soft" }, "(empty)")])),
     rewardBar(sample, range),
-    make("p", { class: "soft small" }, details(sample)),
+    make("p", { class: "soft small" }, details(run, sample)),
   );
 }
 
@@ -28,8 +28,14 @@ function rewardBar(sample, [low, high]) {
   return make("p", { class: "reward num" }, number(sample.reward), make("meter", { min: 0, max: 1, value: share, "aria-label": "reward, relative to the samples shown" }));
 }
 
-function details(sample) {
+/** Whether a sample of a group that is trained is left out of its step. */
+export function isMasked(run, sample) {
+  return sample.reward === null || (sample.finish_reason === "length" && run.spec.algorithm.truncated === "mask");
+}
+
+function details(run, sample) {
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
-  const outcome = sample.verdict === "train" ? (sample.advantage === null ? ["masked"] : [`advantage\u00a0${signed(sample.advantage)}`]) : [sample.verdict];
+  const trained = sample.advantage === null ? [] : [`advantage\u00a0${signed(sample.advantage)}`];
+  const outcome = sample.verdict === "train" ? (isMasked(run, sample) ? ["masked"] : trained) : [sample.verdict];
   return [...parts, ...outcome, ...(sample.finish_reason === "stop" ? [] : ["truncated"])].join(" · ");
 }

@@ -1,6 +1,6 @@
 // One sample: prompt, response, the rest of its group, and its timeline from dispatch to training.
 import { fetchJson } from "../lib/api.js";
-import { rewardRange, sampleCard } from "./sample_card.js";
+import { isMasked, rewardRange, sampleCard } from "./sample_card.js";
 import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
 import { readSamples } from "./sample_log.js";
@@ -57,9 +57,9 @@ function timeline(run, history, sample) {
 }
 
 function trainedStage(run, sample, trained, admitted) {
-  if (sample.advantage === null) return stage("Masked", null, "Not trained: it could not be scored, or was truncated.", true);
+  if (isMasked(run, sample)) return stage("Masked", null, "Not trained: it could not be scored, or was truncated.", true);
   const oldest = Math.min(...sample.versions.filter((span) => span.trainable).map((span) => span.version));
-  const advantage = `Advantage ${signed(sample.advantage)} within its group.`;
+  const advantage = sample.advantage === null ? "Its advantage depends on the whole step or on the token." : `Advantage ${signed(sample.advantage)}.`;
   if (sample.step === null) return stage("Trained", null, withCode(`With a \`free\` schedule the order of the log decides by which step. ${advantage}`));
   if (trained === undefined && run.progress.step <= sample.step) return stage("Waiting", null, `Step ${sample.step} will train it. ${advantage}`);
   return stage("Trained", trained, `By step ${sample.step}, ${plural(Math.max(0, sample.step - oldest), "version")} behind; it made version ${sample.step + 1}. ${advantage}${elapsed(admitted, trained, "after it was admitted")}`);
