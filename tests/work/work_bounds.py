@@ -17,8 +17,8 @@ BOUNDS: Final[dict[str, float]] = {
     "trainer: calls a sample": 10,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample.
-    "trainer: lines a group of four": 513,
-    "trainer: calls a group of four": 105,
+    "trainer: lines a group of four": 519,
+    "trainer: calls a group of four": 112,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
     "trainer: operators a step of one layer": 620,
@@ -55,7 +55,7 @@ BOUNDS: Final[dict[str, float]] = {
     "conductor: calls a sample": 5,
     # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator.
     "conductor: lines a group of four": 397,
-    "conductor: calls a group of four": 77,
+    "conductor: calls a group of four": 83,
     # The task with all four groups.
     "conductor: messages a step of four groups": 1,
     # One MGET and one call of the function that appends, which reads the term and for each group sets a bit, appends and deletes.

@@ -47,7 +47,7 @@ class Algorithm:
         """Whether the loss or the reward reads the log-probabilities of the base model."""
         return self.spec.kl > 0.0
 
-    @property
+    @cached_property
     def kl_in_reward(self) -> bool:
         """Whether the KL is taken from the reward; then the loss has no KL term."""
         return self.needs_reference and self.spec.kl_place == "reward"
@@ -138,7 +138,7 @@ class Algorithm:
         valid, least = len(samples.rewards), self.estimator.least_samples
         if valid < least:
             return f"{valid} of {total} samples are valid; an advantage needs {'two' if least == 2 else 'one'}"
-        return self.estimator.unfit(samples)
+        return self.estimator.unfit(samples) if self.estimator.unfit else ""
 
     def _filter_reason(self, samples: ValidSamples, advantages: Sequence[float]) -> str:
         if self.spec.filter == "none" or any(advantages):

@@ -49,8 +49,8 @@ class Estimator:
     reads_components: bool = False
     by_token: bool = False
     """Whether a token's advantage is made from the rewards of its own and later tokens; otherwise all of a sample's have the same."""
-    unfit: Callable[[ValidSamples], str] = lambda samples: ""  # noqa: ARG005
-    """Why it cannot judge these samples; empty if it can."""
+    unfit: Callable[[ValidSamples], str] | None = None
+    """Says why it cannot judge these samples; empty if it can."""
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
