@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from charts.curves import chart
 from compare_trl import HERE, machine, make_base
-from curves import chart
 from gradbus_run import addition_spec, measure, rates, stack
 
 TARGET = 0.75

@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
-from kernels_chart import chart
+from charts.kernels_chart import chart
 from operators.rows import Row
 
 RESULTS = Path(__file__).parent / "results"

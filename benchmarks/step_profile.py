@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from charts.flame_graph import flame_graph
 from compare_trl import HERE, machine, make_base
-from flame_graph import flame_graph
 from gradbus_run import ADDITION, addition_spec, events_of, stack
 from sampled_stacks import Stack, by_service, parse_collapsed, part_of, service_of
 

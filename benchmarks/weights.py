@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from charts.curves import chart
 from compare_trl import HERE, machine
-from curves import chart
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM

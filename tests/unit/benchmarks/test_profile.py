@@ -19,7 +19,7 @@ def modules():
     """Both modules; the folder has a file named like a package, so it is on the path for no longer than this."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        return import_module("sampled_stacks"), import_module("flame_graph")
+        return import_module("sampled_stacks"), import_module("charts.flame_graph")
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
 

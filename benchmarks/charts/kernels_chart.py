@@ -6,7 +6,7 @@ import math
 from html import escape
 from itertools import groupby
 
-from curves import COLOURS
+from charts.curves import COLOURS
 from operators.rows import Row
 
 WIDTH, LABEL, LINE = 930, 500, 15
