@@ -91,6 +91,18 @@ def test_ppo_trains_with_one_sample_a_prompt_after_its_critics_warm_up(lab, spec
     assert {sample["advantage"] for sample in samples} == {None}, "it is by token"
 
 
+def test_several_updates_of_a_step_make_one_version_and_the_same_in_every_run(lab, spec):
+    trainer = {"learning_rate": 0.01, "inner": {"epochs": 2, "minibatches": 2}}
+    runs = [lab.train(spec(trainer=trainer, algorithm={"importance": "decoupled", "filter": "none"})) for _ in range(2)]
+    assert all(lab.learned(run) for run in runs)
+    for run in runs:
+        steps = lab.events(run["id"], "metrics")
+        assert [step["version"] for step in steps] == list(range(1, len(steps) + 1))
+        assert {step["updates"] for step in steps} == {4}
+    digests = [[version["digest"] for version in lab.client.versions(run["id"])["data"]] for run in runs]
+    assert digests[0] == digests[1]
+
+
 def test_truncated_samples_can_be_left_out(lab, spec):
     run = lab.train(spec(algorithm={"truncated": "mask"}, rollout={"max_new_tokens": 2, "stop_token_ids": list(range(150))}))
     cut = sum(sample["finish_reason"] == "length" for sample in lab.samples(run["id"]) if sample["verdict"] == "train")

@@ -8,7 +8,7 @@ from typing import Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.sections import TrainerSpec
+from gradbus.spec.sections import ScheduleSpec, TrainerSpec
 
 _BOUNDED: Final = {
     "clip": "[lower in (0, 1), upper > 0]: the ratio counts within [1 - lower, 1 + upper]",
@@ -26,13 +26,15 @@ _NO_KL_IN_REWARD: Final = {
 """Advantages that take no KL from the reward, and why."""
 
 
-def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule: ScheduleSpec | None) -> Iterator[Fault]:
     """Fields that nothing would read, and combinations whose loss would not be the one that their names promise.
 
-    `trainer` is None if it has faults of its own.
+    `trainer` and `schedule` are None if they have faults of their own.
     """
     if trainer:
         yield from _critic_faults(spec, trainer)
+    if trainer and trainer.inner.updates > 1:
+        yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
     yield from _reward_faults(spec)
@@ -80,6 +82,22 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]
         yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')
 
 
+def _inner_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:
+    """Several updates in a step."""
+    inner = trainer.inner
+    if trainer.backend != "torch":
+        given = f"epochs = {inner.epochs}, minibatches = {inner.minibatches}"
+        yield Fault(
+            "trainer.inner", f"the {trainer.backend} backend makes one update a step", given, '1 and 1, or trainer.backend = "torch"'
+        )
+    if schedule and inner.minibatches > schedule.groups_per_step:
+        allowed = f"at most schedule.groups_per_step, {schedule.groups_per_step}"
+        yield Fault("trainer.inner.minibatches", "a minibatch consists of whole groups", str(inner.minibatches), allowed)
+    if schedule and schedule.max_staleness and spec.trust_region == "none":
+        message = f"nothing would bound the change of the policy by {inner.updates} updates with samples that are stale already"
+        yield Fault("algorithm.trust_region", message, '"none"', "another one, schedule.max_staleness = 0, or one update a step")
+
+
 def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     region = spec.trust_region
     if region in _BOUNDED and not (spec.clip and _fits(spec.clip, region)):
@@ -110,7 +128,7 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         given = f"trust_region = {region}, ratio = {spec.ratio}"
         yield Fault("algorithm.importance", "without a ratio nothing can be bounded", given, "trust_region = none and ratio = token")
     if spec.importance == "decoupled" and (region != "clip" or spec.ratio != "token"):
-        message = "the ratio to the policy before the step is 1 in its only update, and its correction is by token"
+        message = "what is bounded is the ratio to the policy before the step, by token, and the correction beside it is by token too"
         given = f"trust_region = {region}, ratio = {spec.ratio}"
         yield Fault("algorithm.importance", message, given, "trust_region = clip and ratio = token")
     if spec.ratio != "token" and region not in _SEQUENCE_REGIONS:

@@ -121,7 +121,7 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
     yield from placement_faults(sections)
     yield from replay_faults(sections, numerics)
     if algorithm := sections.get("algorithm"):
-        yield from algorithm_faults(algorithm, trainer)
+        yield from algorithm_faults(algorithm, trainer, schedule)
 
 
 def _weights_faults(weights: Any, trainer: Any) -> Iterator[Fault]:

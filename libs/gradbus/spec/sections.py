@@ -211,6 +211,18 @@ class CriticSpec(Section):
     value_lambda: DecayRate = Field(1.0, description="Lambda of the critic's targets; 1: the returns.")
 
 
+class InnerSpec(Section):
+    """The updates of the policy in a step."""
+
+    epochs: Integer = Field(1, ge=1, le=64, description="How often a step trains each of its groups.")
+    minibatches: Integer = Field(1, ge=1, le=1024, description="Parts of an epoch, of whole groups; each makes an update.")
+
+    @property
+    def updates(self) -> int:
+        """Most updates of a step: a part without a token to train makes none."""
+        return self.epochs * self.minibatches
+
+
 class TrainerSpec(Section):
     """The optimiser."""
 
@@ -224,6 +236,7 @@ class TrainerSpec(Section):
     deepspeed: DeepSpeedSpec = DeepSpeedSpec()
     lora: LoraSpec | None = Field(None, description="Trains only low-rank adapters; published versions hold only adapters.")
     critic: CriticSpec | None = Field(None, description='Trains a critic, which `algorithm.advantage = "gae"` needs.')
+    inner: InnerSpec = Field(InnerSpec(), description="Updates of the policy in a step.")
     learning_rate: Number = Field(1e-6, gt=0.0, le=10.0)
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     weight_decay: Number = Field(0.0, ge=0.0, le=10.0)

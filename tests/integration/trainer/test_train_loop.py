@@ -68,6 +68,7 @@ CASES = {
     "free": ("free", {}),
     "deltas": ("fixed_lag", {"weights": DELTAS}),
     "adapters": ("fixed_lag", ADAPTERS),
+    "updates": ("fixed_lag", {"trainer": {"learning_rate": 1e-2, "inner": {"epochs": 2, "minibatches": 2}}}),
     "adapters-deltas": ("fixed_lag", {**ADAPTERS, "weights": DELTAS}),
     "critic": ("fixed_lag", PPO),
     "critic-warming-up": ("fixed_lag", WARMING_UP),

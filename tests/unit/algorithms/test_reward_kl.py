@@ -1,7 +1,9 @@
 """The KL in the reward: exact numbers, TRL's advantages, and a verdict that does not depend on it."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,6 +81,19 @@ def test_reinforce_equals_a_double_sum_over_tokens(rows, beta):
         for t, advantage in enumerate(tokens):
             later = sum(mu - ref for mu, ref, flag in row[t:] if flag)
             assert advantage == pytest.approx(reward - beta * later, rel=1e-6, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "size"), [("reinforce_pp", 1), ("rloo", 2), ("rloo", 3)])
+def test_the_expected_gradient_is_that_of_the_kl(name, size):
+    """By enumeration of all groups of answers of one token, by the logit of a policy (.7, .3) with a reference (.5, .5)."""
+    policy, slopes = (0.7, 0.3), (0.3, -0.7)  # of log pi
+    algorithm, gradient = algorithm_of(name, 1.0), 0.0
+    for group in product(range(2), repeat=size):
+        samples = [sample(n, [math.log(policy[token])]) for n, token in enumerate(group)]
+        _, advantages = trained(algorithm, samples, [0.0] * size, [[math.log(0.5)]] * size)
+        chance = math.prod(policy[token] for token in group)
+        gradient += chance * sum(of[0] * slopes[token] for of, token in zip(advantages, group, strict=True)) / size
+    assert gradient == pytest.approx(-0.1779326, abs=5e-8)
 
 
 @given(groups)

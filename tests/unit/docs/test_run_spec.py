@@ -8,7 +8,17 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, MultiGrader, PythonGrader, RunSpec, StringCheckGrader, TextSimilarityGrader
+from gradbus.spec import (
+    CriticSpec,
+    DeepSpeedSpec,
+    InnerSpec,
+    LoraSpec,
+    MultiGrader,
+    PythonGrader,
+    RunSpec,
+    StringCheckGrader,
+    TextSimilarityGrader,
+)
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run-spec.md").read_text()
 GRADERS = (StringCheckGrader, TextSimilarityGrader, PythonGrader, MultiGrader)
@@ -18,7 +28,7 @@ SECTIONS = {
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
-MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec}
+MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 
@@ -51,7 +61,7 @@ def test_the_page_has_a_table_for_every_section_and_grader():
 
 @pytest.mark.parametrize("heading", sorted(MODELS))
 def test_a_table_has_the_fields_and_defaults_of_its_section(heading):
-    assert documented()[heading] == defaults(MODELS[heading], frozenset({"deepspeed", "lora", "critic"}))
+    assert documented()[heading] == defaults(MODELS[heading], frozenset({"deepspeed", "lora", "critic", "inner"}))
 
 
 def test_the_top_level_has_the_fields_that_are_no_section():

@@ -155,6 +155,45 @@ def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
         assert [fault.path for fault in refused.value.faults] == [path]
 
 
+def several(algorithm=None, trainer=None, schedule=None, **inner):
+    """A spec whose steps make several updates."""
+    sections = {"algorithm": algorithm or {}, "trainer": {"inner": inner} | (trainer or {}), "schedule": {"steps": 4} | (schedule or {})}
+    return BODY | sections
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (several(epochs=2, trainer={"backend": "deepspeed"}), "trainer.inner"),
+        (several(minibatches=33), "trainer.inner.minibatches"),
+        (several(minibatches=1025), "trainer.inner.minibatches"),
+        (several(epochs=0), "trainer.inner.epochs"),
+        (several(epochs=2, algorithm={"name": "gpg"}), "algorithm.trust_region"),
+        (several(minibatches=2, algorithm={"trust_region": "none"}), "algorithm.trust_region"),
+    ],
+    ids=str,
+)
+def test_several_updates_that_could_not_be_made_or_that_nothing_bounds_are_refused(given, path):
+    with pytest.raises(SpecError) as refused:
+        parse_spec(given)
+    assert [fault.path for fault in refused.value.faults] == [path]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        several(trainer={"backend": "deepspeed"}),
+        several(epochs=64, minibatches=32),
+        several(epochs=2, algorithm={"name": "gpg"}, schedule={"max_staleness": 0}),
+        several(algorithm={"name": "gpg"}),
+        several(epochs=2, algorithm={"importance": "decoupled"}),
+    ],
+    ids=str,
+)
+def test_several_updates_that_something_bounds_are_taken(given):
+    parse_spec(given)
+
+
 @pytest.mark.parametrize("name", ["rloo", "reinforce_pp"])
 def test_a_trainer_of_adapters_takes_no_kl_from_the_reward(name):
     adapters = {"trainer": {"lora": {"rank": 4}}}

@@ -81,7 +81,7 @@ def _summary(ratios: Tensor, shares: Tensor, gain: Gain) -> RatioSummary:
 def _clean(tokens: PolicyTokens, used: Tensor) -> PolicyTokens:
     parts = {
         name: part.where(used, 0)
-        for name in ("behaviour_logprobs", "advantages", "reference_logprobs", "sequences")
+        for name in ("behaviour_logprobs", "advantages", "reference_logprobs", "sequences", "proximal_logprobs")
         if (part := getattr(tokens, name)) is not None
     }
     return replace(tokens, **parts)

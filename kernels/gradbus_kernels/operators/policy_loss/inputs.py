@@ -34,8 +34,8 @@ class PolicySettings:
     """Of "soft", for positive advantages and for the others."""
     importance: Literal["behaviour", "decoupled", "none"] = "behaviour"
     """"behaviour" bounds pi / mu. "decoupled" (Hilton et al. 2021, arXiv:2110.00641) bounds pi / pi_prox, where pi_prox is the
-    policy before this step, and multiplies by min(pi_prox / mu, 2). "none" has no ratio and so no bound: the gain is A · log pi
-    (REINFORCE). Masks and the unbiased KL look at pi / mu whatever is chosen."""
+    policy before this step, and multiplies by min(pi_prox / mu, 2); see `PolicyTokens.proximal_logprobs`. "none" has no ratio and so
+    no bound: the gain is A · log pi (REINFORCE). Masks and the unbiased KL look at pi / mu whatever is chosen."""
     ratio: Literal["token", "sequence", "product"] = "token"
     """"sequence" takes one ratio a sequence, the geometric mean of its trained tokens' (GSPO); "product" their product (RLOO)."""
     sequence_mask: tuple[float, float] | None = None
@@ -93,6 +93,8 @@ class PolicyTokens:
     """Log-probabilities under the base model; needed when the KL coefficient is not 0."""
     sequences: Tensor | None = None
     """int64 `[N]`: the number, from 0 on, of the sequence that each token is of; needed when `PolicySettings.needs_sequences`."""
+    proximal_logprobs: Tensor | None = None
+    """Log-probabilities under pi_prox, which only "decoupled" reads. None: pi_prox is the policy itself, as in a step's first update."""
 
     @property
     def used(self) -> Tensor:

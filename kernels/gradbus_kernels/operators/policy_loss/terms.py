@@ -76,10 +76,10 @@ def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: P
         return unbounded(tokens.advantages * logprobs)
     anchor, outer = tokens.behaviour_logprobs, None
     if settings.importance == "decoupled":
-        # One optimiser step a batch: pi_prox is pi itself, so the ratio is 1 and only its gradient counts.
-        outer = log_ratio.detach().exp().clamp(max=PROXIMAL_WEIGHT_LIMIT)
-        anchor = logprobs.detach()
-        log_ratio = logprobs - anchor
+        # While pi_prox is pi itself, the ratio is 1 and only its gradient counts.
+        anchor = logprobs.detach() if tokens.proximal_logprobs is None else tokens.proximal_logprobs
+        outer = bounded(anchor - tokens.behaviour_logprobs).exp().clamp(max=PROXIMAL_WEIGHT_LIMIT)
+        log_ratio = bounded(logprobs - anchor)
     if settings.ratio != "token":
         log_ratio = of_sequences(log_ratio, tokens, settings.ratio)
     gain = TRUST_REGIONS[settings.trust_region](PolicyChange(log_ratio.exp(), logprobs, anchor, tokens.advantages), settings)

@@ -64,13 +64,15 @@ class CriticMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """Metrics of one step."""
+    """Metrics of one step; of several updates of the policy their means, and their largest ratio."""
 
     noop: bool
     """True when the policy did not change: the batch had no weight, or only the critic was trained."""
     learning_rate: float
     tokens: int = 0
     """Trainable tokens."""
+    updates: int = 0
+    """Of the policy."""
     grad_norm: float = 0.0
     """Before clipping."""
     loss: LossMetrics = LossMetrics()
@@ -108,9 +110,9 @@ class Learner(Protocol):
         ...
 
     def train(self, batch: Batch) -> StepMetrics:
-        """One optimiser step; a batch without weight changes nothing and sets `noop`.
+        """The updates of one step; a batch without weight changes nothing and sets `noop`.
 
-        Raises TrainingError, with everything unchanged, when the gradient is not finite.
+        Raises TrainingError when a gradient is not finite, with everything as it was before the update.
         """
         ...
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, replace
 from functools import cached_property
+from itertools import chain, islice
 from typing import Final
 
 import torch
@@ -33,6 +35,27 @@ def check_gradient(norm: float, step: int) -> float:
     if not math.isfinite(norm):
         raise TrainingError(f"the gradient of step {step} is not finite; lower trainer.learning_rate, or look at the step's samples")
     return norm
+
+
+def mean_of_updates(updates: Sequence[StepMetrics], batch: Batch) -> StepMetrics:
+    """Metrics of a step from those of its updates, at least one; of one update they are its own."""
+    if len(updates) == 1:
+        return updates[0]
+    return replace(
+        updates[0],
+        tokens=sum(batch.trainable_counts),
+        updates=len(updates),
+        grad_norm=math.fsum(update.grad_norm for update in updates) / len(updates),
+        loss=LossMetrics(*_means([astuple(update.loss) for update in updates])),
+        ratio=replace(
+            RatioMetrics(*_means([astuple(update.ratio) for update in updates])), max=max(update.ratio.max for update in updates)
+        ),
+        phases=list(islice(chain.from_iterable(update.phases for update in updates), _MAX_PHASES)),
+    )
+
+
+def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
+    return [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
 class StepStats:
@@ -134,6 +157,7 @@ class GradientStep:
         """Metrics of the step that trained `batch`; with several ranks, reduce `stats` before."""
         return StepMetrics(
             noop=False,
+            updates=1,
             learning_rate=rate,
             tokens=sum(batch.trainable_counts),
             grad_norm=norm,

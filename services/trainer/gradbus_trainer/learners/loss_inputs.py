@@ -47,14 +47,18 @@ def policy_tokens(
     def tensor(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
 
-    references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
+    def optional(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
+        there = [part for part in parts if part is not None]
+        return tensor(np.concatenate(there)) if len(there) == len(samples) else None
+
     return PolicyTokens(
         behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
         weights=tensor(np.repeat(weights, lengths) * trainable),
         entropy_weights=tensor(trainable / total),
-        reference_logprobs=tensor(np.concatenate(references)) if len(references) == len(samples) else None,
+        reference_logprobs=optional([sample.reference_logprobs for sample in samples]),
         sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
+        proximal_logprobs=optional([sample.proximal_logprobs for sample in samples]),
     )
 
 

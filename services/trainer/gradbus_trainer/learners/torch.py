@@ -30,12 +30,13 @@ from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.critic.critic import Critic, is_critics
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
-from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient
+from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
+from gradbus_trainer.step.minibatches import minibatches
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _PORTIONS: Final = 4
@@ -87,14 +88,13 @@ class TorchLearner:
         return sum(parameter.numel() for parameter in self._named.values())
 
     def train(self, batch: Batch) -> StepMetrics:
-        """See `Learner`. The loss is divided by the whole step's counts, so micro-batches only bound memory."""
+        """See `Learner`. A loss is divided by the counts of its whole update, so micro-batches only bound memory."""
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
                 metrics = self._optimise(batch, metrics) if self._critic is None else self._optimise_both(batch, metrics, self._critic)
             finally:
-                for parameter in self._named.values():
-                    parameter.grad = None
+                self._forget_gradient()
                 if self._critic is not None:
                     self._critic.forget_gradient()
         self._step = batch.step + 1
@@ -149,6 +149,24 @@ class TorchLearner:
         return self._named if self._spec.trainer.lora else self._model.stored(self._named)
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
+        """The updates of a step, each over its own part of the groups."""
+        inner = self._spec.trainer.inner
+        anchored = self._anchored(batch) if inner.updates > 1 and self._settings.importance == "decoupled" else batch
+        updates = [self._update(part, before) for part in minibatches(anchored, inner, self._spec.seed)]
+        return mean_of_updates(updates, batch)
+
+    @torch.no_grad()
+    def _anchored(self, batch: Batch) -> Batch:
+        """The batch with the log-probabilities of the policy as it is, before the step's first update."""
+        anchored: list[TrainSample] = []
+        for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts):
+            found, _ = self._logprobs(self._model, samples, self._spec.rollout.temperature)
+            parts = torch.split(found.float().cpu(), [len(sample.token_ids) for sample in samples])
+            anchored += [replace(sample, proximal_logprobs=part.numpy()) for sample, part in zip(samples, parts, strict=True)]
+        return Batch(batch.step, anchored)
+
+    def _update(self, batch: Batch, before: StepMetrics) -> StepMetrics:
+        self._forget_gradient()
         step = GradientStep()
         self._accumulate(step, ((tokens, partial(self._loss, samples, tokens)) for samples, tokens in self._micro_batches(batch)))
         norm = step.update(lambda: self._clip_and_step(batch.step, before.learning_rate))
@@ -174,6 +192,10 @@ class TorchLearner:
         self._optimizer.step(rate)
         self._round()
         return norm
+
+    def _forget_gradient(self) -> None:
+        for parameter in self._named.values():
+            parameter.grad = None
 
     def _round(self) -> None:
         if self._working is not None:

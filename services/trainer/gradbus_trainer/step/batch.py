@@ -34,6 +34,8 @@ class TrainSample:
     """[T], at the rollout's temperature; only with a KL in the loss or the reward."""
     routes: NDArray[np.int16] | None = None
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
+    proximal_logprobs: NDArray[np.float32] | None = None
+    """[T], of the policy before the step; only while a step makes several updates that are bounded by it."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,15 @@ def micro_batches(batch: Batch, budget: int, shares_prompts: bool = True, portio
     return [piece for portion in _portions(batch.samples, portions) for piece in split_by_tokens(portion, budget, shares_prompts)]
 
 
+def prompt_groups(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """The groups of a batch's samples: neighbours with the same prompt."""
+    return [list(group) for _, group in groupby(samples, key=lambda sample: sample.prompt_ids.tobytes())]
+
+
 def _portions(samples: Sequence[TrainSample], count: int) -> list[Sequence[TrainSample]]:
     if count == 1 or not samples:
         return [samples]
-    groups = [list(group) for _, group in groupby(samples, key=lambda sample: sample.prompt_ids.tobytes())]
+    groups = prompt_groups(samples)
     sizes = [sum(len(sample.prompt_ids) + len(sample.token_ids) for sample in group) for group in groups]
     middles = np.cumsum(sizes) - np.array(sizes) / 2
     portion_of = iter((middles * count / sum(sizes)).astype(int).tolist())

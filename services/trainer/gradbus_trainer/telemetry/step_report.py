@@ -45,7 +45,14 @@ class StepReporter:
         self.events.emit("alarm", f"{what} waits: {error}", {"step": step}, "error", key=f"disk:{what}")
 
     def _emit_metrics(self, step: int, metrics: StepMetrics, stats: BatchStats, seconds: Mapping[str, float]) -> None:
-        data = {"step": step, "version": step + 1, "noop": metrics.noop, "tokens": metrics.tokens, "seconds": dict(seconds)}
+        data = {
+            "step": step,
+            "version": step + 1,
+            "noop": metrics.noop,
+            "tokens": metrics.tokens,
+            "updates": metrics.updates,
+            "seconds": dict(seconds),
+        }
         data |= {"learning_rate": metrics.learning_rate, "grad_norm": metrics.grad_norm, "loss": metrics.loss.total}
         named = metrics.named()
         data |= {name: named[name] for name in self.metric_names}

@@ -67,7 +67,9 @@ def loss_and_gradients(operator, hidden, weight, ids, tokens, settings, temperat
 @search(deadline=None, max_examples=60)
 @given(st.integers(0, 24), st.integers(0, 99), st.data())
 def test_float64_agrees_for_all_settings(any_settings, count, seed, data):
-    given_inputs, settings = inputs(count, seed=seed), data.draw(any_settings)
+    *others, tokens = inputs(count, seed=seed)
+    settings, proximal = data.draw(any_settings), data.draw(st.sampled_from([None, tokens.reference_logprobs + 0.1]))
+    given_inputs = [*others, replace(tokens, proximal_logprobs=proximal)]
     found = [loss_and_gradients(operator, *given_inputs, settings) for operator in (linear_grpo_loss, linear_grpo_loss_reference)]
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)

@@ -1,6 +1,7 @@
 """Loss and gradient of every variant against loops over single tokens in Python's floats, written from the papers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,7 +78,9 @@ class Loop:
     def __init__(self, logprobs, entropies, tokens, settings):
         self.settings, self.total, self.low, self.high = settings, 0.0, 0.0, 0.0
         names = ("behaviour_logprobs", "advantages", "weights", "entropy_weights", "reference_logprobs", "sequences")
-        self.rows = list(zip(logprobs.tolist(), entropies.tolist(), *(getattr(tokens, name).tolist() for name in names), strict=True))
+        parts = [logprobs.tolist(), entropies.tolist(), *(getattr(tokens, name).tolist() for name in names)]
+        self.proximal = parts[0] if tokens.proximal_logprobs is None else tokens.proximal_logprobs.tolist()
+        self.rows = list(zip(*parts, strict=True))
         self.gradient = [0.0] * len(self.rows)
         for sequence in {row[-1] for row in self.rows}:
             members = [i for i, row in enumerate(self.rows) if row[-1] == sequence and row[4] != 0.0]
@@ -108,7 +111,8 @@ class Loop:
             return a * logp, {i: a}, False, False
         ratios = {j: self.rows[j][0] - self.rows[j][2] for j in members}
         if s.importance == "decoupled":
-            outer, mu, ratios = min(math.exp(logp - mu), 2.0), logp, dict.fromkeys(members, 0.0)
+            outer, mu = min(math.exp(self.proximal[i] - mu), 2.0), self.proximal[i]
+            ratios = {j: self.rows[j][0] - self.proximal[j] for j in members}
         shares = {"token": {i: 1.0}, "sequence": dict.fromkeys(members, 1 / len(members)), "product": dict.fromkeys(members, 1.0)}[s.ratio]
         rho = math.exp(math.fsum(share * ratios[j] for j, share in shares.items()))
         gain, by_ratio, by_logp, low, high = PAPERS[s.trust_region](rho, a, logp, mu, s)
@@ -117,8 +121,8 @@ class Loop:
         return outer * gain, slopes, low, high
 
 
-def batch(count, seed):
-    """Log-probabilities, entropies and tokens of sequences of four, of which a fifth is not trained."""
+def batch(count, seed, anchored=False):
+    """Log-probabilities, entropies and tokens of sequences of four, of which a fifth is not trained; with a policy before the step."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda scale: torch.randn(count, generator=generator, dtype=torch.float64) * scale  # noqa: E731
     logprobs = (draw(1.0).abs().neg() - 0.1).requires_grad_()
@@ -127,11 +131,12 @@ def batch(count, seed):
     shares = torch.where(trained, 1.0 / max(1, int(trained.sum())), 0.0).double()
     base = logprobs.detach()
     tokens = PolicyTokens(base + draw(0.4), draw(1.0), weights, shares, base + draw(0.3), torch.arange(count) // 4)
-    return logprobs, draw(1.0).abs().requires_grad_(), tokens
+    entropies = draw(1.0).abs().requires_grad_()
+    return logprobs, entropies, replace(tokens, proximal_logprobs=base + draw(0.3)) if anchored else tokens
 
 
-def assert_is_the_loop(count, seed, settings):
-    logprobs, entropies, tokens = batch(count, seed)
+def assert_is_the_loop(count, seed, settings, anchored=False):
+    logprobs, entropies, tokens = batch(count, seed, anchored)
     loss = policy_loss(logprobs, entropies, tokens, settings)
     loss.total.backward()
     expected = Loop(logprobs, entropies, tokens, settings)
@@ -145,7 +150,7 @@ def assert_is_the_loop(count, seed, settings):
 @search(deadline=None, max_examples=200)
 @given(st.integers(1, 30), st.integers(0, 1000), st.data())
 def test_loss_and_gradient_equal_a_loop_over_tokens(any_settings, count, seed, data):
-    assert_is_the_loop(count, seed, data.draw(any_settings))
+    assert_is_the_loop(count, seed, data.draw(any_settings), data.draw(st.booleans()))
 
 
 @pytest.mark.parametrize(
@@ -166,6 +171,17 @@ def test_every_bounded_variant_bounds_tokens_on_both_sides(settings):
     found = assert_is_the_loop(60, 5, settings)
     assert min(found.low, found.high) > 0.0
     assert found.low + found.high < 0.9
+
+
+def test_a_policy_before_the_step_bounds_tokens_on_both_sides_and_none_while_it_is_the_policy_itself():
+    settings = PolicySettings(importance="decoupled")
+    anchored, idle = (assert_is_the_loop(60, 5, settings, given) for given in (True, False))
+    assert min(anchored.low, anchored.high) > 0.0
+    assert (idle.low, idle.high) == (0.0, 0.0)
+    logprobs, entropies, tokens = batch(60, 5)
+    itself = replace(tokens, proximal_logprobs=logprobs.detach())
+    one, other = (policy_loss(logprobs, entropies, given, settings) for given in (tokens, itself))
+    assert torch.equal(one.total, other.total)
 
 
 def test_soft_and_none_and_a_loss_without_ratio_bound_nothing():
