@@ -13,6 +13,7 @@ PROGRESS = {
     "reward": 0.5,
     "accuracy": None,
     "staleness": 1.0,
+    "explained_variance": None,
     "tokens_per_second": 10.0,
     "shares": {"generate": 1.0, "wait": 0.5, "train": 0.5},
     "workers": 1,
