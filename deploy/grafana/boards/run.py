@@ -109,6 +109,22 @@ RUN = Board(
             ],
         ),
         Row(
+            "Alarms",
+            [
+                Panel(
+                    "Alarms of learning",
+                    "1 while an alarm lasts. The run's history has the value that was seen and the setting to change, docs/operations.md"
+                    " all kinds. A trainer that was restarted begins anew at 0.",
+                    [_each("gradbus_alarms", "gradbus_alarm")],
+                    unit="none",
+                    width=24,
+                    height=5,
+                    custom={"lineInterpolation": "stepAfter"},
+                    defaults={"min": 0, "max": 1, "decimals": 0},
+                ),
+            ],
+        ),
+        Row(
             "Reward",
             [
                 Panel(
@@ -210,6 +226,33 @@ RUN = Board(
                     unit="sci",
                     width=12,
                     height=6,
+                ),
+            ],
+        ),
+        Row(
+            "Critic",
+            [
+                Panel(
+                    "Explained variance",
+                    "Share of the returns' variance that the critic's values explain. It should rise towards 1. Near 0 the critic knows"
+                    " nothing: raise `trainer.critic.learning_rate` or `updates`. Far below 0: lower them. Empty without a critic.",
+                    [_one("gradbus_critic_explained_variance", "explained variance")],
+                    unit="none",
+                    defaults={"max": 1},
+                ),
+                Panel(
+                    "Value loss",
+                    "Half the mean square of value minus target, before the critic's updates. It grows with the rewards' scale; the"
+                    " explained variance does not. Empty without a critic.",
+                    [_one("gradbus_critic_loss", "loss")],
+                    unit="none",
+                ),
+                Panel(
+                    "Critic's gradient norm",
+                    "Of the step's first update, before clipping at `trainer.max_grad_norm`. If it grows without end, lower"
+                    " `trainer.critic.learning_rate`. Empty without a critic.",
+                    [_one("gradbus_critic_grad_norm", "norm")],
+                    unit="none",
                 ),
             ],
         ),

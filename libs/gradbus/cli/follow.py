@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ _LIVE_SECONDS = 0.5
 _POLL_SECONDS = 1.0
 _LINE_SECONDS = 2.0
 _SILENCE_SECONDS = 60.0
+_NUMBER: Final = re.compile(r"\d+")
 
 Json = dict[str, Any]
 
@@ -79,7 +81,8 @@ def _lines(client: Client, run_id: str) -> Json:
     shown: tuple[Any, ...] = ()
     line, printed = "", 0.0
     for run in _snapshots(client, run_id, _POLL_SECONDS):
-        notable = (run["state"], run["progress"]["accuracy"], bool(_problem(run)))
+        # A problem whose numbers alone have changed is the same one.
+        notable = (run["state"], run["progress"]["accuracy"], _NUMBER.sub("", _problem(run)))
         # A wait counts seconds, so it is in every line; any other problem is printed once.
         problem = _problem(run) if run["waiting_for"] or notable != shown else ""
         newest = "  ".join(filter(None, (progress_line(run), problem)))

@@ -27,17 +27,19 @@ def run_line(run: dict[str, Any]) -> str:
 
 
 def figures(run: dict[str, Any]) -> str:
-    """Step, version, reward, held-out accuracy, staleness, tokens per second, time by phase, workers."""
+    """Step, version, reward, held-out accuracy, staleness, a critic's explained variance, tokens per second, time by phase, workers."""
     progress = run["progress"]
     speed = progress["tokens_per_second"]
     shares = progress["shares"]
     staleness = "-" if progress["staleness"] is None else f"{progress['staleness']:.1f}"
+    explained = progress["explained_variance"]
     parts = [
         f"step {progress['step']}/{run['steps']}",
         f"v{progress['version'] if progress['version'] >= 0 else '-'}",
         f"reward {number(progress['reward'])}",
         f"held-out {number(progress['accuracy'])}",
         f"stale {staleness}",
+        "" if explained is None else f"explained {explained:.2f}",
         f"{'-' if speed is None else round(speed)} tok/s",
         " ".join(f"{short} {shares[name]:.0%}" for name, short in _SHARES.items() if name in shares),
         f"{progress['workers']} {'worker' if progress['workers'] == 1 else 'workers'}",

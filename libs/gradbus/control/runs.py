@@ -59,6 +59,8 @@ class RunProgress(StoredModel):
     reward: float | None = None
     accuracy: float | None = None
     staleness: float | None = None
+    explained_variance: float | None = None
+    """Of the critic; None for a run without one."""
     tokens_per_second: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
     """Share of time by phase: generate, score, reference (if the run uses one), wait, train."""
@@ -132,6 +134,10 @@ class WorkerPresence(StoredModel):
     """Of a trainer: share of its time by phase (wait, train)."""
     staleness: float | None = None
     """Of a trainer: mean staleness of the samples of its newest step, in versions."""
+    explained_variance: float | None = None
+    """Of a trainer with a critic: how well the critic told the returns of the newest step."""
+    warning: str = ""
+    """Of a trainer: an alarm of the run's learning, as long as it lasts."""
     receives: bool = False
     """Of a rollout: whether it takes part in broadcasts of weights."""
     preparing: str = ""

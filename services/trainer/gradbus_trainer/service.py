@@ -31,6 +31,7 @@ from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.settings import Settings
 from gradbus_trainer.step.collector import collector_for
 from gradbus_trainer.step.live_log import LiveLog, missing_reporter
+from gradbus_trainer.telemetry.learning_alarms import LearningAlarms
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
@@ -102,7 +103,7 @@ class TrainerService:
                 publisher=Publisher(store, writer, events, run_id, broadcast),
                 checkpoints=CheckpointWriter(store, objects, events, record, control.term, self._settings.checkpoint_bytes),
                 control=control,
-                reporter=StepReporter(events, self._clients.heartbeat, recorder, algorithm.metric_names),
+                reporter=StepReporter(events, self._clients.heartbeat, recorder, algorithm.metric_names, LearningAlarms(spec)),
                 traces=StepTraces(run_id, control.term, StepSampler(self._settings.trace_steps, self._settings.trace_step_seconds)),
             )
             await TrainLoop(record, parts, state).run()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gradbus.bus import Buckets, EventLog, OwnedKey
-from gradbus.control.runs import RunStatus
+from gradbus.control.runs import RunStatus, WorkerPresence
 from gradbus.errors import FencedError
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
@@ -65,6 +65,17 @@ async def test_progress_counts_what_entered_the_log(runs, writer, run_id):
     progress = (await stored(runs, run_id)).progress
     assert (progress.filtered, progress.dropped, progress.version, progress.checkpoint_step) == (1, 1, 3, 2)
     assert progress.reward == 0.75  # the newest two groups
+
+
+async def test_what_the_trainer_says_of_the_learning_is_in_the_status(runs, writer, run_id):
+    trainer = WorkerPresence(worker="t", role="trainer", incarnation="1", explained_variance=0.25, warning="step 7: the entropy is 0")
+    await writer.write("running", RunSnapshot(version=8, checkpoint=-1, trainers=[trainer]))
+    status = await stored(runs, run_id)
+    assert (status.progress.explained_variance, status.reason) == (0.25, "step 7: the entropy is 0")
+    await writer.write("evaluating", RunSnapshot(version=8, checkpoint=-1, warning="nothing is trained", trainers=[trainer]))
+    assert (await stored(runs, run_id)).reason == "nothing is trained"
+    await writer.write("running", RunSnapshot(version=8, checkpoint=-1, trainers=[trainer.model_copy(update={"warning": ""})]))
+    assert (await stored(runs, run_id)).reason == "", "as soon as the alarm is over"
 
 
 async def test_the_history_ends_before_the_status_says_so(runs, writer, history, run_id):

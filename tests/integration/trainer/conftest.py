@@ -31,6 +31,7 @@ from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.step.collector import collector_for
 from gradbus_trainer.step.live_log import LiveLog, missing_reporter
+from gradbus_trainer.telemetry.learning_alarms import LearningAlarms
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepSampler, StepTraces
@@ -152,7 +153,8 @@ class Trained:
             publisher = Publisher(store, VersionWriter(self.objects, run_id, control.term, spec.weights), events, run_id)
             self.metrics = run_metrics(run_id)
             checkpoints = CheckpointWriter(store, self.objects, events, self.record, control.term, self.checkpoint_bytes)
-            reporter = StepReporter(events, self.heartbeat, StepMetricsRecorder(self.metrics), algorithm.metric_names)
+            recorder = StepMetricsRecorder(self.metrics)
+            reporter = StepReporter(events, self.heartbeat, recorder, algorithm.metric_names, LearningAlarms(spec))
             traces = StepTraces(run_id, control.term, StepSampler())
             turns = DeviceTurns(None, LearnerTenant(learner))
             parts = TrainLoopParts(source or live, learner, turns, self.scratch, publisher, checkpoints, control, reporter, traces)

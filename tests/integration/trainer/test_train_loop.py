@@ -202,6 +202,24 @@ async def test_a_full_disk_is_waited_for_and_reported_and_costs_no_bit(new_run, 
     assert any(text.startswith("checkpoint 4 waits: cannot write") and "No space left" in text for text in alarms), alarms
 
 
+async def test_a_reward_that_collapses_is_one_alarm_in_the_history_and_in_the_heartbeat(new_run, make_spec):
+    run = await new_run(make_spec(steps=60, rollout={"group_size": 4}, checkpoint={"every": 100}))
+    entries = {index: make_entry(index) for index in range(120)}
+    for index in range(60, 120):
+        for reward in entries[index].rewards:
+            reward.reward *= 0.1
+    await run.log.append(1, entries)
+    await run.train()
+    alarms = [event for event in await EventLog(run.bus, run.run_id).read() if event.type == "alarm"]
+    (alarm,) = [event for event in alarms if event.data["kind"] == "reward_collapse"]
+    assert alarm.level == "warning"
+    assert 39 <= alarm.data["step"] <= 55
+    assert "the mean reward fell from 1.25 to" in alarm.message
+    assert "trainer.learning_rate (0.01)" in alarm.message
+    assert alarm.message == run.heartbeat.presence.warning
+    assert {one.attributes["gradbus.alarm"]: one.value for one in run.metrics.read("gradbus.alarms")}["reward_collapse"] == 1
+
+
 async def test_a_finished_run_taken_up_again_trains_nothing(new_run, make_spec):
     run = await new_run(make_spec())
     await run.write(range(12))

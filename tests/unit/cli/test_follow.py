@@ -13,6 +13,7 @@ PROGRESS = {
     "reward": 0.5,
     "accuracy": None,
     "staleness": 1.0,
+    "explained_variance": None,
     "tokens_per_second": 10.0,
     "shares": {"generate": 1.0, "wait": 0.5, "train": 0.5},
     "workers": 1,
@@ -53,6 +54,14 @@ def test_a_problem_of_an_active_run_is_printed_once(capsys):
     assert follow.follow_run(Runs({}, *no_signal, {"state": "succeeded", "reason": "nothing was learned"}), "run-1") == 0
     shown = capsys.readouterr().out
     assert (shown.count("none of the last"), shown.count("nothing was learned"), shown.count("step 7/9")) == (1, 1, 1)
+
+
+def test_another_problem_is_printed_beside_the_first(capsys):
+    alarms = ["step 10: trainer and rollout differ", "step 39: the mean reward fell from 0.5 to 0.1"]
+    looks = [{"reason": alarm, "progress": PROGRESS | {"step": step}} for alarm in alarms for step in range(4)]
+    follow.follow_run(Runs(*looks, {"state": "succeeded"}), "run-1")
+    shown = capsys.readouterr().out
+    assert [shown.count(alarm) for alarm in alarms] == [1, 1]
 
 
 def test_a_reason_does_not_control_the_terminal(capsys):

@@ -10,6 +10,7 @@ PROGRESS = {
     "reward": 0.25,
     "accuracy": None,
     "staleness": 1.0,
+    "explained_variance": None,
     "tokens_per_second": 1234.5,
     "shares": {"train": 0.7, "generate": 0.2},
     "workers": 2,
@@ -22,6 +23,10 @@ def line(**changes):
 
 def test_a_running_run_shows_every_number_in_one_line():
     assert line() == ("step 3/9  v2  reward 0.250  held-out -  stale 1.0  1234 tok/s  gen 20% train 70%  2 workers")
+
+
+def test_a_run_with_a_critic_shows_what_it_explains():
+    assert "  stale 1.0  explained -0.12  1234 tok/s" in line(progress=PROGRESS | {"explained_variance": -0.123})
 
 
 def test_another_state_stands_in_front():

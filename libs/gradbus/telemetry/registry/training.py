@@ -19,6 +19,14 @@ TRAINING: Final = (
     Metric("gradbus.trained.steps", "counter", "{step}", ("trainer",), "Steps trained.", (RUN,)),
     Metric("gradbus.trained.tokens", "counter", "{token}", ("trainer",), "Trainable tokens of all steps.", (RUN,)),
     Metric(
+        "gradbus.alarms",
+        "gauge",
+        "{alarm}",
+        ("trainer",),
+        "1 while an alarm of the run's learning lasts, by kind; 0 before and after.",
+        (RUN, "gradbus.alarm"),
+    ),
+    Metric(
         "gradbus.reward.mean",
         "gauge",
         "{reward}",
@@ -63,6 +71,16 @@ TRAINING: Final = (
         "Mean absolute difference of log-probabilities between trainer and rollout.",
         (RUN,),
     ),
+    Metric("gradbus.critic.loss", "gauge", "{loss}", ("trainer",), "Half the mean square of the critic's value minus its target.", (RUN,)),
+    Metric(
+        "gradbus.critic.explained_variance",
+        "gauge",
+        "{share}",
+        ("trainer",),
+        "Share of the targets' variance that the critic's values explain; below 0 if they are worse than a constant.",
+        (RUN,),
+    ),
+    Metric("gradbus.critic.grad_norm", "gauge", "{norm}", ("trainer",), "Norm of the critic's gradient before clipping.", (RUN,)),
     Metric(
         "gradbus.response.length",
         "gauge",

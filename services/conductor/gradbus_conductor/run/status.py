@@ -97,7 +97,8 @@ class RunStatusWriter:
         if state == self._status.state and now - self._written_at < _WRITE_SECONDS:
             return
         self._update_rates(now, progress, snapshot)
-        await self.transition(state, snapshot.warning, waiting_for)
+        warning = snapshot.warning or next((trainer.warning for trainer in snapshot.trainers if trainer.warning), "")
+        await self.transition(state, warning, waiting_for)
         self._written_at = now
 
     async def yield_trainer(self, reason: str) -> None:
@@ -148,6 +149,7 @@ class RunStatusWriter:
         for trainer in snapshot.trainers:
             progress.shares |= trainer.shares
             progress.staleness = trainer.staleness
+            progress.explained_variance = trainer.explained_variance
         if self._rewards:
             progress.reward = sum(self._rewards) / len(self._rewards)
 

@@ -77,12 +77,14 @@ class StepMetrics:
     """Before clipping."""
     loss: LossMetrics = LossMetrics()
     ratio: RatioMetrics = RatioMetrics()
-    critic: CriticMetrics = CriticMetrics()
+    critic: CriticMetrics | None = None
+    """None in a step that trained no critic."""
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
     def named(self) -> dict[str, float]:
         """Every metric that an algorithm may list in its `metric_names`."""
+        critic = self.critic or CriticMetrics()
         return {
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
@@ -92,9 +94,9 @@ class StepMetrics:
             "logprob_diff": self.ratio.logprob_diff,
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
-            "value_loss": self.critic.loss,
-            "explained_variance": self.critic.explained_variance,
-            "critic_grad_norm": self.critic.grad_norm,
+            "value_loss": critic.loss,
+            "explained_variance": critic.explained_variance,
+            "critic_grad_norm": critic.grad_norm,
         }
 
 

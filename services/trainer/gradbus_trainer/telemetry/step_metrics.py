@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gradbus.telemetry import CardinalityLimit, Metrics, is_exporting
-from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.base import CriticMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 
 WHOLE: Final = "reward"
@@ -34,8 +34,14 @@ class StepMetricsRecorder:
             self._metrics.count("gradbus.run.time", spent, {"gradbus.phase": phase})
         if not step.noop:
             self._policy(step)
+        if step.critic is not None:
+            self._critic(step.critic)
         self._rewards(stats)
         self._responses(stats)
+
+    def alarms(self, lasting: Mapping[str, int]) -> None:
+        """1 for each kind of alarm that lasts, 0 for each other one that the run can raise."""
+        self._metrics.replace("gradbus.alarms", "gradbus.alarm", lasting)
 
     def published(self, version: int, waiting: int) -> None:
         """Version `version` was handed to the publisher, while `waiting` groups had arrived for later steps."""
@@ -54,6 +60,11 @@ class StepMetricsRecorder:
         set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})
         set_gauge("gradbus.policy.ratio", ratio.mean, {"gradbus.statistic": "mean"})
         set_gauge("gradbus.policy.ratio", ratio.max, {"gradbus.statistic": "max"})
+
+    def _critic(self, critic: CriticMetrics) -> None:
+        self._metrics.set("gradbus.critic.loss", critic.loss)
+        self._metrics.set("gradbus.critic.explained_variance", critic.explained_variance)
+        self._metrics.set("gradbus.critic.grad_norm", critic.grad_norm)
 
     def _rewards(self, stats: BatchStats) -> None:
         if not stats.rewards:

@@ -1,9 +1,11 @@
 """A step as metrics."""
 
+from dataclasses import replace
+
 import pytest
 
 from gradbus.telemetry import Metrics
-from gradbus_trainer.learners.base import LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.learners.base import CriticMetrics, LossMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 from gradbus_trainer.telemetry import step_metrics
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
@@ -69,6 +71,25 @@ def test_a_step_that_changed_nothing_leaves_the_policys_curves_where_they_were(e
     assert read("gradbus.policy.entropy") == {(): 3.0}
     assert read("gradbus.policy.clip_fraction") == {("low",): 0.1, ("high",): 0.2}
     assert read("gradbus.reward.mean")["reward",] == 0.5
+
+
+def test_a_critic_has_curves_of_its_own_also_in_a_warm_up_that_leaves_the_policy_alone(exporting):
+    steps, read = exporting
+    steps.step(METRICS, stats(), SECONDS)
+    assert read("gradbus.critic.loss") == {}
+    steps.step(replace(METRICS, noop=True, critic=CriticMetrics(0.5, -0.25, 2.0)), stats(), SECONDS)
+    names = ("gradbus.critic.loss", "gradbus.critic.explained_variance", "gradbus.critic.grad_norm")
+    assert [read(name) for name in names] == [{(): 0.5}, {(): -0.25}, {(): 2.0}]
+    steps.step(StepMetrics(noop=True, learning_rate=1e-3), BatchStats(), SECONDS)
+    assert read("gradbus.critic.loss") == {(): 0.5}, "a step that trained no critic"
+
+
+def test_each_kind_of_alarm_is_0_or_1(exporting):
+    steps, read = exporting
+    steps.alarms({"off_policy": 1, "kl_explosion": 0})
+    assert read("gradbus.alarms") == {("off_policy",): 1, ("kl_explosion",): 0}
+    steps.alarms({"off_policy": 0, "kl_explosion": 0})
+    assert set(read("gradbus.alarms").values()) == {0}
 
 
 def test_length_by_verdict_is_tokens_by_samples(exporting):

@@ -3,7 +3,9 @@ import { Chart } from "./chart.js";
 import { fixed, number, percent } from "../lib/format.js";
 
 export class RunCharts {
-  constructor(metric) {
+  /** `spec` of the run: one with a critic has charts of it. */
+  constructor(spec) {
+    const metric = spec.evaluation.metric;
     this.reward = new Chart({ smooth: true, title: "Reward", explanation: "mean of the step's samples, ± one standard deviation", format: fixed, series: [{ label: "reward" }, { label: "above", edge: true }, { label: "below", edge: true }] });
     this.evaluation = new Chart({ title: "Held-out", explanation: `${metric} on held-out rows, by version`, format: fixed, points: true, series: [{ label: metric }] });
     this.tokens = new Chart({ smooth: true, title: "Speed", explanation: "trained tokens per second", series: [{ label: "tokens/s" }], format: (value) => number(value, 0) });
@@ -16,7 +18,11 @@ export class RunCharts {
     this.diff = new Chart({ smooth: true, title: "Trainer – rollout", explanation: "mean difference of log-probabilities", series: [{ label: "difference" }] });
     this.norm = new Chart({ smooth: true, title: "Gradient norm", explanation: "before clipping", series: [{ label: "norm" }] });
     this.filtered = new Chart({ smooth: true, title: "Not trained", explanation: "groups per step, filtered / dropped", format: (value) => fixed(value, 0), series: [{ label: "filtered" }, { label: "dropped", colour: 2 }] });
-    this.all = [this.reward, this.evaluation, this.tokens, this.entropy, this.kl, this.length, this.clip, this.staleness, this.truncated, this.diff, this.norm, this.filtered];
+    this.critic = spec.trainer.critic ? [
+      new Chart({ smooth: true, title: "Explained variance", explanation: "share of the returns' variance that the critic explains; near 0 it knows nothing", format: fixed, series: [{ label: "share" }] }),
+      new Chart({ smooth: true, title: "Value loss", explanation: "of the critic, before its updates", series: [{ label: "loss" }] }),
+    ] : [];
+    this.all = [this.reward, this.evaluation, this.tokens, this.entropy, this.kl, this.length, this.clip, this.staleness, this.truncated, this.diff, this.norm, this.filtered, ...this.critic];
   }
 
   set(history) {
@@ -34,5 +40,6 @@ export class RunCharts {
     this.diff.set([steps, columns.logprob_diff]);
     this.norm.set([steps, columns.grad_norm]);
     this.filtered.set([steps, columns.filtered, columns.dropped]);
+    [columns.explained_variance, columns.value_loss].forEach((values, at) => this.critic[at]?.set([steps, values]));
   }
 }

@@ -7,6 +7,7 @@ const MAX_ALARMS = 3;
 
 export class EventList {
   #newest = 0;
+  #reason = null;
 
   constructor() {
     this.list = make("ol", { class: "events" });
@@ -14,14 +15,16 @@ export class EventList {
     this.alarms = make("div", { class: "alarms" });
   }
 
-  set(history, isOver) {
+  /** `reason` of the run's state stands above the alarms, and not among them too. */
+  set(history, isOver, reason) {
     const { events } = history;
     const newest = events.at(-1)?.id ?? 0;
-    if (newest === this.#newest && this.list.childElementCount) return;
+    if (newest === this.#newest && reason === this.#reason && this.list.childElementCount) return;
     this.#newest = newest;
+    this.#reason = reason;
     this.list.replaceChildren(...events.slice(-MAX_LISTED).reverse().map(line));
     if (!events.length) this.list.append(make("li", { class: "soft" }, "No events yet."));
-    const alarms = isOver ? [] : events.filter((event) => event.level !== "info" && event.type !== "dropped" && event.type !== "state").slice(-MAX_ALARMS);
+    const alarms = isOver ? [] : events.filter((event) => event.level !== "info" && event.type !== "dropped" && event.type !== "state" && event.message !== reason).slice(-MAX_ALARMS);
     this.alarms.replaceChildren(...alarms.map((event) => make("p", { class: `note ${event.level === "error" ? "bad" : "warn"}`, role: "alert" }, make("time", { class: "soft small" }, `${clock(event.created_at)}  `), ...withCode(event.message))));
   }
 }

@@ -14,7 +14,7 @@ export class RunHeader {
     this.actions = runActions(context, run, onChange);
     this.element = make(
       "header", { class: "run-head" },
-      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${age(run.created_at)}`)), this.actions.element),
+      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${run.spec.algorithm.name} · ${age(run.created_at)}`)), this.actions.element),
       make("p", { class: "state-line" }, this.chip, " ", this.detail),
       this.progress, this.reason, this.problem,
       make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side")),

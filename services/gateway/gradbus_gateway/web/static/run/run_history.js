@@ -1,7 +1,7 @@
 // A run's history: its metrics as columns, its evaluations, and its other events.
 const COLUMNS = [
   "reward", "reward_std", "entropy", "kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
-  "tokens", "grad_norm", "logprob_diff", "filtered", "dropped",
+  "tokens", "grad_norm", "logprob_diff", "filtered", "dropped", "explained_variance", "value_loss",
 ];
 const MAX_EVENTS = 400;
 

@@ -21,7 +21,7 @@ export async function showRun(context, runId) {
   document.title = `${run.name || run.id} · Gradbus`;
   const history = historyOf(runId);
   const header = new RunHeader(context, run, (changed) => update(changed));
-  const [diagram, breakdown, table, events, charts] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList(), new RunCharts(run.spec.evaluation.metric)];
+  const [diagram, breakdown, table, events, charts] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList(), new RunCharts(run.spec)];
   root.append(
     header.element, events.alarms, diagram.element,
     make("div", { class: "panels" }, breakdown.element, table.element),
@@ -36,7 +36,7 @@ export async function showRun(context, runId) {
     diagram.set(diagramState(run, history, workers, shares));
     breakdown.set(shares, isOver());
     table.set(workers, run.progress.version, shares);
-    events.set(history, isOver());
+    events.set(history, isOver(), run.reason);
   };
   const update = (changed) => {
     run = { ...changed, spec: changed.spec ?? run.spec };
