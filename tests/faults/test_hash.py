@@ -81,10 +81,10 @@ async def test_kills_change_no_bit_of_a_run_in_bfloat16(stack_of, spec, example)
 
 
 async def test_kills_change_no_bit_of_a_run_with_a_critic(stack_of, spec, tmp_path):
-    """Before an update of the critic: one death in the warm-up, and one in a later step, whose policy is updated already."""
+    """After an update of the critic: one death in the warm-up, and one in a later step, whose policy is not updated yet."""
     trainer = spec["trainer"] | {"critic": {"learning_rate": 1e-3, "updates": 2, "warmup_steps": 12}}
     spec = spec | {"algorithm": {"name": "ppo"}, "trainer": trainer, "schedule": spec["schedule"] | {"steps": 30}}
-    point, deaths = "between-policy-and-critic", tmp_path / "deaths"
+    point, deaths = "between-critic-and-policy", tmp_path / "deaths"
     deaths.mkdir()
     async with stack_of(1) as stack:
         calm = await train(stack, spec)

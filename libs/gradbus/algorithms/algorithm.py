@@ -20,7 +20,6 @@ from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, returns_to_go, token_kls
 from gradbus.algorithms.shaping import overlong_shaped
-from gradbus.formats.tokens import token_count
 from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
@@ -85,7 +84,7 @@ class Algorithm:
         The verdict does not depend on `kls`: it is made before the reference is asked.
         """
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
-        lengths = [token_count(sample.token_ids) for sample in samples] if self.needs_lengths else ()
+        lengths = [_trainable_tokens(sample) for sample in samples] if self.needs_lengths else ()
         return self.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated, lengths, kls)
 
     def compute_advantages(
@@ -93,7 +92,7 @@ class Algorithm:
     ) -> GroupAdvantages:
         """The verdict and the advantages of G samples, whose order changes no bit of them.
 
-        `truncated` says by sample whether it was cut off at `max_new_tokens`; `lengths` how many response tokens it has, and is read
+        `truncated` says by sample whether it was cut off at `max_new_tokens`; `lengths` how many trainable tokens it has, and is read
         only with `needs_lengths`. Raises ValueError when the sequences differ in length.
         """
         spec, masks_truncated = self.spec, self.spec.truncated == "mask"
@@ -144,6 +143,10 @@ class Algorithm:
         if self.spec.filter == "none" or any(advantages):
             return ""
         return f"all {len(samples.rewards)} valid rewards are equal" if samples.all_equal else "no valid sample has an advantage"
+
+
+def _trainable_tokens(sample: Sample) -> int:
+    return sum(span.end - span.start for span in sample.spans if span.trainable)
 
 
 def algorithm_of(spec: RunSpec) -> Algorithm:

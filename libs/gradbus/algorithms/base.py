@@ -38,7 +38,7 @@ class GroupAdvantages:
     advantages: tuple[float, ...]
     """0.0 for masked samples."""
     mean: float
-    """Mean reward of the valid samples; 0.0 when there are none."""
+    """Mean reward of the valid samples as the estimator reads them; 0.0 when there are none."""
     std: float
     """Standard deviation of their rewards (ddof 1); 0.0 when there are fewer than two."""
     reason: str

@@ -23,7 +23,7 @@ class ValidSamples:
     std: float
     """Of the rewards, ddof 1; 0.0 of fewer than two."""
     lengths: Sequence[int] = ()
-    """Response tokens; empty unless the estimator reads them."""
+    """Trainable tokens; empty unless the estimator reads them."""
     components: Sequence[Mapping[str, float]] = ()
     """Named parts of the rewards; empty unless the estimator reads them."""
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from gradbus.algorithms.algorithm import algorithm_of
 from gradbus.errors import Fault
-from gradbus.spec import RunSpec
-
-_SINGLE_COMPONENT = {"string_check", "text_similarity"}
+from gradbus.spec import Grader, RunSpec
 
 
 def need_faults(spec: RunSpec) -> Iterator[Fault]:
@@ -19,9 +17,16 @@ def need_faults(spec: RunSpec) -> Iterator[Fault]:
         message = f"advantage = {name} trains a group from {estimator.least_samples} valid samples on; smaller groups are never trained"
         given, allowed = str(spec.rollout.group_size), f'at least {estimator.least_samples}, or algorithm.advantage = "reinforce"'
         yield Fault("rollout.group_size", message, given, allowed)
-    if estimator.reads_components and grader is not None and grader.type in _SINGLE_COMPONENT:
-        message = f"normalises each component of a reward, and a {grader.type} grader gives one number"
+    if estimator.reads_components and grader is not None and _has_one_component(grader):
+        message = f"normalises each component of a reward, and this {grader.type} grader has one"
         yield Fault("algorithm.advantage", message, f'"{name}"', 'a multi or python grader or a service with two components; or "grpo"')
+    if spec.algorithm.whiten != "none" and spec.schedule.groups_per_step * spec.rollout.group_size == 1:
+        message = "the only sample of a step would have an advantage of 0"
+        yield Fault("algorithm.whiten", message, f'"{spec.algorithm.whiten}"', '"none", or more samples a step')
+
+
+def _has_one_component(grader: Grader) -> bool:
+    return len(grader.graders) == 1 if grader.type == "multi" else grader.type != "python"
 
 
 def learner_computes_reference(spec: RunSpec) -> bool:

@@ -19,11 +19,17 @@ _BOUNDED: Final = {
 """The trust regions with bounds."""
 _SEQUENCE_REGIONS: Final = ("clip", "none")
 _NO_BASELINE: Final = ("reinforce", "gae")
-_NO_KL_IN_REWARD: Final = {
-    "maxrl": "takes rewards of 0 and more, and the KL may leave less",
-    "gdpo": "reads the components of the reward, and the KL is in none of them",
+_NO_STD: Final = {
+    "reinforce": "reads rewards as they are, and those of a group may be equal",
+    "gae": "reads rewards as they are, and those of a group may be equal",
+    "maxrl": "divides by the mean of the rewards",
+    "gdpo": "divides each component by its standard deviation",
 }
-"""Advantages that take no KL from the reward, and why."""
+_NO_SHAPING: Final = {
+    "maxrl": "takes rewards of 0 and more, and less may be left",
+    "gdpo": "reads the components of the reward, which stay as they are",
+}
+"""Advantages that take nothing from the reward, and why."""
 
 
 def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule: ScheduleSpec | None) -> Iterator[Fault]:
@@ -32,7 +38,10 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
     `trainer` and `schedule` are None if they have faults of their own.
     """
     if trainer:
-        yield from _critic_faults(spec, trainer)
+        yield from _critic_faults(spec, trainer, schedule)
+    if trainer and spec.importance == "decoupled" and spec.dual_clip is not None and trainer.inner.updates == 1:
+        message = "the ratio to the policy before the step is 1 in its only update"
+        yield Fault("algorithm.dual_clip", message, _shown(spec.dual_clip), 'none, or importance = "behaviour", or several updates a step')
     if trainer and trainer.inner.updates > 1:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
@@ -44,10 +53,10 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
 
 def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     """What an advantage would do to the rewards of its group."""
-    by_token = spec.advantage == "gae" or (spec.advantage == "reinforce" and spec.kl_place == "reward" and spec.kl > 0.0)
-    if by_token and spec.normalize_std:
-        message = "the rewards of single tokens are read as they are"
-        yield Fault("algorithm.normalize_std", message, "true", 'false; whiten = "tokens" normalises the advantages')
+    if spec.normalize_std and (reason := _NO_STD.get(spec.advantage)):
+        yield Fault("algorithm.normalize_std", f"advantage = {spec.advantage} {reason}", "true", "false; `whiten` normalises over the step")
+    if spec.overlong_penalty and (reason := _NO_SHAPING.get(spec.advantage)):
+        yield Fault("algorithm.overlong_penalty", f"advantage = {spec.advantage} {reason}", _shown(spec.overlong_penalty), "0")
     if spec.filter == "zero_variance" and spec.advantage in _NO_BASELINE:
         message = "equal rewards carry a signal where a group has no baseline"
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')
@@ -56,21 +65,21 @@ def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
 def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
     if spec.kl_estimator != "k3":
         message = "a KL in the reward is the difference of two logged log-probabilities, and nothing estimates it"
-        yield Fault("algorithm.kl_estimator", message, f'"{spec.kl_estimator}"', 'the default, or algorithm.kl_place = "loss"')
+        yield Fault("algorithm.kl_estimator", message, f'"{spec.kl_estimator}"', '"k3", or algorithm.kl_place = "loss"')
     if spec.kl == 0.0:
         return
     if spec.filter == "zero_variance" and spec.advantage not in _NO_BASELINE:
         message = "samples of equal rewards differ by their KL, which is not known when the group is judged"
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or algorithm.kl_place = "loss"')
     others = '"loss", or algorithm.kl = 0'
-    if reason := _NO_KL_IN_REWARD.get(spec.advantage):
+    if reason := _NO_SHAPING.get(spec.advantage):
         yield Fault("algorithm.kl_place", f"advantage = {spec.advantage} {reason}", '"reward"', others)
     if trainer and trainer.lora is not None:
         message = "a trainer of adapters computes the reference in its forward pass, when the advantages are made already"
         yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
 
 
-def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]:
+def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:
     """A critic that nothing reads, one that is missing, and one that the trainer cannot train."""
     if spec.advantage == "gae" and trainer.critic is None:
         message = 'algorithm.advantage = "gae" needs a critic'
@@ -80,6 +89,9 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec) -> Iterator[Fault]
         yield Fault("trainer.critic", message, allowed='none, or algorithm.name = "ppo"')
     if trainer.critic is not None and trainer.backend != "torch":
         yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')
+    if trainer.critic is not None and schedule and trainer.critic.warmup_steps >= schedule.steps:
+        given, allowed = str(trainer.critic.warmup_steps), f"less than schedule.steps, {schedule.steps}"
+        yield Fault("trainer.critic.warmup_steps", "the policy would never be trained", given, allowed)
 
 
 def _inner_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:
@@ -134,9 +146,9 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.ratio != "token" and region not in _SEQUENCE_REGIONS:
         message = f"trust_region = {region} is defined on the ratios of tokens"
         yield Fault("algorithm.ratio", message, f'"{spec.ratio}"', f'"token", or trust_region = {" or ".join(_SEQUENCE_REGIONS)}')
-    if spec.ratio != "token" and spec.aggregate == "token":
+    if spec.ratio != "token" and spec.aggregate != "sequence":
         message = "a sequence has one ratio, and a mean over tokens would weigh it by its length"
-        yield Fault("algorithm.aggregate", message, '"token"', "sequence or constant")
+        yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', '"sequence"')
 
 
 def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:

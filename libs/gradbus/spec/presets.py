@@ -44,7 +44,14 @@ PRESETS: Final[Mapping[str, _Values]] = {
     # arXiv:2510.18855.
     "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
     # arXiv:2402.14740.
-    "rloo": {"advantage": "rloo", "normalize_std": False, "ratio": "product", "aggregate": "sequence", "filter": "none"}
+    "rloo": {
+        "advantage": "rloo",
+        "normalize_std": False,
+        "filter": "none",
+        "ratio": "product",
+        "trust_region": "none",
+        "aggregate": "sequence",
+    }
     | {"kl": 0.05, "kl_place": "reward"},
     # arXiv:2501.03262.
     "reinforce_pp": {"advantage": "reinforce", "normalize_std": False, "whiten": "tokens", "filter": "none"}
@@ -66,13 +73,14 @@ PRESETS: Final[Mapping[str, _Values]] = {
 }
 """By name; what a preset leaves out is as in GRPO."""
 
+_UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None}
 _BOUNDS: Final[Mapping[str, _Values]] = {
-    "clip": {"clip": (0.2, 0.2), "dual_clip": None, "soft_temperatures": None},
-    "cap": {"clip": (1.0, 4.0), "dual_clip": None, "soft_temperatures": None},
-    "band": {"clip": (0.5, 4.0), "dual_clip": None, "soft_temperatures": None},
-    "mass": {"clip": (0.2, 0.2), "dual_clip": None, "soft_temperatures": None},
-    "soft": {"clip": None, "dual_clip": None, "soft_temperatures": (1.0, 1.05)},
-    "none": {"clip": None, "dual_clip": None, "soft_temperatures": None},
+    "clip": {"clip": (0.2, 0.2)},
+    "cap": {"clip": (1.0, 4.0)},
+    "band": {"clip": (0.5, 4.0)},
+    "mass": {"clip": (0.2, 0.2)},
+    "soft": {"soft_temperatures": (1.0, 1.05)},
+    "none": {},
 }
 """The bounds of each trust region where neither the spec nor its preset sets them."""
 
@@ -94,5 +102,5 @@ def resolve(given: Any) -> Any:
     if not isinstance(chosen, str) or chosen not in _BOUNDS:
         return {**preset, **given}
     if chosen != own:
-        preset = {field: value for field, value in preset.items() if field not in _BOUNDS[own]}
-    return {**_BOUNDS[chosen], **preset, **given}
+        preset = {field: value for field, value in preset.items() if field not in _UNREAD}
+    return {**_UNREAD, **_BOUNDS[chosen], **preset, **given}

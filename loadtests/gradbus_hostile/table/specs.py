@@ -43,7 +43,7 @@ SPECS: Final = (
     spec("a trust region that is an object", algorithm={"trust_region": {"type": "clip"}}),
     spec("a critic that nothing reads", trainer={"critic": {}}),
     spec("a critic that learns at a rate of 10", ANY, algorithm={"name": "ppo"}, trainer={"critic": {"learning_rate": 10.0}}),
-    spec("a warm-up beyond the last step", HARMLESS, algorithm={"name": "ppo"}, trainer={"critic": {"warmup_steps": 10**7}}),
+    spec("a warm-up beyond the last step", algorithm={"name": "ppo"}, trainer={"critic": {"warmup_steps": 10**7}}),
     spec("a penalty of 1,000 for long answers", HARMLESS, algorithm={"name": "dapo", "overlong_penalty": 1000.0, "overlong_buffer": 1.0}),
     spec("one sample a prompt without a baseline", HARMLESS, rollout={"group_size": 1}, algorithm={"name": "reinforce_pp"}),
     spec("one sample a prompt and a baseline", rollout={"group_size": 1}),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gradbus.algorithms import ESTIMATORS, Algorithm
 from gradbus.spec import PRESETS, AlgorithmSpec
 from gradbus.v1 import reward_pb2
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample, Span
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 MOST_TOKENS = 8
@@ -133,7 +133,10 @@ def test_a_kl_term_alone_needs_the_reference():
 
 def test_a_groups_advantages_are_from_the_rewards_of_its_samples_in_their_order(algorithm):
     ends = [FINISH_REASON_LENGTH, FINISH_REASON_STOP, FINISH_REASON_STOP]
-    samples = [Sample(sample_id=str(n), finish_reason=end, token_ids=bytes(4 * (n + 1))) for n, end in enumerate(ends)]
+    samples = [
+        Sample(sample_id=str(n), finish_reason=end, spans=[Span(end=n + 1, trainable=True), Span(start=n + 1, end=50)])
+        for n, end in enumerate(ends)
+    ]
     rewards = {str(n): Scored(value, OK, {"one": value, "two": 1.0}) for n, value in enumerate((0.0, 1.0, 4.0))}
     expected = algorithm.compute_advantages([rewards["0"], rewards["1"], rewards["2"]], [True, False, False], [1, 2, 3])
     assert algorithm.group_advantages(samples, rewards | {"of another group": Scored(9.0)}) == expected

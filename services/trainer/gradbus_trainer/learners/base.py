@@ -30,8 +30,8 @@ class LossMetrics:
     total: float = 0.0
     policy: float = 0.0
     kl: float = 0.0
-    """Of the trained policy to the base model, by `kl_estimator`, nats a token; with a KL in the reward the mean of what that one lost
-    for each token; 0 without a KL."""
+    """Of the trained policy to the base model, by `kl_estimator`, nats a token; with a KL in the reward the mean of log mu - log ref;
+    0 without a KL."""
     entropy: float = 0.0
     """Nats a token."""
 
@@ -43,21 +43,21 @@ class RatioMetrics:
     mean: float = 1.0
     max: float = 1.0
     clipped_low: float = 0.0
-    """Share of tokens below 1 - clip[0]."""
+    """Share of tokens that the trust region bounds below."""
     clipped_high: float = 0.0
-    """Share of tokens above 1 + clip[1]."""
+    """Share of tokens that it bounds above."""
     logprob_diff: float = 0.0
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriticMetrics:
-    """How well a critic told the returns, before its updates; over trainable tokens."""
+    """How near a critic's values are to their targets, before its updates; over trainable tokens."""
 
     loss: float = 0.0
     """Half the mean square of value minus target."""
     explained_variance: float = 0.0
-    """1 - Var(target - value) / Var(target); 0 if the targets are equal."""
+    """1 - Var(target - value) / Var(target); 1 if the targets are equal."""
     grad_norm: float = 0.0
     """Of its first update, before clipping."""
 

@@ -27,7 +27,7 @@ from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
 from gradbus_trainer.learners.base import StepMetrics
-from gradbus_trainer.learners.critic.critic import Critic, is_critics
+from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
@@ -119,7 +119,7 @@ class TorchLearner:
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
-        of_critic = {name: tensor for name, tensor in optimizer_tensors.items() if self._critic is not None and is_critics(name)}
+        of_critic = {name: tensor for name, tensor in optimizer_tensors.items() if self._critic is not None and belongs_to_critic(name)}
         moments = {name: tensor for name, tensor in optimizer_tensors.items() if name not in of_critic}
         self._optimizer.check(moments)
         if self._critic is not None:
@@ -173,18 +173,17 @@ class TorchLearner:
         return step.metrics(batch, before.learning_rate, norm)
 
     def _optimise_both(self, batch: Batch, before: StepMetrics, critic: Critic) -> StepMetrics:
-        """The policy by the advantages that the critic's values give, then the critic: by one forward pass of it and `updates` - 1 more.
+        """The critic, and then the policy by the advantages that the critic's values before its updates give.
 
         In the first `warmup_steps` the critic alone.
         """
-        judged = critic.judge(batch)
-        judgement = judged.metrics(critic.gradient_norm(batch.step))
-        metrics = before
+        estimates = critic.estimate(batch)
+        metrics, of_critic = before, estimates.metrics(critic.gradient_norm(batch.step))
+        critic.update(batch, estimates)
+        crash_points.reached("between-critic-and-policy")
         if self._spec.trainer.critic and batch.step >= self._spec.trainer.critic.warmup_steps:
-            metrics = self._optimise(judged.batch, before)
-        crash_points.reached("between-policy-and-critic")
-        critic.update(batch, judged)
-        return replace(metrics, tokens=sum(batch.trainable_counts), critic=judgement)
+            metrics = self._optimise(estimates.batch, before)
+        return replace(metrics, tokens=sum(batch.trainable_counts), critic=of_critic)
 
     def _clip_and_step(self, step: int, rate: float) -> float:
         norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))

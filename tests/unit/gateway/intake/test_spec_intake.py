@@ -67,11 +67,19 @@ async def test_one_sample_of_a_prompt_is_enough_without_a_baseline(refused, body
     assert await refused(body) == []
 
 
+async def test_a_step_of_one_sample_cannot_be_whitened(refused, body):
+    body["algorithm"], body["rollout"]["group_size"], body["schedule"]["groups_per_step"] = {"name": "reinforce_pp"}, 1, 1
+    [fault] = await refused(body)
+    assert fault.startswith("algorithm.whiten: the only sample of a step would have an advantage of 0")
+
+
 async def test_gdpo_needs_a_reward_with_components(refused, body):
     body["algorithm"] = {"name": "gdpo"}
     [fault] = await refused(body)
-    assert fault.startswith("algorithm.advantage: normalises each component of a reward, and a string_check grader gives one number")
+    assert fault.startswith("algorithm.advantage: normalises each component of a reward, and this string_check grader has one")
     exact = body["reward"]["grader"]
+    body["reward"]["grader"] = {"type": "multi", "graders": {"one": exact}, "calculate_output": "one"}
+    assert len(await refused(body)) == 1
     body["reward"]["grader"] = {"type": "multi", "graders": {"one": exact, "two": exact}, "calculate_output": "one + two"}
     assert await refused(body) == []
 

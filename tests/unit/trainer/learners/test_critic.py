@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from gradbus.errors import ModelError, TrainingError
 from gradbus_trainer.learners.torch import TorchLearner
@@ -115,22 +116,107 @@ def test_micro_batches_change_the_gradients_by_rounding_alone(ppo, rewarded, kin
 
 
 def test_a_head_does_not_move_the_policy_it_reads(ppo, rewarded):
-    """With equal advantages of 0 the policy has no gradient but the critic's, if there were one."""
-    learner = ppo({"weight_decay": 0.0}, {"whiten": "none"}, kind="head", policy_lambda=1.0)
-    flat = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in rewarded().samples]
-    metrics = learner.train(Batch(0, flat))
-    assert (metrics.grad_norm, metrics.critic.loss) == (0.0, 0.0), "the head starts at the mean reward, which is every reward"
+    learner = ppo(kind="head", warmup_steps=5)
+    learner.train(rewarded(0))
+    critic = learner._critic
+    assert critic._head.weight.abs().max() > 0.0
+    critic.estimate(rewarded(1, seed=1))
+    assert critic._head.weight.grad.abs().max() > 0.0
+    assert all(parameter.grad is None for parameter in learner._model.parameters())
+
+
+def written_out_advantages(values, reward, lam, gamma):
+    advantages, later, following = [], 0.0, 0.0
+    for t in reversed(range(len(values))):
+        own = reward if t == len(values) - 1 else 0.0
+        later = own + gamma * following - values[t] + gamma * lam * later
+        following = values[t]
+        advantages.insert(0, later)
+    return advantages
+
+
+class WrittenOutHead:
+    """A value head in float64 on transformers' hidden states, one sample after another."""
+
+    def __init__(self, folder, trainer):
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+        self.trainer, self.settings = trainer, trainer.critic
+        self.weight, self.bias = (torch.zeros(size, dtype=torch.float64, requires_grad=True) for size in (self.model.config.hidden_size, 1))
+        self.optimizer = torch.optim.AdamW([self.weight, self.bias], self.settings.learning_rate, trainer.betas, weight_decay=0.0)
+        self.steps = 0
+
+    @torch.no_grad()
+    def hidden(self, sample):
+        ids = torch.tensor(np.concatenate([sample.prompt_ids, sample.token_ids])[None].astype(np.int64))
+        before = self.model.model(ids).last_hidden_state[0, len(sample.prompt_ids) - 1 : -1]
+        return before[torch.from_numpy(sample.trainable.copy())]
+
+    def values(self, hidden):
+        return [rows @ self.weight + self.bias for rows in hidden]
+
+    def train(self, batch):
+        """Returns the advantages before the updates."""
+        rewards = [float(sample.advantages[0]) for sample in batch.samples]
+        if not self.steps:
+            self.bias.data.fill_(sum(rewards) / len(rewards))
+        self.steps += 1
+        hidden, settings = [self.hidden(sample) for sample in batch.samples], self.settings
+        old = [values.tolist() for values in self.values(hidden)]
+
+        def estimated(lam):
+            return [written_out_advantages(values, reward, lam, settings.gamma) for values, reward in zip(old, rewards, strict=True)]
+
+        targets = torch.tensor(
+            [a + v for row, values in zip(estimated(settings.value_lambda), old, strict=True) for a, v in zip(row, values, strict=True)]
+        )
+        first = torch.tensor([v for values in old for v in values], dtype=torch.float64)
+        for update in range(settings.updates):
+            found = torch.cat(self.values(hidden))
+            error = (found - targets) ** 2
+            if update:
+                error = torch.maximum(error, (first + (found - first).clamp(-settings.value_clip, settings.value_clip) - targets) ** 2)
+            self.optimizer.zero_grad()
+            (error.mean() / 2).backward()
+            torch.nn.utils.clip_grad_norm_([self.weight, self.bias], self.trainer.max_grad_norm)
+            self.optimizer.step()
+        return estimated(settings.policy_lambda)
+
+
+def test_a_critic_is_what_its_formulas_say_in_float64(ppo, rewarded, model_folder, make_spec):
+    fields = {
+        "kind": "head",
+        "learning_rate": 0.02,
+        "updates": 3,
+        "value_clip": 0.01,
+        "value_lambda": 0.7,
+        "policy_lambda": 0.9,
+        "gamma": 0.95,
+    }
+    trainer = {"max_grad_norm": 0.3, "micro_batch_tokens": 16}
+    learner = ppo(trainer, {"whiten": "none"}, warmup_steps=9, **fields)
+    oracle = WrittenOutHead(model_folder, make_spec(trainer=trainer | {"critic": fields}).trainer)
+    for step in range(3):
+        batch = rewarded(step, seed=step)
+        estimates = learner._critic.estimate(batch)
+        learner._critic.forget_gradient()
+        exact = oracle.train(batch)
+        for sample, row in zip(estimates.batch.samples, exact, strict=True):
+            assert sample.advantages[sample.trainable].tolist() == pytest.approx(row, abs=2e-4)
+        learner.train(batch)
+        assert learner._critic._head.weight[0].tolist() == pytest.approx(oracle.weight.tolist(), abs=2e-4)
+        assert learner._critic._head.bias.tolist() == pytest.approx(oracle.bias.tolist(), abs=2e-4)
+    assert oracle.weight.abs().max() > 0.01
 
 
 def test_tokens_that_the_policy_did_not_choose_have_no_value_and_no_advantage(ppo, rewarded):
     learner = ppo()
     batch = rewarded(seed=4)
     assert any(not sample.trainable.all() for sample in batch.samples)
-    judged = learner._critic.judge(batch)
-    for sample, found, values in zip(batch.samples, judged.batch.samples, judged.values, strict=True):
+    estimates = learner._critic.estimate(batch)
+    for sample, found, values in zip(batch.samples, estimates.batch.samples, estimates.values, strict=True):
         assert len(values) == sample.trainable.sum()
         assert found.trainable is sample.trainable
-    trained = np.concatenate([sample.advantages[sample.trainable] for sample in judged.batch.samples]).astype(np.float64)
+    trained = np.concatenate([sample.advantages[sample.trainable] for sample in estimates.batch.samples]).astype(np.float64)
     assert (trained.mean(), trained.var()) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.0, abs=1e-5))
 
 
@@ -157,13 +243,13 @@ def test_rewards_of_single_tokens_are_differences_of_their_sums(ppo, rewarded):
     learner = ppo(algorithm={"whiten": "none"}, policy_lambda=1.0)
     random = np.random.default_rng(3)
     given = [replace(s, advantages=random.normal(size=len(s.token_ids)).astype(np.float32)) for s in rewarded(seed=4).samples]
-    judged = learner._critic.judge(Batch(0, given))
-    for sample, found, values, targets in zip(given, judged.batch.samples, judged.values, judged.targets, strict=True):
+    estimates = learner._critic.estimate(Batch(0, given))
+    for sample, found, values, targets in zip(given, estimates.batch.samples, estimates.values, estimates.targets, strict=True):
         sums = sample.advantages[sample.trainable].astype(np.float64)
         assert targets == pytest.approx(sums, abs=1e-12)
         assert found.advantages[sample.trainable] == pytest.approx(sums - values, abs=1e-6)
     pieces = ppo({"micro_batch_tokens": 12}, {"whiten": "none"}, policy_lambda=1.0)._critic.judge(Batch(0, given))
-    for one, other in zip(judged.batch.samples, pieces.batch.samples, strict=True):
+    for one, other in zip(estimates.batch.samples, pieces.batch.samples, strict=True):
         assert one.advantages == pytest.approx(other.advantages, abs=1e-5), "in micro-batches"
 
 

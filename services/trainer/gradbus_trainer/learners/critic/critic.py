@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -70,6 +70,8 @@ class Critic:
         given = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
         moments = {name: tensor for name, tensor in given.items() if name not in self._named}
         self._optimizer.check(moments)
+        if not given and self._optimizer.tensors():
+            raise ModelError("a critic that was trained cannot go back to a checkpoint before its first step; open the run's learner again")
         if given and not self._named.keys() <= given.keys():
             raise ModelError("the checkpoint has no critic of this kind; resume from the run's own checkpoint")
         with torch.no_grad():
@@ -77,7 +79,7 @@ class Critic:
                 self._named[name].copy_(given[name])
         self._optimizer.restore(moments)
 
-    def judge(self, batch: Batch) -> Judged:
+    def estimate(self, batch: Batch) -> Estimates:
         """The advantages of a step, and the gradient of the critic's first update, which `update` makes.
 
         The samples' `advantages` hold the sums of their rewards from each token on. Values, targets and the first gradient come from one
@@ -87,22 +89,22 @@ class Critic:
             rewards = [float(sample.advantages[0]) for sample in batch.samples]
             nn.init.constant_(self._head.bias, math.fsum(rewards) / len(rewards))
         values: list[Floats] = []
+        targets: list[Floats] = []
         for samples in self._micro_batches(batch):
             found = self._values(samples)
             values += [part.detach().cpu().double().numpy() for part in found]
-            targets = self._targets(samples, values[-len(samples) :])
-            self._loss(found, targets, None, batch).backward()  # type: ignore[no-untyped-call]
+            targets += self._targets(samples, values[-len(samples) :])
+            self._loss(found, targets[-len(samples) :], None, batch).backward()  # type: ignore[no-untyped-call]
         lambdas = [policy_lambda(self._settings, len(row)) for row in values]
         advantages = generalized_advantages(values, _token_rewards(batch.samples), lambdas, self._settings.gamma)
         samples = [_with_advantages(sample, found) for sample, found in zip(batch.samples, advantages, strict=True)]
-        judged = Batch(batch.step, whitened(samples, self._spec.algorithm.whiten))
-        return Judged(judged, values, self._targets(batch.samples, values))
+        return Estimates(Batch(batch.step, whitened(samples, self._spec.algorithm.whiten)), values, targets)
 
     def gradient_norm(self, step: int) -> float:
         """Clips the gradient; its norm before. Raises TrainingError if it is not finite."""
         return check_gradient(float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm)), step)
 
-    def update(self, batch: Batch, judged: Judged) -> None:
+    def update(self, batch: Batch, before: Estimates) -> None:
         """The first update, whose gradient is there and clipped, and the others, each from a forward pass of its own.
 
         Raises TrainingError if a later gradient is not finite.
@@ -110,7 +112,7 @@ class Critic:
         self._optimizer.step(self._settings.learning_rate)
         for _ in range(self._settings.updates - 1):
             self.forget_gradient()
-            targets, olds = iter(judged.targets), iter(judged.values)
+            targets, olds = iter(before.targets), iter(before.values)
             for samples in self._micro_batches(batch):
                 count = len(samples)
                 self._loss(self._values(samples), list(islice(targets, count)), list(islice(olds, count)), batch).backward()  # type: ignore[no-untyped-call]
@@ -134,7 +136,7 @@ class Critic:
         masks = (torch.tensor(sample.trainable, device=values.device) for sample in samples)
         return [part[mask] for part, mask in zip(parts, masks, strict=True)]
 
-    def _targets(self, samples: Sequence[TrainSample], values: Sequence[Floats]) -> Sequence[Floats]:
+    def _targets(self, samples: Sequence[TrainSample], values: Sequence[Floats]) -> list[Floats]:
         lambdas = [self._settings.value_lambda] * len(values)
         advantages = generalized_advantages(values, _token_rewards(samples), lambdas, self._settings.gamma)
         return [advantage + value for advantage, value in zip(advantages, values, strict=True)]
@@ -150,23 +152,24 @@ class Critic:
         return 0.5 * error.sum() / sum(batch.trainable_counts)
 
 
-class Judged:
-    """A step with its advantages; sequences are by sample, float64 over its trainable tokens."""
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What a critic says of a step before its updates; sequences are by sample, float64 over its trainable tokens."""
 
-    def __init__(self, batch: Batch, values: Sequence[Floats], targets: Sequence[Floats]) -> None:
-        self.batch = batch
-        self.values = values
-        self.targets = targets
+    batch: Batch
+    """With advantages in place of rewards."""
+    values: Sequence[Floats]
+    targets: Sequence[Floats]
 
     def metrics(self, norm: float) -> CriticMetrics:
-        """How well the values before the update told the targets."""
+        """How near the values are to the targets."""
         values, targets = np.concatenate(self.values), np.concatenate(self.targets)
         spread = float(targets.var())
-        explained = 1.0 - float((targets - values).var()) / spread if spread > 0.0 else 0.0
+        explained = 1.0 - float((targets - values).var()) / spread if spread > 0.0 else 1.0
         return CriticMetrics(loss=0.5 * float(np.square(targets - values).mean()), explained_variance=explained, grad_norm=norm)
 
 
-def is_critics(name: str) -> bool:
+def belongs_to_critic(name: str) -> bool:
     """Whether a tensor of a checkpoint is the critic's."""
     return name.startswith(_PREFIX)
 

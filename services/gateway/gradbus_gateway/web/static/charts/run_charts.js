@@ -12,7 +12,7 @@ export class RunCharts {
     this.entropy = new Chart({ smooth: true, title: "Entropy", explanation: "of the policy, in nats per token; near 0 it repeats itself", format: fixed, series: [{ label: "entropy" }] });
     this.kl = new Chart({ smooth: true, title: "KL", explanation: "divergence from the base model; 0 without a KL term", series: [{ label: "kl" }] });
     this.length = new Chart({ smooth: true, title: "Response length", explanation: "tokens, mean", format: (value) => fixed(value, 1), series: [{ label: "tokens" }] });
-    this.clip = new Chart({ smooth: true, title: "Clipped", explanation: "share of tokens below / above the clip range", format: (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1)} %` : "–"), series: [{ label: "low" }, { label: "high", colour: 2 }] });
+    this.clip = new Chart({ smooth: true, title: "Clipped", explanation: "share of tokens that the trust region bounds below / above", format: (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1)} %` : "–"), series: [{ label: "low" }, { label: "high", colour: 2 }] });
     this.staleness = new Chart({ title: "Staleness", explanation: "versions behind, mean / maximum", format: (value) => fixed(value, 1), series: [{ label: "mean" }, { label: "max", colour: 2 }] });
     this.truncated = new Chart({ smooth: true, title: "Truncated", explanation: "share of responses that reached max_new_tokens", format: percent, series: [{ label: "truncated" }] });
     this.diff = new Chart({ smooth: true, title: "Trainer – rollout", explanation: "mean difference of log-probabilities", series: [{ label: "difference" }] });
