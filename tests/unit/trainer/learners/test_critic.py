@@ -248,7 +248,7 @@ def test_rewards_of_single_tokens_are_differences_of_their_sums(ppo, rewarded):
         sums = sample.advantages[sample.trainable].astype(np.float64)
         assert targets == pytest.approx(sums, abs=1e-12)
         assert found.advantages[sample.trainable] == pytest.approx(sums - values, abs=1e-6)
-    pieces = ppo({"micro_batch_tokens": 12}, {"whiten": "none"}, policy_lambda=1.0)._critic.judge(Batch(0, given))
+    pieces = ppo({"micro_batch_tokens": 12}, {"whiten": "none"}, policy_lambda=1.0)._critic.estimate(Batch(0, given))
     for one, other in zip(estimates.batch.samples, pieces.batch.samples, strict=True):
         assert one.advantages == pytest.approx(other.advantages, abs=1e-5), "in micro-batches"
 
