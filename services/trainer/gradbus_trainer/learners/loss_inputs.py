@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,18 +48,19 @@ def policy_tokens(
     def tensor(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
 
-    def optional(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
-        there = [part for part in parts if part is not None]
-        return tensor(np.concatenate(there)) if len(there) == len(samples) else None
+    def optional(name: Literal["reference_logprobs", "proximal_logprobs"]) -> torch.Tensor | None:
+        if getattr(samples[0], name) is None:  # then no sample of the run has them
+            return None
+        return tensor(np.concatenate([getattr(sample, name) for sample in samples]))
 
     return PolicyTokens(
         behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
         weights=tensor(np.repeat(weights, lengths) * trainable),
         entropy_weights=tensor(trainable / total),
-        reference_logprobs=optional([sample.reference_logprobs for sample in samples]),
+        reference_logprobs=optional("reference_logprobs"),
         sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
-        proximal_logprobs=optional([sample.proximal_logprobs for sample in samples]),
+        proximal_logprobs=optional("proximal_logprobs"),
     )
 
 
