@@ -31,7 +31,7 @@ def test_every_fault_comes_at_once_with_the_nearest_name(gradbus, spec, tmp_path
     path = tmp_path / "spec.toml"
     path.write_text(
         'name = "Not A Name"\nsead = 1\n[model]\npath = "nowhere"\n[data]\ntrain = "gone.jsonl"\n'
-        "[rollout]\ntemprature = 0.5\ngroup_size = 1\n[reward]\n[schedule]\nsteps = 0\nmode = 'fixed_lagg'\n"
+        "[rollout]\ntemprature = 0.5\ngroup_size = 0\n[reward]\n[schedule]\nsteps = 0\nmode = 'fixed_lagg'\n"
     )
     said = gradbus("run", path).stderr
     for words in (
