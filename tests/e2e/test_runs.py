@@ -71,7 +71,13 @@ def test_a_variant_of_the_algorithm_trains(lab, spec, settings):
     assert lab.learned(lab.train(spec(algorithm=settings)))
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"grpo", "ppo"}))
+OFTEN = {"gspo", "cispo", "sapo", "dppo", "gdpo", "rloo"}
+"""Presets whose parts are in no other run; the others are trained by `make test-faults`."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in sorted(set(PRESETS) - {"grpo", "ppo"})]
+)
 def test_a_preset_trains_and_is_stored_with_the_value_of_every_field(lab, spec, name):
     run = lab.train(spec(algorithm={"name": name}, reward={"grader": MULTI}))
     assert lab.learned(run)

@@ -80,6 +80,7 @@ async def test_kills_change_no_bit_of_a_run_in_bfloat16(stack_of, spec, example)
         assert worst_difference(stack.state.root, example / "model", ledger) < ROUNDING
 
 
+@pytest.mark.slow  # the train loop's own tests kill it as well
 async def test_kills_change_no_bit_of_a_run_with_a_critic(stack_of, spec, tmp_path):
     """After an update of the critic: one death in the warm-up, and one in a later step, whose policy is not updated yet."""
     trainer = spec["trainer"] | {"critic": {"learning_rate": 1e-3, "updates": 2, "warmup_steps": 12}}
