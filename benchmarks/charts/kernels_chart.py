@@ -6,8 +6,9 @@ import math
 from html import escape
 from itertools import groupby
 
-from charts.curves import COLOURS
 from operators.rows import Row
+
+from charts.curves import COLOURS
 
 WIDTH, LABEL, LINE = 930, 500, 15
 PANEL = (WIDTH - LABEL - 40) / 2
