@@ -1,7 +1,7 @@
 """The estimators of advantages: from the rewards of a group's valid samples to one number for each of them.
 
 G valid samples have the rewards r_i, of mean m. To add an estimator: its function, a line in ESTIMATORS, its name in
-`gradbus.spec.algorithm.Estimator`. Sums are by `fsum`, which rounds once, so the order of the samples does not change a bit.
+`gradbus.spec.algorithm.EstimatorName`. Sums are by `fsum`, which rounds once, so the order of the samples does not change a bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
-from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.algorithm import AlgorithmSpec, Whiten
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.presets import PRESETS
 from gradbus.spec.run import RunSpec
@@ -50,6 +50,7 @@ __all__ = [
     "TextSimilarityGrader",
     "TrainerSpec",
     "WeightsSpec",
+    "Whiten",
     "parse_spec",
     "refuse_unstorable",
 ]

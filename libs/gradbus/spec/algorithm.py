@@ -11,16 +11,17 @@ from gradbus.spec.sections import Flag, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
-Estimator = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae"]
+EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae"]
+Whiten = Literal["none", "samples", "tokens"]
 
 
 class AdvantageSpec(Section):
     """From the rewards of a group to the advantages of its samples."""
 
     name: PresetName = "grpo"
-    advantage: Estimator = Field("grpo", description="How a sample's advantage is estimated.")
+    advantage: EstimatorName = Field("grpo", description="How a sample's advantage is estimated.")
     normalize_std: Flag = Field(True, description="Divides advantages by the standard deviation of the group's rewards.")
-    whiten: Literal["none", "samples", "tokens"] = Field(
+    whiten: Whiten = Field(
         "none", description="Gives the advantages of a step the mean 0 and the variance 1, over its samples or its tokens."
     )
     overlong_penalty: Coefficient = Field(0.0, description="What the reward of a sample of max_new_tokens tokens loses.")

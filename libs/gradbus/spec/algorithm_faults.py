@@ -41,7 +41,9 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield from _critic_faults(spec, trainer, schedule)
     if trainer and spec.importance == "decoupled" and spec.dual_clip is not None and trainer.inner.updates == 1:
         message = "the ratio to the policy before the step is 1 in its only update"
-        yield Fault("algorithm.dual_clip", message, _shown(spec.dual_clip), 'none, or importance = "behaviour", or several updates a step')
+        yield Fault(
+            "algorithm.dual_clip", message, json.dumps(spec.dual_clip), 'none, or importance = "behaviour", or several updates a step'
+        )
     if trainer and trainer.inner.updates > 1:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
@@ -56,7 +58,7 @@ def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.normalize_std and (reason := _NO_STD.get(spec.advantage)):
         yield Fault("algorithm.normalize_std", f"advantage = {spec.advantage} {reason}", "true", "false; `whiten` normalises over the step")
     if spec.overlong_penalty and (reason := _NO_SHAPING.get(spec.advantage)):
-        yield Fault("algorithm.overlong_penalty", f"advantage = {spec.advantage} {reason}", _shown(spec.overlong_penalty), "0")
+        yield Fault("algorithm.overlong_penalty", f"advantage = {spec.advantage} {reason}", json.dumps(spec.overlong_penalty), "0")
     if spec.filter == "zero_variance" and spec.advantage in _NO_BASELINE:
         message = "equal rewards carry a signal where a group has no baseline"
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')
@@ -113,7 +115,7 @@ def _inner_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleS
 def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     region = spec.trust_region
     if region in _BOUNDED and not (spec.clip and _fits(spec.clip, region)):
-        yield Fault("algorithm.clip", f"bounds of trust_region = {region}", _shown(spec.clip), _BOUNDED[region])
+        yield Fault("algorithm.clip", f"bounds of trust_region = {region}", json.dumps(spec.clip), _BOUNDED[region])
     if region not in _BOUNDED and spec.clip is not None:
         yield _unread("algorithm.clip", spec, spec.clip, " or ".join(_BOUNDED))
     if region != "clip" and spec.dual_clip is not None:
@@ -124,7 +126,7 @@ def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield _unread("algorithm.soft_temperatures", spec, spec.soft_temperatures, "soft")
     if spec.sequence_mask is not None and not spec.sequence_mask[0] < 1.0 < spec.sequence_mask[1]:
         message = "the mean ratio of a sequence that no update moved is 1"
-        yield Fault("algorithm.sequence_mask", message, _shown(spec.sequence_mask), "[lower < 1, upper > 1]")
+        yield Fault("algorithm.sequence_mask", message, json.dumps(spec.sequence_mask), "[lower < 1, upper > 1]")
 
 
 def _fits(clip: tuple[float, float], region: str) -> bool:
@@ -152,8 +154,4 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
 
 
 def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:
-    return Fault(path, f"trust_region = {spec.trust_region} does not read it", _shown(given), f"none, or trust_region = {readers}")
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value)
+    return Fault(path, f"trust_region = {spec.trust_region} does not read it", json.dumps(given), f"none, or trust_region = {readers}")

@@ -51,11 +51,18 @@ PRESETS: Final[Mapping[str, _Values]] = {
         "ratio": "product",
         "trust_region": "none",
         "aggregate": "sequence",
-    }
-    | {"kl": 0.05, "kl_place": "reward"},
+        "kl": 0.05,
+        "kl_place": "reward",
+    },
     # arXiv:2501.03262.
-    "reinforce_pp": {"advantage": "reinforce", "normalize_std": False, "whiten": "tokens", "filter": "none"}
-    | {"kl": 0.01, "kl_place": "reward"},
+    "reinforce_pp": {
+        "advantage": "reinforce",
+        "normalize_std": False,
+        "whiten": "tokens",
+        "filter": "none",
+        "kl": 0.01,
+        "kl_place": "reward",
+    },
     # Of the same paper.
     "reinforce_pp_baseline": {"normalize_std": False, "whiten": "tokens", "kl": 0.01, "kl_estimator": "k2", "filter": "none"},
     # arXiv:2505.23585.

@@ -24,11 +24,13 @@ from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
-from gradbus_trainer.learners.base import Learner
+from gradbus_trainer.learners.base import Learner, StepMetrics
 from gradbus_trainer.run_control import RunControl
+from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.step.batch_builder import build_batch
 from gradbus_trainer.step.groups import LoggedGroup
 from gradbus_trainer.step.source import StepSource
+from gradbus_trainer.step.whitening import whitened
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepTrace, StepTraces
 from gradbus_trainer.tensors.export import Export, export_version
@@ -62,6 +64,7 @@ class TrainLoop:
         """`state` is that of the learner: restored, or new."""
         self._run_id = record.run_id
         self._spec = record.spec
+        self._algorithm = algorithm_of(record.spec)
         self._parts = parts
         self._state = state
         self._thread = ThreadPoolExecutor(1, "learner")
@@ -101,14 +104,11 @@ class TrainLoop:
 
     async def _train(self, groups: Sequence[LoggedGroup], began: float, trace: StepTrace) -> None:
         step = self._state.step
-        # With a critic the learner whitens, for it makes the advantages.
-        batch, stats = build_batch(step, groups, "none" if self._spec.trainer.critic else self._spec.algorithm.whiten)
+        batch, stats = build_batch(step, groups)
         arrived = time.perf_counter()
         await self._parts.turns.begin()
         begun = time.perf_counter()
-        metrics = await self._in_thread(lambda: self._parts.learner.train(batch))
-        if algorithm_of(self._spec).kl_in_reward:
-            metrics = replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl))
+        metrics = await self._in_thread(lambda: self._learn(batch))
         trace.trained(metrics)
         export = await self._export(step + 1, metrics.noop)
         trace.exported()
@@ -121,6 +121,13 @@ class TrainLoop:
         if (switching := self._parts.turns.switching_seconds()) is not None:
             seconds["switch"] = switching
         self._parts.reporter.trained(step, metrics, stats, seconds)
+
+    def _learn(self, batch: Batch) -> StepMetrics:
+        """Trains the batch; in the learner's thread."""
+        if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
+            batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
+        metrics = self._parts.learner.train(batch)
+        return replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl)) if self._algorithm.kl_in_reward else metrics
 
     async def _export(self, step: int, noop: bool) -> Export:
         """The learner's weights as version `step`."""

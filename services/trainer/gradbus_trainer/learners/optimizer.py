@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 from torch.nn import Parameter
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.adamw import adamw
 
 from gradbus.errors import ModelError
@@ -52,6 +53,15 @@ class AdamW:
             eps=1e-8,
             maximize=False,
         )
+
+    def clip_gradient(self) -> float:
+        """Clips the gradient at `max_grad_norm`; its norm before."""
+        return float(clip_grad_norm_(self._parameters.values(), self._trainer.max_grad_norm))
+
+    def forget_gradient(self) -> None:
+        """Frees the gradients."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def tensors(self) -> LazyTensors:
         """The state, float32."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
 from gradbus import crash_points
 from gradbus.algorithms import learner_computes_reference
@@ -94,7 +93,7 @@ class TorchLearner:
             try:
                 metrics = self._optimise(batch, metrics) if self._critic is None else self._optimise_both(batch, metrics, self._critic)
             finally:
-                self._forget_gradient()
+                self._optimizer.forget_gradient()
                 if self._critic is not None:
                     self._critic.forget_gradient()
         self._step = batch.step + 1
@@ -166,7 +165,7 @@ class TorchLearner:
         return Batch(batch.step, anchored)
 
     def _update(self, batch: Batch, before: StepMetrics) -> StepMetrics:
-        self._forget_gradient()
+        self._optimizer.forget_gradient()
         step = GradientStep()
         self._accumulate(step, ((tokens, partial(self._loss, samples, tokens)) for samples, tokens in self._micro_batches(batch)))
         norm = step.update(lambda: self._clip_and_step(batch.step, before.learning_rate))
@@ -181,20 +180,15 @@ class TorchLearner:
         metrics, of_critic = before, estimates.metrics(critic.gradient_norm(batch.step))
         critic.update(batch, estimates)
         crash_points.reached("between-critic-and-policy")
-        if self._spec.trainer.critic and batch.step >= self._spec.trainer.critic.warmup_steps:
+        if not critic.warms_up(batch.step):
             metrics = self._optimise(estimates.batch, before)
         return replace(metrics, tokens=sum(batch.trainable_counts), critic=of_critic)
 
     def _clip_and_step(self, step: int, rate: float) -> float:
-        norm = float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm))
-        check_gradient(norm, step)
+        norm = check_gradient(self._optimizer.clip_gradient(), step)
         self._optimizer.step(rate)
         self._round()
         return norm
-
-    def _forget_gradient(self) -> None:
-        for parameter in self._named.values():
-            parameter.grad = None
 
     def _round(self) -> None:
         if self._working is not None:

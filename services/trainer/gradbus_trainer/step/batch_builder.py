@@ -12,7 +12,6 @@ from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAI
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_trainer.step.batch import Batch, TrainSample
 from gradbus_trainer.step.groups import LoggedGroup
-from gradbus_trainer.step.whitening import Whiten, whitened
 
 Verdict = Literal["trained", "filtered", "dropped"]
 _VERDICTS: dict[int, Verdict] = {VERDICT_TRAIN: "trained", VERDICT_FILTERED: "filtered", VERDICT_DROPPED: "dropped"}
@@ -109,17 +108,14 @@ class BatchStats:
         self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
 
 
-def build_batch(step: int, groups: Sequence[LoggedGroup], whiten: Whiten = "none") -> tuple[Batch, BatchStats]:
-    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups.
-
-    Advantages are those of the groups, whitened over the step as `whiten` says.
-    """
+def build_batch(step: int, groups: Sequence[LoggedGroup]) -> tuple[Batch, BatchStats]:
+    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups."""
     rows: list[TrainSample] = []
     stats = BatchStats()
     for group in groups:
         stats.add(step, group)
         rows += group.decoded.rows
-    return Batch(step, whitened(rows, whiten)), stats
+    return Batch(step, rows), stats
 
 
 def _mean(values: Sequence[float]) -> float:

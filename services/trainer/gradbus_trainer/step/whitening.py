@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradbus.spec import Whiten
 from gradbus_trainer.step.batch import TrainSample
 
-Whiten = Literal["none", "samples", "tokens"]
 _LEAST_VARIANCE: Final = 1e-8
 
 

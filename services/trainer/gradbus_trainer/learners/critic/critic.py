@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from gradbus.errors import ModelError
 from gradbus.spec import CriticSpec, RunSpec
@@ -39,15 +38,14 @@ class Critic:
     def __init__(self, folder: Path, spec: RunSpec, settings: CriticSpec, policy: LanguageModel) -> None:
         """Raises ModelError."""
         self._spec, self._settings = spec, settings
-        full = settings.kind == "full"
-        self._body = load_causal_lm(folder, torch.float32, str(policy.device)) if full else policy
-        if full:
+        self._trains_body = settings.kind == "full"
+        self._body = load_causal_lm(folder, torch.float32, str(policy.device)) if self._trains_body else policy
+        if self._trains_body:
             self._body.set_checkpointing(spec.trainer.gradient_checkpointing)
-        self._trains_body = full
         self._head = nn.Linear(policy.head_weight.shape[1], 1, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        body = self._body.trained_parameters() if full else {}
+        body = self._body.trained_parameters() if self._trains_body else {}
         unused = {id(self._body.head_weight)} - {id(module.weight) for module in self._body.modules() if isinstance(module, nn.Embedding)}
         self._named = {name: parameter for name, parameter in body.items() if id(parameter) not in unused}
         self._named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
@@ -58,6 +56,10 @@ class Critic:
         """Tensors that only the critic has on the device."""
         own = [*self._body.parameters(), *self._body.buffers()] if self._trains_body else []
         return [*own, *self._head.parameters(), *self._optimizer.tensors().values()]
+
+    def warms_up(self, step: int) -> bool:
+        """Whether the critic alone is trained in this step."""
+        return step < self._settings.warmup_steps
 
     def tensors(self) -> LazyTensors:
         """Weights as `critic.<name>` with their moments; none before the first step."""
@@ -94,7 +96,7 @@ class Critic:
             found = self._values(samples)
             values += [part.detach().cpu().double().numpy() for part in found]
             targets += self._targets(samples, values[-len(samples) :])
-            self._loss(found, targets[-len(samples) :], None, batch).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(self._loss(found, targets[-len(samples) :], None, batch))
         lambdas = [policy_lambda(self._settings, len(row)) for row in values]
         advantages = generalized_advantages(values, _token_rewards(batch.samples), lambdas, self._settings.gamma)
         samples = [_with_advantages(sample, found) for sample, found in zip(batch.samples, advantages, strict=True)]
@@ -102,7 +104,7 @@ class Critic:
 
     def gradient_norm(self, step: int) -> float:
         """Clips the gradient; its norm before. Raises TrainingError if it is not finite."""
-        return check_gradient(float(clip_grad_norm_(self._named.values(), self._spec.trainer.max_grad_norm)), step)
+        return check_gradient(self._optimizer.clip_gradient(), step)
 
     def update(self, batch: Batch, before: Estimates) -> None:
         """The first update, whose gradient is there and clipped, and the others, each from a forward pass of its own.
@@ -114,15 +116,14 @@ class Critic:
             self.forget_gradient()
             targets, olds = iter(before.targets), iter(before.values)
             for samples in self._micro_batches(batch):
-                count = len(samples)
-                self._loss(self._values(samples), list(islice(targets, count)), list(islice(olds, count)), batch).backward()  # type: ignore[no-untyped-call]
+                wanted, old = (list(islice(parts, len(samples))) for parts in (targets, olds))
+                torch.autograd.backward(self._loss(self._values(samples), wanted, old, batch))
             self.gradient_norm(batch.step)
             self._optimizer.step(self._settings.learning_rate)
 
     def forget_gradient(self) -> None:
         """Frees the gradients."""
-        for parameter in self._named.values():
-            parameter.grad = None
+        self._optimizer.forget_gradient()
 
     def _micro_batches(self, batch: Batch) -> Sequence[Sequence[TrainSample]]:
         return micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._body.shares_prompts)
