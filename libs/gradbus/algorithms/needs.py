@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradbus.algorithms.algorithm import algorithm_of
+from gradbus.algorithms.of_run import algorithm_of
 from gradbus.errors import Fault
 from gradbus.spec import Grader, RunSpec
 
 
 def need_faults(spec: RunSpec) -> Iterator[Fault]:
     """Faults of a spec whose groups or rewards do not have what its algorithm needs."""
+    if spec.trains_given:
+        return
     algorithm, grader = algorithm_of(spec), spec.reward.grader
     estimator, name = algorithm.estimator, spec.algorithm.advantage
     if estimator.least_samples > spec.rollout.group_size:

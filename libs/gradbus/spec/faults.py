@@ -13,6 +13,8 @@ from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
 from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
+from gradbus.spec.kind_faults import kind_faults
+from gradbus.spec.kinds import Kind, with_kind
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
 from gradbus.spec.run import RunSpec
@@ -50,8 +52,12 @@ def parse_spec(body: object) -> RunSpec:
         if len(found) > MAX_FAULTS:
             faults.append(Fault("(body)", f"has {len(found) - MAX_FAULTS} more faults"))
         spec = None
-    sections = _valid_sections(body) if spec is None else dict(spec)
+    sections = _valid_sections(with_kind(body)) if spec is None else dict(spec)
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
+    if (kind := body.get("kind", "rl")) in get_args(Kind):
+        faults.extend(kind_faults(kind, sections))
+    if kind == "rl" and "reward" in sections:
+        faults.extend(_reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant":
         faults.extend(_numerics_faults(sections))
@@ -110,8 +116,6 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
                 "true",
                 f"false, or rollout.engine = {' or '.join(engines_with('deterministic'))}",
             )
-    if reward := sections.get("reward"):
-        yield from _reward_faults(reward)
     if (schedule := sections.get("schedule")) and deterministic is True and schedule.mode != "fixed_lag":
         yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
     if trainer := sections.get("trainer"):

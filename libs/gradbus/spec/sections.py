@@ -18,6 +18,7 @@ DecayRate = Annotated[Number, Field(ge=0.0, le=1.0)]
 TokenId = Annotated[Integer, Field(ge=0, lt=1 << 22)]
 Dtype = Literal["fp32", "bf16"]
 Template = Annotated[str, Field(max_length=65_536)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -47,7 +48,10 @@ class DataSpec(Section):
 
     train: str = Field(min_length=1, max_length=4096, description="Path, or the digest of an uploaded file.")
     eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
-    prompt: str = Field("prompt", min_length=1, max_length=256, description="Column with the prompt: text, or a list of chat messages.")
+    prompt: ColumnName = Field("prompt", description="Column with the prompt: text, or a list of chat messages.")
+    completion: ColumnName = Field("completion", description="`sft`: column with the response to the prompt: text, or chat messages.")
+    chosen: ColumnName = Field("chosen", description="Pairs: column with the better response.")
+    rejected: ColumnName = Field("rejected", description="Pairs: column with the worse response.")
 
 
 class RolloutSpec(Section):
@@ -141,7 +145,7 @@ Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | Mul
 
 
 class RewardSpec(Section):
-    """Exactly one of `grader` (runs in Gradbus) and `service` (your own scorer)."""
+    """Exactly one of `grader` (runs in Gradbus) and `service` (your own scorer); neither in a run on given responses."""
 
     grader: Grader | None = None
     service: str | None = Field(None, max_length=2048, description="grpc://host:port or http(s)://host:port/path of your own scorer.")

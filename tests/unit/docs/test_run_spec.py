@@ -14,6 +14,7 @@ from gradbus.spec import (
     InnerSpec,
     LoraSpec,
     MultiGrader,
+    PreferenceSpec,
     PythonGrader,
     RunSpec,
     StringCheckGrader,
@@ -29,6 +30,7 @@ SECTIONS = {
 }
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
+MODELS |= {"[preference]": PreferenceSpec}
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 

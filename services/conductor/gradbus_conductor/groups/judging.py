@@ -93,9 +93,11 @@ class GroupJudge:
         A group may be in several calls. The call that brings its last answer makes its entry and asks the reference.
         """
         scored = [pending for pending in batch if pending.entry is not None]
-        await self._score([pending for pending in batch if pending.entry is None])
+        scores = not self._spec.trains_given
+        if scores:
+            await self._score([pending for pending in batch if pending.entry is None])
         for pending in batch:
-            if pending.entry is None and pending.is_answered:
+            if pending.entry is None and (pending.is_answered or not scores):
                 pending.entry = self._entry(pending)
                 scored.append(pending)
         await self._add_reference(scored)
@@ -170,7 +172,7 @@ class GroupJudge:
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
             reason=advantages.reason,
             group=group.SerializeToString(),
-            rewards=[pending.answers[sample_id] for sample_id in pending.ids],
+            rewards=[pending.answers[sample_id] for sample_id in pending.ids if sample_id in pending.answers],
             version=group.version,
         )
 

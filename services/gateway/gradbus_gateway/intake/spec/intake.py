@@ -62,13 +62,15 @@ class SpecIntake:
             model, found = await self._models.store(model_spec, caller)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
-            data, found = await self._datasets.store(data_spec, caller)
+            data, found = await self._datasets.store(data_spec, caller, spec.response_columns if spec else ())
             faults.extend(found)
         if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
             # In a thread as well: a source is parsed in another process.
             async with self._graders.turn(caller):
                 faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
-        faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
+        samples = sections.get("kind", "rl") == "rl"
+        rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if samples else None
+        faults.extend(fit_faults(model, data, rollout))
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
@@ -88,8 +90,11 @@ class SpecIntake:
 
 
 def with_operator_scorer(body: object, service: str) -> object:
-    """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed."""
-    if not service or not isinstance(body, Mapping):
+    """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed.
+
+    A run that trains on given responses has no scorer.
+    """
+    if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl":
         return body
     given = body.get("reward")
     others = {name: value for name, value in given.items() if name not in {"grader", "service"}} if isinstance(given, Mapping) else {}
