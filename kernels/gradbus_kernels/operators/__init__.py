@@ -20,6 +20,7 @@ from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linea
 from gradbus_kernels.operators.policy_loss.terms import token_weights
 from gradbus_kernels.operators.preference_loss.api import PreferenceLoss, preference_loss
 from gradbus_kernels.operators.preference_loss.inputs import PairTokens, PreferenceSettings
+from gradbus_kernels.operators.preference_loss.ranking import RankingLoss, ranking_loss
 from gradbus_kernels.operators.prefix_shared_attention.api import (
     prefix_shared_attention,
     prefix_shared_attention_reference,
@@ -43,6 +44,7 @@ __all__ = [
     "PreferenceSettings",
     "PrefixLayout",
     "Ran",
+    "RankingLoss",
     "RatioSummary",
     "Sampled",
     "SamplingParams",
@@ -74,6 +76,7 @@ __all__ = [
     "prefix_shared_attention_with_sinks",
     "prefix_shared_attention_with_sinks_reference",
     "provenance",
+    "ranking_loss",
     "sample",
     "sample_at",
     "sample_reference",

@@ -9,13 +9,14 @@ from typing import Final
 from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import GroupAdvantages, ScoredSample
 from gradbus.algorithms.reward_kl import TokenKls
-from gradbus.spec import PREFERENCE_KINDS, Kind
+from gradbus.spec import PAIR_KINDS, Kind
 from gradbus.v1.sample_pb2 import Sample
 
 _CHOSEN: Final = 1.0
 _REJECTED: Final = -1.0
 _SUPERVISED_METRICS: Final = ("entropy",)
 _PREFERENCE_METRICS: Final = ("accuracy", "margin", "chosen_logprob", "rejected_logprob")
+_REWARD_MODEL_METRICS: Final = ("accuracy", "margin", "chosen_score", "rejected_score")
 _WITH_REFERENCE: Final = ("dpo", "ipo")
 """The losses that compare the policy with the base model."""
 
@@ -39,7 +40,9 @@ class GivenResponses(Algorithm):
     @property
     def metric_names(self) -> Sequence[str]:
         """See `Algorithm`."""
-        return _PREFERENCE_METRICS if self.kind in PREFERENCE_KINDS else _SUPERVISED_METRICS
+        if self.kind == "reward_model":
+            return _REWARD_MODEL_METRICS
+        return _PREFERENCE_METRICS if self.kind in PAIR_KINDS else _SUPERVISED_METRICS
 
     def group_advantages(
         self,

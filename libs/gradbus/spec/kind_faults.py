@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.kinds import GIVEN_RESPONSES, PREFERENCE_KINDS, PreferenceSpec
+from gradbus.spec.kinds import GIVEN_RESPONSES, PAIR_KINDS, PreferenceSpec
 from gradbus.spec.sections import DataSpec, EvaluationSpec, RewardSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
 
 _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
@@ -19,9 +19,14 @@ _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
     "weights": (WeightsSpec(), "sends its weights to nobody"),
 }
 """Sections that a run on given responses does not read, and why."""
-_COLUMNS: Final = {"sft": ("completion",)} | dict.fromkeys(PREFERENCE_KINDS, ("chosen", "rejected"))
+_COLUMNS: Final = {"sft": ("completion",)} | dict.fromkeys(PAIR_KINDS, ("chosen", "rejected"))
 """Fields of `data` with the responses of each kind."""
-_OF_LOSS: Final = {"margin": ("simpo",), "label_smoothing": ("dpo",)}
+_OF_LOSS: Final = {
+    "beta": ("dpo", "ipo", "simpo", "orpo"),
+    "margin": ("simpo",),
+    "label_smoothing": ("dpo",),
+    "center": ("reward_model",),
+}
 """Fields of `preference` that only some kinds read."""
 
 
@@ -52,9 +57,20 @@ def _trainer_faults(kind: str, trainer: TrainerSpec) -> Iterator[Fault]:
     if trainer.inner.updates > 1:
         message = f"a step of kind {kind} trains each of its rows once"
         yield Fault("trainer.inner", message, f"{trainer.inner.updates} updates", "no [trainer.inner]; take smaller steps, or more of them")
-    if trainer.backend == "deepspeed" and kind in PREFERENCE_KINDS:
+    if trainer.backend == "deepspeed" and kind in PAIR_KINDS:
         message = "a loss of pairs needs both responses, and ranks share the rows of a step"
         yield Fault("trainer.backend", message, '"deepspeed"', '"torch"')
+    if kind == "reward_model":
+        yield from _reward_model_faults(trainer)
+
+
+def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
+    if trainer.lora is not None:
+        yield Fault("trainer.lora", "a reward model trains every weight and its head", allowed="no [trainer.lora], or another kind")
+    if trainer.dtype != "fp32":
+        yield Fault(
+            "trainer.dtype", "a reward model is trained in float32", json.dumps(trainer.dtype), '"fp32"; weights.dtype may be "bf16"'
+        )
 
 
 def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
@@ -70,8 +86,8 @@ def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
 def _preference_faults(kind: str, preference: Any) -> Iterator[Fault]:
     if preference is None:
         return
-    if kind not in PREFERENCE_KINDS:
-        yield Fault("preference", f"a run of kind {kind} has no pairs", allowed=f"no [preference], or kind = {', '.join(PREFERENCE_KINDS)}")
+    if kind not in PAIR_KINDS:
+        yield Fault("preference", f"a run of kind {kind} has no pairs", allowed=f"no [preference], or kind = {', '.join(PAIR_KINDS)}")
         return
     for field, kinds in _OF_LOSS.items():
         given = getattr(preference, field)

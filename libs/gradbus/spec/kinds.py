@@ -9,8 +9,8 @@ from pydantic import Field
 
 from gradbus.spec.sections import DataSpec, Number, Section
 
-Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo"]
-PREFERENCE_KINDS: Final = ("dpo", "ipo", "simpo", "orpo")
+Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "reward_model"]
+PAIR_KINDS: Final = ("dpo", "ipo", "simpo", "orpo", "reward_model")
 """Trained on pairs of a chosen and a rejected response."""
 
 GIVEN_RESPONSES: Final[Mapping[str, Any]] = {
@@ -27,13 +27,16 @@ _PAPERS: Final[Mapping[str, Mapping[str, float]]] = {"simpo": {"beta": 2.0, "mar
 
 
 class PreferenceSpec(Section):
-    """The loss on pairs, with `kind` `dpo`, `ipo`, `simpo` or `orpo`."""
+    """The loss on pairs, with `kind` `dpo`, `ipo`, `simpo`, `orpo` or `reward_model`."""
 
     beta: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(
         0.1, description="Factor of the difference between the responses; `orpo`: weight of the odds ratio."
     )
     margin: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(0.0, description="`simpo`: the margin that a pair should reach.")
     label_smoothing: Annotated[Number, Field(ge=0.0, lt=0.5)] = Field(0.0, description="`dpo`: part of the pairs whose order is wrong.")
+    center: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(
+        0.0, description="`reward_model`: weight of the squared sum of a pair's scores, which keeps them around 0."
+    )
 
 
 def response_columns(kind: Kind, data: DataSpec) -> tuple[str, ...]:
@@ -48,6 +51,6 @@ def with_kind(given: Any) -> Any:
     if not isinstance(given, Mapping) or given.get("kind") not in get_args(Kind)[1:]:
         return given
     given = {"algorithm": GIVEN_RESPONSES, **given}
-    if given["kind"] not in PREFERENCE_KINDS or not isinstance(preference := given.get("preference", {}), Mapping):
+    if given["kind"] not in PAIR_KINDS or not isinstance(preference := given.get("preference", {}), Mapping):
         return given
     return {**given, "preference": {**_PAPERS.get(given["kind"], {}), **preference}}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.kinds import PREFERENCE_KINDS, Kind, PreferenceSpec, response_columns, with_kind
+from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, response_columns, with_kind
 from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,
@@ -68,7 +68,7 @@ class RunSpec(BaseModel):
     @property
     def trains_pairs(self) -> bool:
         """Whether a group is a chosen and a rejected response."""
-        return self.kind in PREFERENCE_KINDS
+        return self.kind in PAIR_KINDS
 
     @property
     def response_columns(self) -> tuple[str, ...]:

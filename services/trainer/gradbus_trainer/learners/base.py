@@ -69,11 +69,11 @@ class PreferenceMetrics:
     accuracy: float = 0.0
     """Share of pairs whose chosen response has the higher reward."""
     margin: float = 0.0
-    """Of the rewards, beta times what the loss compares."""
-    chosen_logprob: float = 0.0
-    """Of a whole chosen response, nats."""
-    rejected_logprob: float = 0.0
-    """Of a whole rejected response, nats."""
+    """Of the rewards: beta times what the loss compares, or of a reward model's scores."""
+    chosen: float = 0.0
+    """Log-probability of the chosen response, nats, or its score by a reward model."""
+    rejected: float = 0.0
+    """The same of the rejected response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,10 @@ class StepMetrics:
             "critic_grad_norm": critic.grad_norm,
             "accuracy": preference.accuracy,
             "margin": preference.margin,
-            "chosen_logprob": preference.chosen_logprob,
-            "rejected_logprob": preference.rejected_logprob,
+            "chosen_logprob": preference.chosen,
+            "rejected_logprob": preference.rejected,
+            "chosen_score": preference.chosen,
+            "rejected_score": preference.rejected,
         }
 
 
