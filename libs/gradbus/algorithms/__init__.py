@@ -3,7 +3,7 @@
 from gradbus.algorithms.algorithm import Algorithm, algorithm_of
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS
-from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_service
+from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 
 __all__ = [
     "ESTIMATORS",
@@ -14,5 +14,6 @@ __all__ = [
     "algorithm_of",
     "learner_computes_reference",
     "need_faults",
+    "needs_reference_logprobs",
     "needs_reference_service",
 ]

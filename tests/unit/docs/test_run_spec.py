@@ -15,6 +15,7 @@ from gradbus.spec import (
     LoraSpec,
     MultiGrader,
     PythonGrader,
+    RewardModelSpec,
     RunSpec,
     StringCheckGrader,
     TextSimilarityGrader,
@@ -29,6 +30,7 @@ SECTIONS = {
 }
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
+MODELS["[reward.model]"] = RewardModelSpec
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 
