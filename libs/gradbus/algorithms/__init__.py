@@ -3,7 +3,7 @@
 from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS
-from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_service
+from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "algorithm_of",
     "learner_computes_reference",
     "need_faults",
+    "needs_reference_logprobs",
     "needs_reference_service",
 ]

@@ -182,9 +182,10 @@ def _trainer_faults(trainer: Any) -> Iterator[Fault]:
 
 
 def _reward_faults(reward: Any) -> Iterator[Fault]:
-    if (reward.grader is None) == (reward.service is None):
-        given = "both" if reward.grader is not None else "neither"
-        yield Fault("reward", "a reward has exactly one source", given, "exactly one of `grader` and `service`")
+    given = [name for name in ("grader", "service", "model") if getattr(reward, name) is not None]
+    if len(given) != 1:
+        shown = " and ".join(given) or "none of them"
+        yield Fault("reward", "a reward has exactly one source", shown, "exactly one of `grader`, `service` and `model`")
     if reward.service is not None and not _is_address(reward.service):
         yield Fault("reward.service", "not the address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
     graders = {"reward.grader": reward.grader}

@@ -15,7 +15,7 @@ from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, Rollou
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
-from gradbus_gateway.intake.model.intake import ModelIntake
+from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
 from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
@@ -26,6 +26,7 @@ from gradbus_gateway.intake.spec.faults import (
     reward_faults,
     server_faults,
 )
+from gradbus_gateway.intake.spec.reward_model import reward_model_faults, store_reward_model
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -68,9 +69,10 @@ class SpecIntake:
             # In a thread as well: a source is parsed in another process.
             async with self._graders.turn(caller):
                 faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
+        scorer, found = await store_reward_model(self._models, reward, caller)
         samples = sections.get("kind", "rl") == "rl"
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if samples else None
-        faults.extend(fit_faults(model, data, rollout))
+        faults.extend([*found, *reward_model_faults(scorer, model, rollout), *fit_faults(model, data, rollout)])
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
@@ -83,7 +85,7 @@ class SpecIntake:
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:
             raise SpecError(faults)
-        spec = spec.model_copy(update={"model": model.spec, "data": data.spec})
+        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, "reward": _with_stored(spec.reward, scorer)})
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
@@ -97,8 +99,13 @@ def with_operator_scorer(body: object, service: str) -> object:
     if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl":
         return body
     given = body.get("reward")
-    others = {name: value for name, value in given.items() if name not in {"grader", "service"}} if isinstance(given, Mapping) else {}
+    sources = {"grader", "service", "model"}
+    others = {name: value for name, value in given.items() if name not in sources} if isinstance(given, Mapping) else {}
     return {**body, "reward": {**others, "service": service}}
+
+
+def _with_stored(reward: RewardSpec, scorer: StoredModel | None) -> RewardSpec:
+    return reward if scorer is None else reward.model_copy(update={"model": scorer.spec})
 
 
 def _valid(kind: type[Section], value: object) -> Section | None:
