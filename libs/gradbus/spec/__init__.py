@@ -5,6 +5,7 @@ from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.presets import PRESETS
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import (
+    AncestorSpec,
     CheckpointSpec,
     CriticSpec,
     DataSpec,
@@ -12,6 +13,7 @@ from gradbus.spec.sections import (
     EvaluationSpec,
     Grader,
     InnerSpec,
+    LineageSpec,
     LoraSpec,
     ModelSpec,
     MultiGrader,
@@ -23,6 +25,7 @@ from gradbus.spec.sections import (
     StringCheckGrader,
     TextSimilarityGrader,
     TrainerSpec,
+    Version,
     WeightsSpec,
 )
 
@@ -30,6 +33,7 @@ __all__ = [
     "MAX_FAULTS",
     "PRESETS",
     "AlgorithmSpec",
+    "AncestorSpec",
     "CheckpointSpec",
     "CriticSpec",
     "DataSpec",
@@ -37,6 +41,7 @@ __all__ = [
     "EvaluationSpec",
     "Grader",
     "InnerSpec",
+    "LineageSpec",
     "LoraSpec",
     "ModelSpec",
     "MultiGrader",
@@ -49,6 +54,7 @@ __all__ = [
     "StringCheckGrader",
     "TextSimilarityGrader",
     "TrainerSpec",
+    "Version",
     "WeightsSpec",
     "Whiten",
     "parse_spec",

@@ -13,6 +13,7 @@ from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
 from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
+from gradbus.spec.model_faults import model_faults
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
 from gradbus.spec.run import RunSpec
@@ -51,6 +52,7 @@ def parse_spec(body: object) -> RunSpec:
             faults.append(Fault("(body)", f"has {len(found) - MAX_FAULTS} more faults"))
         spec = None
     sections = _valid_sections(body) if spec is None else dict(spec)
+    faults.extend(model_faults(sections.get("model")))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant":

@@ -58,25 +58,25 @@ class ModelIntake:
     async def store(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
         """The stored model, or None and its faults. Raises the problem 503 if this gateway is too busy to tell."""
         try:
-            files = model.files if model.files is not None else await self._store_folder(model, caller)
+            files = model.files if model.files is not None else await self._store_folder(model.path or "", model.revision, caller)
             return await self._checked_model(model, files, caller), []
         except SpecError as error:
             return None, list(error.faults)
         except ModelError as error:
-            return None, [Fault("model", str(error), model.path)]
+            return None, [Fault("model", str(error), model.source)]
         except OSError as error:
-            return None, [Fault("model.path", f"cannot be read: {error.strerror or 'the server failed'}", model.path)]
+            return None, [Fault("model.path", f"cannot be read: {error.strerror or 'the server failed'}", model.source)]
 
-    async def _store_folder(self, model: ModelSpec, caller: str) -> dict[str, str]:
-        folder = await asyncio.to_thread(under_roots, model.path, self._settings.model_roots)
-        if folder is None and is_hub_id(model.path) and model.revision:
-            return await self._store_download(model.path, model.revision, caller)
+    async def _store_folder(self, path: str, revision: str | None, caller: str) -> dict[str, str]:
+        folder = await asyncio.to_thread(under_roots, path, self._settings.model_roots)
+        if folder is None and is_hub_id(path) and revision:
+            return await self._store_download(path, revision, caller)
         if folder is None:
-            hint = "; a hub id needs `model.revision`" if is_hub_id(model.path) else ""
+            hint = "; a hub id needs `model.revision`" if is_hub_id(path) else ""
             message = "not a folder the server may read" + hint
-            raise SpecError([Fault("model.path", message, model.path, allowed_paths(self._settings.model_roots))])
+            raise SpecError([Fault("model.path", message, path, allowed_paths(self._settings.model_roots))])
         if not await asyncio.to_thread(folder.is_dir):
-            raise SpecError([Fault("model.path", "not a folder", model.path, "a folder in Hugging Face layout")])
+            raise SpecError([Fault("model.path", "not a folder", path, "a folder in Hugging Face layout")])
         async with self._folders.turn(caller):
             return await self._store_files(folder)
 

@@ -11,11 +11,13 @@ from pydantic import BaseModel, ValidationError
 from gradbus.algorithms import need_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
-from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, parse_spec
+from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, Version, parse_spec
+from gradbus.spec.model_faults import model_faults
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
-from gradbus_gateway.intake.model.intake import ModelIntake
+from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
+from gradbus_gateway.intake.model.run_models import RunModel, RunModels, of_version
 from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
@@ -35,8 +37,9 @@ _GRADERS_AT_A_TIME: Final = 2
 class SpecIntake:
     """Checks a spec and stores the model and the data that it names."""
 
-    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings) -> None:
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings, run_models: RunModels) -> None:
         self._settings = settings
+        self._run_models = run_models
         self._prompts = PromptCheck(objects, tokenizers)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
@@ -59,7 +62,7 @@ class SpecIntake:
         sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
-            model, found = await self._models.store(model_spec, caller)
+            model, found = await self._store_model(model_spec, caller)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
             data, found = await self._datasets.store(data_spec, caller)
@@ -85,6 +88,28 @@ class SpecIntake:
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
+
+    async def keep_model(self, spec: RunSpec) -> None:
+        """To be called once a run with this spec is stored: from then on nobody deletes its model.
+
+        Raises SpecError if its model was a version that the other run has replaced and deleted since the check.
+        """
+        model = spec.model
+        if model.lineage is not None and not await self._run_models.keep(RunModel(model.files or {}, model.lineage)):
+            message = "the other run has deleted this version meanwhile"
+            raise SpecError([Fault("model.version", message, str(model.version), '"last"; or the other run with a larger checkpoint.keep')])
+
+    async def _store_model(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
+        """The model, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
+        if any(model_faults(model)):
+            return None, []
+        try:
+            if model.run is not None:
+                version: Version = "last" if model.version is None else model.version
+                model = of_version(model, await self._run_models.resolve(model.run, version, caller))
+        except SpecError as error:
+            return None, list(error.faults)
+        return await self._models.store(model, caller)
 
 
 def with_operator_scorer(body: object, service: str) -> object:
