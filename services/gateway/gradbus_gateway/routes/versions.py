@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -17,7 +18,7 @@ from gradbus_gateway.resources.versions import ExportFile, ExportMerge, ExportRe
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 from gradbus_gateway.runs.store import Run
-from gradbus_gateway.runs.version_files import base_files, version_files
+from gradbus_gateway.runs.version_files import VersionFile, base_files, version_files
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
 _TIMEOUT_SECONDS = 5.0
@@ -67,13 +68,17 @@ async def export_run(
 async def _files(gateway: Gateway, run: Run, manifest: WeightManifest, adapters: bool) -> tuple[list[ExportFile], ExportMerge | None]:
     model, lora = run.record.spec.model, run.record.spec.trainer.lora
     if lora is None:
-        return await version_files(gateway.objects, model.files or {}, manifest), None
+        return _exported(await version_files(gateway.objects, model.files or {}, manifest)), None
     shard = manifest.shards[0]
     trained = ExportFile(name=ADAPTER_FILE, id=shard.digest, bytes=shard.size_bytes)
     if not adapters:
-        return base_files(model.files or {}), ExportMerge(adapters=trained, scale=lora.scale)
+        return _exported(base_files(model.files or {})), ExportMerge(adapters=trained, scale=lora.scale)
     config = adapter_config(lora, (model.revision and model.path) or "")
     return [ExportFile(name=CONFIG_FILE, id=await gateway.objects.put_blob(config), bytes=len(config)), trained], None
+
+
+def _exported(files: Iterable[VersionFile]) -> list[ExportFile]:
+    return [ExportFile(name=file.name, id=file.digest, bytes=file.size_bytes) for file in files]
 
 
 async def _versions(gateway: Gateway, run_id: str) -> ListVersionsResponse:

@@ -62,7 +62,7 @@ class RunModels:
             )
             raise _refusal(f"{field}.run", "the run trains adapters, which are no model by themselves", run, allowed)
         manifest = _chosen(await self._committed(parent.run_id), version, parent, field)
-        files = {file.name: file.id for file in await version_files(self._objects, spec.model.files or {}, manifest)}
+        files = {file.name: file.digest for file in await version_files(self._objects, spec.model.files or {}, manifest)}
         return RunModel(files, _lineage(parent, manifest))
 
     async def keep(self, found: RunModel) -> bool:
