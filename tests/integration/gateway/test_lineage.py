@@ -2,18 +2,29 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save
 
+from gradbus.access.api_keys import new_api_key, write_api_keys
 from gradbus.bus import Buckets
 from gradbus.client import Client
-from gradbus.control.condemned import Condemned, key_of
+from gradbus.control.condemned import Condemned, CondemnedBlobs, key_of
 from gradbus.errors import SpecError
 from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, OpenTermRequest, PublishVersionRequest
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
+from gradbus_gateway.auth.keyring import Keyring
+from gradbus_gateway.intake.model.run_models import RunModels
+from gradbus_gateway.intake.spec.intake import SpecIntake
+from gradbus_gateway.intake.submission import RunIntake, Submission
+from gradbus_gateway.quotas.runs import RunQuota
+from gradbus_gateway.runs.idempotency import IdempotencyKeys
+from gradbus_gateway.runs.relations import RunRelations
+from gradbus_gateway.runs.store import RunStore
+from gradbus_gateway.settings import GatewaySettings, Quotas
 
 
 @dataclass
@@ -133,9 +144,41 @@ async def test_a_deleted_run_is_no_model(client, trainer, refused, submitted, se
     assert refused(submitted["id"]).message == "there is no such run"
 
 
-async def test_a_key_that_may_not_read_runs_may_not_start_from_one(start_gateway, stack, spec, tmp_path, trainer, submitted):
-    from gradbus.access.api_keys import new_api_key, write_api_keys
+async def test_a_run_whose_record_cannot_be_read_is_no_model(bus, trainer, refused, submitted):
+    await trainer.commit(2)
+    await (await bus.bucket(Buckets.RUNS)).put(f"{submitted['id']}.status", b"torn")
+    fault = refused(submitted["id"])
+    assert fault.path == "model.run"
+    assert f"{submitted['id']}.status in the bucket `runs` cannot be read" in fault.message
 
+
+@pytest.mark.parametrize("key", [None, "retried"])
+async def test_a_version_that_retention_deletes_during_the_submission_leaves_no_run(
+    bus, stack, stored_spec, trainer, submitted, fork_server, key
+):
+    """It is there when the spec is checked, and gone before the run that names it is stored."""
+    version = await trainer.commit(2)
+    bucket, settings = await bus.bucket(Buckets.RUNS), GatewaySettings(allow_loopback=True)
+    store, keyring = RunStore(bucket), Keyring(Path(stack.environment["GRADBUS_API_KEYS_FILE"]))
+    async with bucket.view("*.*") as view:
+        models = RunModels(store, RunRelations(view), trainer.stub, trainer.objects, keyring)
+        specs = SpecIntake(trainer.objects, fork_server, settings, models)
+        condemned, quota = CondemnedBlobs(await bus.bucket(Buckets.CONDEMNED)), RunQuota(bucket.snapshot(), Quotas())
+        intake, created, create = RunIntake(store, IdempotencyKeys(bucket), quota, specs, condemned), [], store.create
+
+        async def create_after_retention(record):
+            await trainer.objects.delete_blob(version.shards[0].digest)
+            created.append(record.run_id)
+            return await create(record)
+
+        store.create = create_after_retention
+        with pytest.raises(SpecError, match="has deleted this version meanwhile"):
+            await intake.submit(Submission(stored_spec | {"model": {"run": submitted["id"]}}, stack.key.partition(".")[0], key))
+    assert await store.find(*created) is None
+    assert await bucket.get(f"{created[0]}.spec") is None
+
+
+async def test_a_key_that_may_not_read_runs_may_not_start_from_one(start_gateway, stack, spec, tmp_path, trainer, submitted):
     await trainer.commit(2)
     key, record = new_api_key("writer", ["runs:write", "files:write"])
     write_api_keys(tmp_path / "keys.json", [record])

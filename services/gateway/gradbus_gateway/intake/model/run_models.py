@@ -13,6 +13,7 @@ from gradbus.spec import AncestorSpec, LineageSpec, ModelSpec, Version
 from gradbus.v1.weight_store_service_pb2 import ListCheckpointsRequest
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_gateway.auth.keyring import Keyring
+from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import Run, RunStore
 from gradbus_gateway.runs.version_files import version_files
@@ -77,10 +78,13 @@ class RunModels:
         key = self._keyring.by_id(caller)
         if key is None or not key.allows(_SCOPE):
             raise _refusal(path, f"key {caller} may not read runs", run, f"a key with the scope {_SCOPE}, or a model by its path")
-        found = await self._runs.find(run)
-        # A name never stands for the id of a run that is gone.
-        if found is None and not _RUN_ID.fullmatch(run) and (newest := await self._relations.newest(run)):
-            found = await self._runs.find(newest)
+        try:
+            found = await self._runs.find(run)
+            # A name never stands for the id of a run that is gone.
+            if found is None and not _RUN_ID.fullmatch(run) and (newest := await self._relations.newest(run)):
+                found = await self._runs.find(newest)
+        except ProblemError as error:  # its record cannot be read, which is no fault of this gateway
+            raise _refusal(path, error.detail, run, "another run") from None
         if found is None:
             raise _refusal(path, "there is no such run", run, "the id or the name of a run that `gradbus runs` lists")
         return found
