@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 ANSWERS = {"sun": "moon", "moon": "star", "star": "sky", "sky": "cloud", "cloud": "rain", "rain": "snow", "snow": "wind", "wind": "sun"}
 RATE, CLIP = 1e-2, 1.0
@@ -132,3 +132,21 @@ def test_a_run_on_pairs_is_a_plain_loop_over_its_loss(lab, paired, models, loss_
     assert steps[-1]["accuracy"] > steps[0]["accuracy"]
     assert steps[-1]["margin"] > steps[0]["margin"]
     assert "reward" not in steps[0]
+
+
+def test_a_reward_model_learns_the_order_of_its_pairs_and_then_scores_a_run(lab, paired, spec, models, tmp_path):
+    supervised = lab.train(paired("dpo", name="chain-policy", kind="dpo"))
+    trained = lab.train(paired("reward_model", model={"run": supervised["id"]}, schedule={"groups_per_step": 4, "steps": 24}))
+    steps = lab.events(trained["id"], "metrics")
+    assert steps[0]["loss"] == pytest.approx(0.6931472, abs=1e-6)
+    assert steps[-1]["accuracy"] == 1.0
+    assert steps[-1]["loss"] < 0.1
+    lab.client.export(trained["id"], tmp_path / "export")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
+    for chosen, rejected in [rows[at : at + 2] for rows in trained_rows(lab, trained)[:2] for at in range(0, 8, 2)]:
+        better, worse = (model(torch.tensor([[*prompt, *response]])).logits.item() for prompt, response in (chosen, rejected))
+        assert better > worse
+    run = lab.train(spec(name="chain-rl", reward={"model": {"run": trained["id"]}}))
+    sample = lab.client.samples(run["id"], limit=1, include="tokens")["data"][0]
+    score = model(torch.tensor([[*sample["tokens"]["prompt_ids"], *sample["tokens"]["ids"]]])).logits.item()
+    assert sample["reward"] == pytest.approx(score, abs=1e-4)

@@ -130,6 +130,7 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
         "gradbus.v1.WeightStoreService/OpenBroadcast": ("trainer",),
         "gradbus.v1.WeightStoreService/JoinBroadcast": ("rollout",),
         "gradbus.v1.WeightStoreService/ListVersions": ("gateway",),
+        "gradbus.v1.WeightStoreService/ListCheckpoints": ("gateway",),
         "gradbus.v1.WeightStoreService/DeleteRun": ("conductor",),
     },
     "reward": {"gradbus.v1.RewardService/Score": ("conductor",)},

@@ -89,6 +89,10 @@ class Client:
         """A run with its spec."""
         return self._json("GET", f"/v1/runs/{run_id}")
 
+    def lineage(self, run_id: str, limit: int = 100) -> Json:
+        """The runs that the model of a run comes from, and the newest runs that start from it."""
+        return self._json("GET", f"/v1/runs/{run_id}/lineage", params={"limit": limit})
+
     def pause(self, run_id: str) -> Json:
         """Requests a pause."""
         return self._json("POST", f"/v1/runs/{run_id}/pause")

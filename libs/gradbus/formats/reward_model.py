@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gradbus.errors import ModelError
-from gradbus.formats.hf_model import CONFIG, ModelInfo, read_object, stored_files, weight_files
+from gradbus.formats.hf_model import CONFIG, ModelInfo, check_model_folder, read_object, stored_files, weight_files
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus.formats.model_families import MODEL_FAMILIES, ModelFamily
-from gradbus.formats.model_weights import check_weights
+from gradbus.formats.model_weights import NamePlan, check_weights
 from gradbus.formats.safetensors import read_headers
 
 SCORE: Final = "score.weight"
@@ -36,6 +36,14 @@ def check_reward_folder(path: Path) -> ModelInfo:
     """Reads the folder's ModelInfo: config.json, and the headers of the weights. Raises ModelError if it is not a reward model's."""
     config = read_reward_config(path)
     check_reward_weights(path, config)
+    return ModelInfo(config.family, config.context_length, config.vocab_size, stored_files(path))
+
+
+def folder_info(path: Path) -> ModelInfo:
+    """ModelInfo of a folder with a language model or a reward model, without a look at its weights. Raises ModelError."""
+    if read_object(path / CONFIG).get("architectures") not in [[name] for name in REWARD_ARCHITECTURES.values()]:
+        return check_model_folder(path)
+    config = read_reward_config(path)
     return ModelInfo(config.family, config.context_length, config.vocab_size, stored_files(path))
 
 
@@ -64,15 +72,18 @@ def read_reward_config(folder: Path) -> ModelConfig:
     return replace(read_model_config(folder), tied=True)
 
 
-def check_reward_weights(folder: Path, config: ModelConfig) -> None:
-    """Raises ModelError unless the weights are the tensors of a reward model with `config`, in floating point, as their headers say."""
+def check_reward_weights(folder: Path, config: ModelConfig) -> NamePlan:
+    """The plan of names.
+
+    Raises ModelError unless the weights are the tensors of a reward model with `config`, in floating point, as their headers say.
+    """
     head = read_headers([folder / name for name in weight_files(folder)]).get(SCORE)
     if head is None:
         raise ModelError(f"the weights have no {SCORE}, the head of a reward model; save it by AutoModelForSequenceClassification")
     if len(head.shape) != 2 or head.shape[0] != 1:
         shape = f"[1, {config.hidden_size}]"
         raise ModelError(f"{SCORE} has shape {list(head.shape)}, and a reward model has one label: {shape}; save it with num_labels = 1")
-    check_weights(folder, config, {SCORE: (1, config.hidden_size)})
+    return check_weights(folder, config, {SCORE: (1, config.hidden_size)})
 
 
 def _stated_labels(config: Mapping[str, Any]) -> object:

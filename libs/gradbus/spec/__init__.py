@@ -6,6 +6,7 @@ from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec
 from gradbus.spec.presets import PRESETS
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import (
+    AncestorSpec,
     CheckpointSpec,
     CriticSpec,
     DataSpec,
@@ -13,6 +14,7 @@ from gradbus.spec.sections import (
     EvaluationSpec,
     Grader,
     InnerSpec,
+    LineageSpec,
     LoraSpec,
     ModelSpec,
     MultiGrader,
@@ -25,6 +27,7 @@ from gradbus.spec.sections import (
     StringCheckGrader,
     TextSimilarityGrader,
     TrainerSpec,
+    Version,
     WeightsSpec,
 )
 
@@ -33,6 +36,7 @@ __all__ = [
     "PAIR_KINDS",
     "PRESETS",
     "AlgorithmSpec",
+    "AncestorSpec",
     "CheckpointSpec",
     "CriticSpec",
     "DataSpec",
@@ -41,6 +45,7 @@ __all__ = [
     "Grader",
     "InnerSpec",
     "Kind",
+    "LineageSpec",
     "LoraSpec",
     "ModelSpec",
     "MultiGrader",
@@ -55,6 +60,7 @@ __all__ = [
     "StringCheckGrader",
     "TextSimilarityGrader",
     "TrainerSpec",
+    "Version",
     "WeightsSpec",
     "Whiten",
     "parse_spec",

@@ -15,6 +15,7 @@ from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.kind_faults import kind_faults
 from gradbus.spec.kinds import Kind, with_kind
+from gradbus.spec.model_faults import model_faults
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
 from gradbus.spec.run import RunSpec
@@ -53,6 +54,8 @@ def parse_spec(body: object) -> RunSpec:
             faults.append(Fault("(body)", f"has {len(found) - MAX_FAULTS} more faults"))
         spec = None
     sections = _valid_sections(with_kind(body)) if spec is None else dict(spec)
+    faults.extend(model_faults(sections.get("model")))
+    faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections))

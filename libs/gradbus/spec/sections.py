@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
 
 from gradbus.spec.engine_traits import ENGINES, EngineName, EngineTraits, engines_with
 
@@ -20,8 +21,11 @@ Dtype = Literal["fp32", "bf16"]
 Template = Annotated[str, Field(max_length=65_536)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
+"""A run's name or id."""
 
 
+_MAX_STEP: Final = 1 << 53
 _ENGINE_MEMORY: Final = 0.4
 _UNALLOCATED: Final = 0.05
 """Of a shared device: what each process has on it besides tensors."""
@@ -33,14 +37,58 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ModelSpec(Section):
-    """The base model: a folder in Hugging Face layout, or a hub id with a revision."""
+def _step_or_last(value: object) -> object:
+    """One fault of a version, in place of one for each type that it may have."""
+    if value == "last" or (type(value) is int and 0 <= value < _MAX_STEP):
+        return value
+    raise PydanticCustomError("version", "is no version of a run", {"expected": '"last", or a step: a whole number from 0 on'})
 
-    path: str = Field(min_length=1, max_length=4096, description="Folder in Hugging Face layout, or a hub id (`owner/name`).")
+
+Version = Annotated[Literal["last"] | Annotated[int, Field(ge=0, lt=_MAX_STEP)], BeforeValidator(_step_or_last)]
+"""A policy version of a run: the one of its newest checkpoint, or of the checkpoint at a step."""
+
+
+class AncestorSpec(Section):
+    """A version of another run, from which a model comes."""
+
+    run: RunName = Field(description="Id of the run.")
+    name: RunName
+    version: Integer = Field(ge=0, lt=_MAX_STEP)
+    digest: Digest = Field(description="Of the version's tensors.")
+
+
+class LineageSpec(Section):
+    """Where the model of a run comes from, as it was when the run was submitted; those runs may have been deleted since."""
+
+    base: str = Field(max_length=4200, description="The first run's `model.path`, with `@` and the revision of a hub id.")
+    ancestors: tuple[AncestorSpec, ...] = Field(max_length=64, description="Nearest first; of more than 64 only the nearest.")
+
+
+class ModelSpec(Section):
+    """The base model: a folder in Hugging Face layout, a hub id with a revision, or a version of another run."""
+
+    path: str | None = Field(None, min_length=1, max_length=4096, description="Folder in Hugging Face layout, or a hub id (`owner/name`).")
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = Field(
         None, description="40 hex digits: the commit of a hub id; required with one."
     )
+    run: RunName | None = Field(
+        None, description="In place of `path`: id of a run, or name (a-z, 0-9 and '-', at most 63) of the newest such run."
+    )
+    version: Version | None = Field(None, description='With `run`: step of one of its checkpoints; unset: `"last"`, the newest one.')
     files: dict[str, Digest] | None = Field(None, max_length=1100, description="File name to digest. Filled in when the model is stored.")
+    lineage: LineageSpec | None = Field(None, description="With `run`: where the files come from. Filled in when the run is stored.")
+
+    @property
+    def source(self) -> str:
+        """In words: the path, or the run and its version."""
+        return self.path or f"version {'last' if self.version is None else self.version} of run {self.run}"
+
+    @property
+    def base(self) -> str:
+        """The path, with `@` and the revision of a hub id; of a run's version, that from which its first ancestor started."""
+        if self.lineage is not None:
+            return self.lineage.base
+        return f"{self.path}@{self.revision}" if self.revision else self.source
 
 
 class DataSpec(Section):

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from gradbus.errors import DatasetError, ModelError, first_line
-from gradbus.formats.hf_model import check_model_folder, read_object
+from gradbus.formats.hf_model import read_object
+from gradbus.formats.reward_model import folder_info
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, described
 from gradbus.tokenizer.limits import MEMORY_BYTES
 
@@ -57,7 +58,7 @@ class PromptEncoder:
 
         `report` is told the name of each file before work with it begins.
         """
-        info = check_model_folder(folder)
+        info = folder_info(folder)
         room = info.context_length - limits.max_new_tokens
         if room < 1:
             raise ModelError(

@@ -92,6 +92,18 @@ class ListVersionsResponse(_message.Message):
     heads: Heads
     def __init__(self, manifests: _Optional[_Iterable[_Union[_weights_pb2.WeightManifest, _Mapping]]] = ..., attestations: _Optional[_Iterable[_Union[_weights_pb2.Attestation, _Mapping]]] = ..., heads: _Optional[_Union[Heads, _Mapping]] = ...) -> None: ...
 
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ListCheckpointsResponse(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedCompositeFieldContainer[_weights_pb2.WeightManifest]
+    def __init__(self, versions: _Optional[_Iterable[_Union[_weights_pb2.WeightManifest, _Mapping]]] = ...) -> None: ...
+
 class GetHeadsRequest(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

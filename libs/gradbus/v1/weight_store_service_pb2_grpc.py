@@ -60,6 +60,11 @@ class WeightStoreServiceStub(object):
                 request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListVersionsRequest.SerializeToString,
                 response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListVersionsResponse.FromString,
                 _registered_method=True)
+        self.ListCheckpoints = channel.unary_unary(
+                '/gradbus.v1.WeightStoreService/ListCheckpoints',
+                request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListCheckpointsResponse.FromString,
+                _registered_method=True)
         self.GetHeads = channel.unary_unary(
                 '/gradbus.v1.WeightStoreService/GetHeads',
                 request_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.GetHeadsRequest.SerializeToString,
@@ -126,6 +131,13 @@ class WeightStoreServiceServicer(object):
 
     def ListVersions(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpoints(self, request, context):
+        """Waits for a deletion under way: files that are there after the answer, and that a run named before the call, stay.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -198,6 +210,11 @@ def add_WeightStoreServiceServicer_to_server(servicer, server):
                     servicer.ListVersions,
                     request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListVersionsRequest.FromString,
                     response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListVersionsResponse.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_weight__store__service__pb2.ListCheckpointsResponse.SerializeToString,
             ),
             'GetHeads': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHeads,
@@ -366,6 +383,33 @@ class WeightStoreService(object):
             '/gradbus.v1.WeightStoreService/ListVersions',
             gradbus_dot_v1_dot_weight__store__service__pb2.ListVersionsRequest.SerializeToString,
             gradbus_dot_v1_dot_weight__store__service__pb2.ListVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradbus.v1.WeightStoreService/ListCheckpoints',
+            gradbus_dot_v1_dot_weight__store__service__pb2.ListCheckpointsRequest.SerializeToString,
+            gradbus_dot_v1_dot_weight__store__service__pb2.ListCheckpointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

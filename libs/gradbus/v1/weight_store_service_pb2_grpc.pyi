@@ -42,6 +42,8 @@ class WeightStoreServiceStub:
     GetVersion: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetVersionRequest, _weight_store_service_pb2.GetVersionResponse]
     """NOT_FOUND when the version is not yet published; OUT_OF_RANGE when it has been deleted."""
     ListVersions: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.ListVersionsRequest, _weight_store_service_pb2.ListVersionsResponse]
+    ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.ListCheckpointsRequest, _weight_store_service_pb2.ListCheckpointsResponse]
+    """Waits for a deletion under way: files that are there after the answer, and that a run named before the call, stay."""
     GetHeads: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetHeadsRequest, _weight_store_service_pb2.GetHeadsResponse]
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetCheckpointRequest, _weight_store_service_pb2.GetCheckpointResponse]
     """NOT_FOUND when the run has no checkpoint."""
@@ -69,6 +71,8 @@ class WeightStoreServiceAsyncStub(WeightStoreServiceStub):
     GetVersion: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetVersionRequest, _weight_store_service_pb2.GetVersionResponse]  # type: ignore[assignment]
     """NOT_FOUND when the version is not yet published; OUT_OF_RANGE when it has been deleted."""
     ListVersions: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.ListVersionsRequest, _weight_store_service_pb2.ListVersionsResponse]  # type: ignore[assignment]
+    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.ListCheckpointsRequest, _weight_store_service_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
+    """Waits for a deletion under way: files that are there after the answer, and that a run named before the call, stay."""
     GetHeads: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetHeadsRequest, _weight_store_service_pb2.GetHeadsResponse]  # type: ignore[assignment]
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_weight_store_service_pb2.GetCheckpointRequest, _weight_store_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """NOT_FOUND when the run has no checkpoint."""
@@ -123,6 +127,14 @@ class WeightStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weight_store_service_pb2.ListVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weight_store_service_pb2.ListVersionsResponse, _abc.Awaitable[_weight_store_service_pb2.ListVersionsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListCheckpoints(
+        self,
+        request: _weight_store_service_pb2.ListCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weight_store_service_pb2.ListCheckpointsResponse, _abc.Awaitable[_weight_store_service_pb2.ListCheckpointsResponse]]:
+        """Waits for a deletion under way: files that are there after the answer, and that a run named before the call, stay."""
 
     @_abc_1.abstractmethod
     def GetHeads(

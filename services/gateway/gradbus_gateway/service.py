@@ -29,6 +29,7 @@ from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
 from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections, set_socket_bounds
 from gradbus_gateway.http.tls_listener import TlsListener
+from gradbus_gateway.intake.model.run_models import RunModels
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.runs import RunQuota
@@ -36,6 +37,7 @@ from gradbus_gateway.quotas.uploads import UPLOADS, UploadQuota
 from gradbus_gateway.routes.dependencies import Gateway
 from gradbus_gateway.runs.idempotency import IdempotencyKeys
 from gradbus_gateway.runs.listing import RunList
+from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
 from gradbus_gateway.settings import ConnectionLimits, GatewaySettings, Quotas
 
@@ -96,15 +98,17 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
         bucket, objects = await bus.bucket(Buckets.RUNS), settings.open_objects()
         runs = RunStore(bucket)
         quotas = Quotas()
-        specs = SpecIntake(objects, tokenizers, settings)
+        weights = WeightStoreServiceStub(channel)
         blobs = await bus.bucket(Buckets.CONDEMNED)
         async with bucket.view("*.*") as view, blobs.view() as blobs_view, bucket.view(UPLOADS) as uploads:
-            condemned, run_list = CondemnedBlobs(blobs, blobs_view), RunList(view)
+            condemned, run_list, relations = CondemnedBlobs(blobs, blobs_view), RunList(view), RunRelations(view)
+            specs = SpecIntake(objects, tokenizers, settings, RunModels(runs, relations, weights, objects, keyring))
             yield Gateway(
                 keyring=keyring,
                 sessions=Sessions(await bus.bucket(Buckets.SESSIONS)),
                 runs=runs,
                 run_list=run_list,
+                relations=relations,
                 feeds=EventFeeds(bus, runs, run_list, stopping),
                 uploads=UploadQuota(bucket, uploads, objects, quotas),
                 intake=RunIntake(runs, IdempotencyKeys(bucket), RunQuota(view, quotas), specs, condemned),
@@ -113,7 +117,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
                 buffer=buffer,
                 objects=objects,
                 condemned=condemned,
-                weights=WeightStoreServiceStub(channel),
+                weights=weights,
                 stopping=stopping,
             )
     finally:

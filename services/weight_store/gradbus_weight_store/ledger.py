@@ -128,6 +128,18 @@ class Ledger:
             raise ObjectMissingError(f"{self.run_id} has no checkpoint yet; start from its base model")
         return await self._manifests.checkpoint(head.digest), head.digest
 
+    async def committed_versions(self) -> list[WeightManifest]:
+        """The versions of the committed checkpoints that are kept, oldest first. No deletion is under way meanwhile."""
+        found: list[WeightManifest] = []
+        async with self._delete_lock.storing():
+            await self.refresh()
+            head = self.checkpoint_head
+            manifest = await self._manifests.checkpoint(head.digest) if head else None
+            while manifest is not None:
+                found.append(manifest.weights)
+                manifest = await self._manifests.kept_checkpoint(manifest.previous) if manifest.previous else None
+        return found[::-1]
+
     async def refresh(self) -> None:
         """Takes over the writes of other replicas. Object storage is read again only if a head moved."""
         async with self._lock:

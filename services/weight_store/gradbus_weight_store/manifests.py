@@ -64,6 +64,13 @@ class Manifests:
         except ObjectMissingError as error:
             raise CorruptRecordError(f"the manifest of a checkpoint head is lost: {error}; restore object storage from a copy") from None
 
+    async def kept_checkpoint(self, digest: str) -> CheckpointManifest | None:
+        """The manifest of a committed checkpoint; None if retention has deleted it."""
+        try:
+            return CheckpointManifest.FromString(await self.objects.get_blob(digest))
+        except ObjectMissingError:
+            return None
+
     async def paths(self, run_id: str) -> list[str]:
         """Paths of all manifests of the run."""
         return [*await self.objects.list(f"runs/{run_id}/versions"), *await self.objects.list(f"runs/{run_id}/checkpoints")]

@@ -116,6 +116,11 @@ class WeightStoreService(WeightStoreServiceServicer):
             attestations = await self._attested(request.run_id)
             return pb.ListVersionsResponse(manifests=await ledger.versions(), attestations=attestations, heads=await ledger.heads())
 
+    async def ListCheckpoints(self, request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsResponse:  # noqa: N802
+        """See the proto."""
+        async with _errors_answered(context):
+            return pb.ListCheckpointsResponse(versions=await self._ledger(request.run_id).committed_versions())
+
     async def GetHeads(self, request: pb.GetHeadsRequest, context: Context) -> pb.GetHeadsResponse:  # noqa: N802
         """See the proto."""
         async with _errors_answered(context):

@@ -297,7 +297,7 @@ async def test_a_request_whose_first_run_is_deleted_meanwhile_creates_another_on
     store, keys = RunStore(bucket), IdempotencyKeys(bucket)
     settings = GatewaySettings(allow_loopback=True)
     quota, condemned = RunQuota(bucket.snapshot(), Quotas()), CondemnedBlobs(await bus.bucket("condemned"))
-    intake = RunIntake(store, keys, quota, SpecIntake(objects, fork_server, settings), condemned)
+    intake = RunIntake(store, keys, quota, SpecIntake(objects, fork_server, settings, None), condemned)
     submission = Submission(stored_spec, "key", "deleted meanwhile")
     first = await intake.submit(submission)
     create = store.create

@@ -156,6 +156,11 @@ class Trainer:
     async def listed(self):
         return await self.stub.ListVersions(pb.ListVersionsRequest(run_id=self.run_id), **READY)
 
+    async def committed(self):
+        """Steps of the committed checkpoints that are kept."""
+        answer = await self.stub.ListCheckpoints(pb.ListCheckpointsRequest(run_id=self.run_id), **READY)
+        return [version.step for version in answer.versions]
+
     async def version(self, step):
         return (await self.stub.GetVersion(pb.GetVersionRequest(run_id=self.run_id, step=step), **READY)).manifest
 

@@ -46,6 +46,24 @@ async def test_a_checkpoint_is_the_head_once_it_is_committed(store_process, trai
     assert digest_of(await objects.get_blob(answer.digest)) == answer.digest
 
 
+async def test_committed_checkpoints_are_listed_as_long_as_retention_keeps_them(store_process, trainer, trainer_of, run_id, write_spec):
+    store_process.start()
+    await write_spec(run_id, keep=2)
+    assert await trainer.committed() == []
+    await publish_and_commit(trainer, range(5))
+    newer = trainer_of(run_id, term=2)
+    newer.previous = trainer.previous
+    await publish_and_commit(newer, (5, 6, 7))
+
+    async def swept():
+        return await newer.committed() == [4, 6]
+
+    await until(swept)
+    assert (await newer.checkpoint_head()).manifest.step == 6, "version 7 is provisional"
+    await newer.delete_run()
+    assert await newer.committed() == []
+
+
 async def test_the_same_checkpoint_again_is_the_same_head(store_process, trainer):
     store_process.start()
     manifest = await trainer.commit(0)

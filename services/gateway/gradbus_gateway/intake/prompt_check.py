@@ -71,9 +71,9 @@ class PromptCheck:
                 finally:
                     await tokenizer.close()
             except ModelFileError as error:
-                return Fault(f"model.files.{error.file}", error.text, spec.model.path)
+                return Fault(f"model.files.{error.file}", error.text, spec.model.source)
             except ModelError as error:
-                return Fault("model", str(error), spec.model.path)
+                return Fault("model", str(error), spec.model.source)
             except TokenizerProcessError as error:
                 detail = f"the prompts cannot be checked ({error}); send the run again later"
                 raise ProblemError(503, "busy", detail, retry_after=RETRY_SECONDS) from error

@@ -101,7 +101,7 @@ class RunIntake:
                 return run
             raise
         record = RunRecord(run_id=new_run_id(), spec=spec, created_unix_ns=time.time_ns(), key_id=submission.key_id)
-        return await self._create_once(record, key, body) if is_idempotent else await self._runs.create(record)
+        return await self._create_once(record, key, body) if is_idempotent else await self._create(record)
 
     async def _accept(self, submission: Submission) -> RunSpec:
         """Checks the spec. A file that it names is not deleted before the run is stored, though no other run names it."""
@@ -110,12 +110,23 @@ class RunIntake:
             return await self._specs.accept(submission.body, submission.key_id)  # it may have been deleted since the check
         return spec
 
+    async def _create(self, record: RunRecord) -> Run:
+        """The stored run. Raises SpecError, and stores none, if its model is gone since the check."""
+        run = await self._runs.create(record)
+        if run.record is record:
+            try:
+                await self._specs.keep_model(record.spec)
+            except SpecError:
+                await self._runs.withdraw(record.run_id)
+                raise
+        return run
+
     async def _create_once(self, record: RunRecord, key: str, body: str) -> Run:
         """Of the requests with one idempotency key, the first decides the run id, even if it ended before its run was stored."""
         while True:
             mine = IdempotencyRecord(body, new_run_id())
             first = _with_body(await self._keys.claim(key, mine), body)
-            run = await self._runs.create(record.model_copy(update={"run_id": first.run_id, "idempotency_key": key}))
+            run = await self._create(record.model_copy(update={"run_id": first.run_id, "idempotency_key": key}))
             if first is mine or await self._keys.get(key) is not None:
                 return run
             await self._runs.withdraw(first.run_id)  # the first run was deleted after its id was read

@@ -18,6 +18,7 @@ from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.uploads import UploadQuota
 from gradbus_gateway.runs.listing import RunList
+from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Gateway:
     sessions: Sessions
     runs: RunStore
     run_list: RunList
+    relations: RunRelations
     feeds: EventFeeds
     uploads: UploadQuota
     intake: RunIntake

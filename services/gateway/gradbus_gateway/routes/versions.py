@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -18,10 +18,10 @@ from gradbus_gateway.resources.versions import ExportFile, ExportMerge, ExportRe
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 from gradbus_gateway.runs.store import Run
+from gradbus_gateway.runs.version_files import VersionFile, base_files, version_files
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
 _TIMEOUT_SECONDS = 5.0
-_WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 @router.get("/versions", summary="List policy versions", responses=problems(404, 500))
@@ -67,15 +67,18 @@ async def export_run(
 
 async def _files(gateway: Gateway, run: Run, manifest: WeightManifest, adapters: bool) -> tuple[list[ExportFile], ExportMerge | None]:
     model, lora = run.record.spec.model, run.record.spec.trainer.lora
-    base = [ExportFile(name=name, id=digest) for name, digest in sorted((model.files or {}).items())]
     if lora is None:
-        return [file for file in base if not file.name.endswith(_WEIGHTS)] + await _weight_files(gateway, manifest), None
+        return _exported(await version_files(gateway.objects, model.files or {}, manifest)), None
     shard = manifest.shards[0]
     trained = ExportFile(name=ADAPTER_FILE, id=shard.digest, bytes=shard.size_bytes)
     if not adapters:
-        return base, ExportMerge(adapters=trained, scale=lora.scale)
-    config = adapter_config(lora, model.path if model.revision else "")
+        return _exported(base_files(model.files or {})), ExportMerge(adapters=trained, scale=lora.scale)
+    config = adapter_config(lora, (model.revision and model.path) or "")
     return [ExportFile(name=CONFIG_FILE, id=await gateway.objects.put_blob(config), bytes=len(config)), trained], None
+
+
+def _exported(files: Iterable[VersionFile]) -> list[ExportFile]:
+    return [ExportFile(name=file.name, id=file.digest, bytes=file.size_bytes) for file in files]
 
 
 async def _versions(gateway: Gateway, run_id: str) -> ListVersionsResponse:
@@ -102,17 +105,3 @@ def _resource(manifest: WeightManifest, response: ListVersionsResponse) -> Versi
 
 def _is_whole(manifest: WeightManifest) -> bool:
     return not any(shard.delta_only for shard in manifest.shards)
-
-
-async def _weight_files(gateway: Gateway, manifest: WeightManifest) -> list[ExportFile]:
-    shards = manifest.shards
-    if len(shards) == 1:
-        return [ExportFile(name="model.safetensors", id=shards[0].digest, bytes=shards[0].size_bytes)]
-    names = [f"model-{at:05d}-of-{len(shards):05d}.safetensors" for at in range(1, len(shards) + 1)]
-    files = [ExportFile(name=name, id=shard.digest, bytes=shard.size_bytes) for name, shard in zip(names, shards, strict=True)]
-    index = {
-        "metadata": {"total_size": sum(shard.size_bytes for shard in shards)},
-        "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard.tensors},
-    }
-    content = json.dumps(index, indent=2).encode()
-    return [*files, ExportFile(name="model.safetensors.index.json", id=await gateway.objects.put_blob(content), bytes=len(content))]

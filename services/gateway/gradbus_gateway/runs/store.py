@@ -77,7 +77,7 @@ class RunStore:
         return Run(record, "running", None)
 
     async def withdraw(self, run_id: str) -> None:
-        """Removes a run that was created under the id of one that is being deleted."""
+        """Removes a run that was created a moment ago: under the id of one that is being deleted, or with a model that is gone."""
         await self._bucket.purge(f"{run_id}.spec")
 
     async def find(self, run_id: str) -> Run | None:

@@ -14,7 +14,7 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_weights
 from gradbus_kernels.models.device_memory import OffDevice
-from gradbus_kernels.models.reward import RewardModel, load_reward_model
+from gradbus_kernels.models.reward.model import RewardModel, load_reward_model
 from gradbus_kernels.operators import RankingLoss, ranking_loss
 from gradbus_trainer.learners.base import LossMetrics, PreferenceMetrics, StepMetrics
 from gradbus_trainer.learners.determinism import fix_order_of_sums
@@ -98,10 +98,10 @@ class RewardModelLearner:
             loss, by_score = self._loss(scores)
         with phase("backward"):
             if len(parts) == 1:
-                scores.backward(by_score)
+                torch.autograd.backward(scores, by_score)
             else:
-                for samples, part in zip(parts, by_score.split([len(samples) for samples in parts]), strict=True):
-                    self._model(samples).backward(part)
+                for samples, part in zip(parts, torch.split(by_score, [len(samples) for samples in parts]), strict=True):
+                    torch.autograd.backward(self._model(samples), part)
         with phase("optimise"):
             norm = check_gradient(self._optimizer.clip_gradient(), batch.step)
             self._optimizer.step(before.learning_rate)

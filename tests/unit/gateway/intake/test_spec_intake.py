@@ -40,7 +40,7 @@ def refused(tmp_path, fork_server):
 
     async def submit(body):
         try:
-            await SpecIntake(ObjectStore.open(f"file://{tmp_path}/objects"), fork_server, settings).accept(body, "key")
+            await SpecIntake(ObjectStore.open(f"file://{tmp_path}/objects"), fork_server, settings, None).accept(body, "key")
         except SpecError as error:
             return [str(fault) for fault in error.faults]
         return []
@@ -222,4 +222,4 @@ async def test_a_dataset_beyond_the_limit_is_refused_unread(body, tmp_path, fork
         file.truncate(1 << 40)
     settings = GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache")
     with pytest.raises(SpecError, match=f"the dataset has {1 << 40} bytes"):
-        await SpecIntake(ObjectStore.open(f"file://{tmp_path}/objects"), fork_server, settings).accept(body, "key")
+        await SpecIntake(ObjectStore.open(f"file://{tmp_path}/objects"), fork_server, settings, None).accept(body, "key")

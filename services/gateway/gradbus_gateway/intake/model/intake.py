@@ -20,6 +20,7 @@ from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
 from gradbus_gateway.intake.model.hub import Hub, is_hub_id
 from gradbus_gateway.intake.model.outline import TOKENIZER_CONFIG, write_outline
+from gradbus_gateway.intake.model.scoring_head import is_reward_model, with_scoring_head
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings
@@ -61,25 +62,42 @@ class ModelIntake:
     async def store(self, model: ModelSpec, caller: str, kind: Kind = "policy") -> tuple[StoredModel | None, list[Fault]]:
         """The stored model, or None and its faults. Raises the problem 503 if this gateway is too busy to tell."""
         try:
-            files = model.files if model.files is not None else await self._store_folder(model, caller, kind)
+            files = model.files if model.files is not None else await self._store_folder(model.path or "", model.revision, caller, kind)
             return await self._checked_model(model, files, caller, kind), []
         except SpecError as error:
             return None, list(error.faults)
         except ModelError as error:
-            return None, [Fault("model", str(error), model.path)]
+            return None, [Fault("model", str(error), model.source)]
         except OSError as error:
-            return None, [Fault("model.path", f"cannot be read: {error.strerror or 'the server failed'}", model.path)]
+            return None, [Fault("model.path", f"cannot be read: {error.strerror or 'the server failed'}", model.source)]
 
-    async def _store_folder(self, model: ModelSpec, caller: str, kind: Kind) -> dict[str, str]:
-        folder = await asyncio.to_thread(under_roots, model.path, self._settings.model_roots)
-        if folder is None and is_hub_id(model.path) and model.revision:
-            return await self._store_download(model.path, model.revision, caller, kind)
+    async def store_reward_model(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
+        """The stored reward model; see `store`."""
+        return await self.store(model, caller, "reward")
+
+    async def store_with_head(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
+        """The stored reward model that begins with a language model, or is one already; see `store`."""
+        if model.files is not None and await is_reward_model(self._objects, model.files):
+            return await self.store_reward_model(model, caller)
+        language_model, faults = await self.store(model, caller)
+        if language_model is None:
+            return None, faults
+        try:
+            files = await with_scoring_head(self._objects, language_model.spec.files or {})
+        except ModelError as error:
+            return None, [Fault("model", str(error), model.source)]
+        return await self.store_reward_model(model.model_copy(update={"files": files}), caller)
+
+    async def _store_folder(self, path: str, revision: str | None, caller: str, kind: Kind) -> dict[str, str]:
+        folder = await asyncio.to_thread(under_roots, path, self._settings.model_roots)
+        if folder is None and is_hub_id(path) and revision:
+            return await self._store_download(path, revision, caller, kind)
         if folder is None:
-            hint = "; a hub id needs `model.revision`" if is_hub_id(model.path) else ""
+            hint = "; a hub id needs `model.revision`" if is_hub_id(path) else ""
             message = "not a folder the server may read" + hint
-            raise SpecError([Fault("model.path", message, model.path, allowed_paths(self._settings.model_roots))])
+            raise SpecError([Fault("model.path", message, path, allowed_paths(self._settings.model_roots))])
         if not await asyncio.to_thread(folder.is_dir):
-            raise SpecError([Fault("model.path", "not a folder", model.path, "a folder in Hugging Face layout")])
+            raise SpecError([Fault("model.path", "not a folder", path, "a folder in Hugging Face layout")])
         async with self._folders.turn(caller):
             return await self._store_files(folder, kind)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,11 +12,13 @@ from pydantic import BaseModel, ValidationError
 from gradbus.algorithms import need_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
-from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, parse_spec
+from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, Version, parse_spec
+from gradbus.spec.model_faults import model_faults
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
 from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
+from gradbus_gateway.intake.model.run_models import RunModel, RunModels, of_version
 from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
@@ -26,18 +29,21 @@ from gradbus_gateway.intake.spec.faults import (
     reward_faults,
     server_faults,
 )
-from gradbus_gateway.intake.spec.reward_model import reward_model_faults, store_reward_model
+from gradbus_gateway.intake.spec.reward_model import REWARD_MODEL, reward_model_faults
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
 _GRADERS_AT_A_TIME: Final = 2
+_Store = Callable[[ModelSpec, str], Awaitable[tuple[StoredModel | None, list[Fault]]]]
+"""Stores a model for an API key."""
 
 
 class SpecIntake:
     """Checks a spec and stores the model and the data that it names."""
 
-    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings) -> None:
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings, run_models: RunModels) -> None:
         self._settings = settings
+        self._run_models = run_models
         self._prompts = PromptCheck(objects, tokenizers)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
@@ -60,7 +66,8 @@ class SpecIntake:
         sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
-            model, found = await self._models.store(model_spec, caller)
+            store = self._models.store_with_head if sections.get("kind") == "reward_model" else self._models.store
+            model, found = await self._stored(model_spec, caller, store)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
             data, found = await self._datasets.store(data_spec, caller, spec.response_columns if spec else ())
@@ -69,7 +76,7 @@ class SpecIntake:
             # In a thread as well: a source is parsed in another process.
             async with self._graders.turn(caller):
                 faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
-        scorer, found = await store_reward_model(self._models, reward, caller)
+        scorer, found = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
         samples = sections.get("kind", "rl") == "rl"
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if samples else None
         faults.extend([*found, *reward_model_faults(scorer, model, rollout), *fit_faults(model, data, rollout)])
@@ -89,6 +96,32 @@ class SpecIntake:
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
+
+    async def keep_model(self, spec: RunSpec) -> None:
+        """To be called once a run with this spec is stored: from then on nobody deletes its model.
+
+        Raises SpecError if its model was a version that the other run has replaced and deleted since the check.
+        """
+        for field, model in {"model": spec.model, REWARD_MODEL: spec.reward.model}.items():
+            if model is None or model.lineage is None or await self._run_models.keep(RunModel(model.files or {}, model.lineage)):
+                continue
+            message, allowed = "the other run has deleted this version meanwhile", '"last"; or the other run with a larger checkpoint.keep'
+            raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
+
+    async def _stored(
+        self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model"
+    ) -> tuple[StoredModel | None, list[Fault]]:
+        """The model of `field`, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
+        if model is None or any(model_faults(model)):
+            return None, []
+        try:
+            if model.run is not None:
+                version: Version = "last" if model.version is None else model.version
+                model = of_version(model, await self._run_models.resolve(model.run, version, caller, field), field)
+        except SpecError as error:
+            return None, list(error.faults)
+        stored, faults = await store(model, caller)
+        return stored, [replace(fault, path=field + fault.path.removeprefix("model")) for fault in faults]
 
 
 def with_operator_scorer(body: object, service: str) -> object:

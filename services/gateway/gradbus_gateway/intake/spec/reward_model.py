@@ -1,25 +1,17 @@
-"""The reward model that a spec names: stored as models are, and fit for the policy's samples."""
+"""Whether the reward model that a spec names fits the policy's samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from gradbus.errors import Fault
-from gradbus.spec import RewardSpec, RolloutSpec
-from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
+from gradbus.spec import RolloutSpec
+from gradbus_gateway.intake.model.intake import StoredModel
 
-_PATH: Final = "reward.model"
+REWARD_MODEL: Final = "reward.model"
+"""The field of the spec."""
 _TOKENIZER: Final = "tokenizer.json"
-
-
-async def store_reward_model(models: ModelIntake, reward: RewardSpec | None, caller: str) -> tuple[StoredModel | None, list[Fault]]:
-    """The stored reward model, or None and its faults. Raises as `ModelIntake.store` does."""
-    if reward is None or reward.model is None:
-        return None, []
-    stored, faults = await models.store(reward.model, caller, "reward")
-    return stored, [replace(fault, path=f"reward.{fault.path}") for fault in faults]
 
 
 def reward_model_faults(scorer: StoredModel | None, policy: StoredModel | None, rollout: RolloutSpec | None) -> Iterator[Fault]:
@@ -30,14 +22,14 @@ def reward_model_faults(scorer: StoredModel | None, policy: StoredModel | None, 
     if mine != theirs:
         message = "reads the policy's tokens, so its tokenizer.json has the policy's bytes"
         allowed = f"{theirs}: a reward model trained with the policy's tokenizer, and the policy's {_TOKENIZER} in its folder"
-        yield Fault(f"{_PATH}.files.{_TOKENIZER}", message, str(mine), allowed)
+        yield Fault(f"{REWARD_MODEL}.files.{_TOKENIZER}", message, str(mine), allowed)
     if scorer.info.vocab_size < policy.info.vocab_size:
         message, given = "has no embeddings for some of the policy's tokens", f"vocab_size {scorer.info.vocab_size}"
-        yield Fault(_PATH, message, given, f"at least the policy's vocab_size, {policy.info.vocab_size}")
+        yield Fault(REWARD_MODEL, message, given, f"at least the policy's vocab_size, {policy.info.vocab_size}")
     if rollout is not None:
         prompt = rollout.max_prompt_tokens or policy.info.context_length - rollout.max_new_tokens
         longest = prompt + rollout.max_new_tokens
         if longest > scorer.info.context_length:
             allowed = f"at most {scorer.info.context_length} in all; set rollout.max_prompt_tokens"
             given = f"{prompt} for the prompt + {rollout.max_new_tokens}"
-            yield Fault(_PATH, "the longest sample does not fit the reward model's context", given, allowed)
+            yield Fault(REWARD_MODEL, "the longest sample does not fit the reward model's context", given, allowed)

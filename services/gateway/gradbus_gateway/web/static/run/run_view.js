@@ -1,4 +1,4 @@
-// One run, live: header, alarms, system diagram, time breakdown, workers, charts, events, spec.
+// One run, live: header, alarms, system diagram, time breakdown, workers, lineage, charts, events, spec.
 import { chartGrid } from "../charts/chart.js";
 import { RunCharts } from "../charts/run_charts.js";
 import { fetchJson, poll } from "../lib/api.js";
@@ -7,6 +7,7 @@ import { FINAL } from "../lib/format.js";
 import { diagramState } from "./diagram_state.js";
 import { followEvents, historyOf } from "./event_stream.js";
 import { EventList } from "./events.js";
+import { LineagePanel } from "./lineage.js";
 import { RunHeader } from "./run_header.js";
 import { SystemDiagram } from "./system_diagram.js";
 import { TimeBreakdown } from "./time_breakdown.js";
@@ -22,12 +23,14 @@ export async function showRun(context, runId) {
   const history = historyOf(runId);
   const header = new RunHeader(context, run, (changed) => update(changed));
   const [diagram, breakdown, table, events, charts] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList(), new RunCharts(run.spec)];
+  const lineage = new LineagePanel();
   root.append(
     header.element, events.alarms, diagram.element,
-    make("div", { class: "panels" }, breakdown.element, table.element),
+    make("div", { class: "panels" }, breakdown.element, table.element), lineage.element,
     make("h2", { class: "over-charts" }, "Charts"), chartGrid(charts.all, signal),
     make("div", { class: "panels" }, events.element, specPanel(run)),
   );
+  lineage.follow(runId, signal);
 
   const isOver = () => FINAL.has(run.state);
   const refresh = () => {
