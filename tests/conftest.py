@@ -108,3 +108,21 @@ def write_model(write_tokenizer):
         return folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def write_scorer(write_model):
+    """Writes a reward model beside `write_model`'s policy: zeros. `labels`: rows of its head; other arguments change its config.json."""
+    from gradbus.formats.model_config import read_model_config, tensor_shapes
+    from gradbus.formats.safetensors import header
+
+    config = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+    def write(folder, labels=1, **changed):
+        write_model(folder, **(config | changed))
+        shapes = tensor_shapes(read_model_config(folder)) | ({"score.weight": (labels, 4)} if labels else {})
+        tensors = header({name: ("F32", shape) for name, shape in shapes.items()})
+        (folder / "model.safetensors").write_bytes(tensors + bytes(4 * sum(map(math.prod, shapes.values()))))
+        return folder
+
+    return write

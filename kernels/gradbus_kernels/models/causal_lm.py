@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
+from torch import nn
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import transformers_family
@@ -25,6 +26,7 @@ from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
@@ -74,7 +76,7 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
         refuse_other_head()
 
 
-def correct_routers(model: CausalLM, folder: Path, device: torch.device) -> CausalLM:
+def correct_routers(model: _Model, folder: Path, device: torch.device) -> _Model:
     """The same model, whose routers have what they add to their scores. Raises ModelError."""
     routings = {name: module.routing for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
     read_corrections(folder, routings, device)

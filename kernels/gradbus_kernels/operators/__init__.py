@@ -18,6 +18,9 @@ from gradbus_kernels.operators.policy_loss.api import PolicyLoss, RatioSummary, 
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.policy_loss.terms import token_weights
+from gradbus_kernels.operators.preference_loss.api import PreferenceLoss, preference_loss
+from gradbus_kernels.operators.preference_loss.inputs import PairTokens, PreferenceSettings
+from gradbus_kernels.operators.preference_loss.ranking import RankingLoss, ranking_loss
 from gradbus_kernels.operators.prefix_shared_attention.api import (
     prefix_shared_attention,
     prefix_shared_attention_reference,
@@ -33,11 +36,15 @@ from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, sele
 __all__ = [
     "LinearLogprob",
     "PackedGroups",
+    "PairTokens",
     "PolicyLoss",
     "PolicySettings",
     "PolicyTokens",
+    "PreferenceLoss",
+    "PreferenceSettings",
     "PrefixLayout",
     "Ran",
+    "RankingLoss",
     "RatioSummary",
     "Sampled",
     "SamplingParams",
@@ -63,11 +70,13 @@ __all__ = [
     "linear_sample_reference",
     "pack_groups",
     "policy_loss",
+    "preference_loss",
     "prefix_shared_attention",
     "prefix_shared_attention_reference",
     "prefix_shared_attention_with_sinks",
     "prefix_shared_attention_with_sinks_reference",
     "provenance",
+    "ranking_loss",
     "sample",
     "sample_at",
     "sample_reference",

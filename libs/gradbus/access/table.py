@@ -134,7 +134,7 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
         "gradbus.v1.WeightStoreService/DeleteRun": ("conductor",),
     },
     "reward": {"gradbus.v1.RewardService/Score": ("conductor",)},
-    "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",)},
+    "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",), "gradbus.v1.RewardService/Score": ("conductor",)},
 }
 
 ROLE_NAMES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store")

@@ -1,9 +1,10 @@
 """The training algorithms, without tensors: the conductor, the gateway and the trainer ask the same code."""
 
-from gradbus.algorithms.algorithm import Algorithm, algorithm_of
+from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS
-from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_service
+from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
+from gradbus.algorithms.of_run import algorithm_of
 
 __all__ = [
     "ESTIMATORS",
@@ -14,5 +15,6 @@ __all__ = [
     "algorithm_of",
     "learner_computes_reference",
     "need_faults",
+    "needs_reference_logprobs",
     "needs_reference_service",
 ]

@@ -20,7 +20,7 @@ from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, returns_to_go, token_kls
 from gradbus.algorithms.shaping import overlong_shaped
-from gradbus.spec import AlgorithmSpec, RunSpec
+from gradbus.spec import AlgorithmSpec
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 
@@ -45,6 +45,11 @@ class Algorithm:
     def needs_reference(self) -> bool:
         """Whether the loss or the reward reads the log-probabilities of the base model."""
         return self.spec.kl > 0.0
+
+    @property
+    def judges_samples(self) -> bool:
+        """Whether a policy sampled the responses, with log-probabilities, and a scorer judges them."""
+        return True
 
     @cached_property
     def kl_in_reward(self) -> bool:
@@ -147,8 +152,3 @@ class Algorithm:
 
 def _trainable_tokens(sample: Sample) -> int:
     return sum(span.end - span.start for span in sample.spans if span.trainable)
-
-
-def algorithm_of(spec: RunSpec) -> Algorithm:
-    """The algorithm of a run."""
-    return Algorithm(spec.algorithm, spec.rollout.max_new_tokens)

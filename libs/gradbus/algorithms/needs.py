@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradbus.algorithms.algorithm import algorithm_of
+from gradbus.algorithms.of_run import algorithm_of
 from gradbus.errors import Fault
 from gradbus.spec import Grader, RunSpec
 
 
 def need_faults(spec: RunSpec) -> Iterator[Fault]:
     """Faults of a spec whose groups or rewards do not have what its algorithm needs."""
+    if spec.trains_given:
+        return
     algorithm, grader = algorithm_of(spec), spec.reward.grader
     estimator, name = algorithm.estimator, spec.algorithm.advantage
     if estimator.least_samples > spec.rollout.group_size:
         message = f"advantage = {name} trains a group from {estimator.least_samples} valid samples on; smaller groups are never trained"
         given, allowed = str(spec.rollout.group_size), f'at least {estimator.least_samples}, or algorithm.advantage = "reinforce"'
         yield Fault("rollout.group_size", message, given, allowed)
-    if estimator.reads_components and grader is not None and _has_one_component(grader):
-        message = f"normalises each component of a reward, and this {grader.type} grader has one"
+    source = f"{grader.type} grader" if grader is not None else "reward model"
+    if estimator.reads_components and (spec.reward.model is not None or (grader is not None and _has_one_component(grader))):
+        message = f"normalises each component of a reward, and this {source} has one"
         yield Fault("algorithm.advantage", message, f'"{name}"', 'a multi or python grader or a service with two components; or "grpo"')
     if spec.algorithm.whiten != "none" and spec.schedule.groups_per_step * spec.rollout.group_size == 1:
         message = "the only sample of a step would have an advantage of 0"
@@ -34,6 +37,11 @@ def learner_computes_reference(spec: RunSpec) -> bool:
     return algorithm_of(spec).needs_reference and spec.trainer.lora is not None
 
 
-def needs_reference_service(spec: RunSpec) -> bool:
+def needs_reference_logprobs(spec: RunSpec) -> bool:
     """Whether the conductor asks the reference service for the base model's log-probabilities of each trained group."""
     return algorithm_of(spec).needs_reference and spec.trainer.lora is None
+
+
+def needs_reference_service(spec: RunSpec) -> bool:
+    """Whether the reference service computes for the run: log-probabilities of its base model, or scores of its reward model."""
+    return needs_reference_logprobs(spec) or spec.reward.model is not None

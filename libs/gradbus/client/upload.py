@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gradbus.errors import Fault, ModelError
-from gradbus.formats.hf_model import check_model_folder
+from gradbus.formats.hf_model import ModelInfo, check_model_folder
 from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.reward_model import check_reward_folder
 from gradbus.ids import is_digest
 
 Upload = Callable[[Path, str], None]
 Json = dict[str, Any]
-_FILES = {"model": ("path",), "data": ("train", "eval")}
+_FILES = {"model": ("path",), "reward.model": ("path",), "data": ("train", "eval")}
 
 
 def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
@@ -26,10 +27,12 @@ def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) 
     A path that does not exist here stays unchanged, because the server may have it.
     """
     body: Json = copy.deepcopy(dict(spec))
-    faults = [*_upload_model(body.get("model"), base_dir, upload), *_upload_data(body.get("data"), base_dir, upload)]
+    faults = [*_upload_model(body.get("model"), base_dir, upload, _check_policy), *_upload_data(body.get("data"), base_dir, upload)]
     reward = body.get("reward")
     if isinstance(reward, dict):
         faults.extend(_inline_graders(reward.get("grader"), base_dir, "reward.grader"))
+        found = _upload_model(reward.get("model"), base_dir, upload, check_reward_folder)
+        faults.extend(replace(fault, path=f"reward.{fault.path}") for fault in found)
     return body, faults
 
 
@@ -40,14 +43,16 @@ def merged_faults(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault
 
 def with_local_names(spec: Mapping[str, Any], base_dir: Path, fault: Fault) -> Fault:
     """The server's fault in terms of `spec` as written: local file names in place of digests, and the searched path of a missing file."""
-    section, _, field = fault.path.partition(".")
-    part = spec.get(section)
+    section, _, field = fault.path.rpartition(".")
+    part: object = spec
+    for name in section.split("."):
+        part = part.get(name) if isinstance(part, Mapping) else None
     written = part.get(field) if isinstance(part, Mapping) and field in _FILES.get(section, ()) else None
     if not isinstance(written, str):
         return fault
     if fault.given == written and not is_digest(written):
         message = f"neither on this machine nor on the server: {fault.message}"
-        allowed = "a path relative to the spec's folder" + (", or a hub id with `model.revision`" if section == "model" else "")
+        allowed = "a path relative to the spec's folder" + (f", or a hub id with `{section}.revision`" if field == "path" else "")
         return replace(fault, message=message, given=str(base_dir.absolute() / written), allowed=allowed)
     return replace(fault, given=written)
 
@@ -62,15 +67,19 @@ def digest_of_file(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _upload_model(model: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
+def _check_policy(folder: Path) -> ModelInfo:
+    info = check_model_folder(folder)
+    read_name_plan(folder)
+    return info
+
+
+def _upload_model(model: object, base_dir: Path, upload: Upload, check: Callable[[Path], ModelInfo]) -> Iterator[Fault]:
     """Replaces a model folder by the digests of its files."""
     if not isinstance(model, dict) or "files" in model:
         return
     try:
         if folder := _local(base_dir, model.get("path")):
-            info = check_model_folder(folder)
-            read_name_plan(folder)
-            model["files"] = {name: _uploaded(folder / name, upload) for name in info.files}
+            model["files"] = {name: _uploaded(folder / name, upload) for name in check(folder).files}
     except ModelError as error:
         model["files"] = {}
         yield Fault("model", str(error), model["path"])

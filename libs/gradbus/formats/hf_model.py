@@ -77,7 +77,7 @@ def check_model_folder(path: Path) -> ModelInfo:
         family=family,
         context_length=context_length(text) if isinstance(family, ModelFamily) else stated_context(text),
         vocab_size=positive(text, "vocab_size"),
-        files=_files(path),
+        files=stored_files(path),
     )
 
 
@@ -93,6 +93,24 @@ def transformers_family(path: Path) -> TransformersFamily | None:
         return None
     family = _family(config)
     return family if isinstance(family, TransformersFamily) else None
+
+
+def stored_files(path: Path) -> tuple[str, ...]:
+    """Names of the folder's files to store, sorted. Raises ModelError for a folder without a tokenizer or weights."""
+    present = {entry.name for entry in path.iterdir() if entry.is_file()}
+    if _TOKENIZER not in present:
+        raise ModelError("the model has no tokenizer.json; save a fast tokenizer into its folder with `tokenizer.save_pretrained`")
+    if not any(name.endswith(".safetensors") for name in present):
+        pickled = sorted(name for name in present if name.endswith((".bin", ".pt", ".pth")))
+        found = f"only pickled weights ({', '.join(pickled[:3])}), which are never loaded" if pickled else "no weights"
+        raise ModelError(f"the model has {found}; save it with `save_pretrained` as *.safetensors")
+    weights = weight_files(path)
+    wanted = (present & STORED_NAMES) - ({INDEX} if weights == (_WHOLE,) else set())
+    for name in sorted(wanted):
+        most = most_bytes(name)
+        if most is not None and (path / name).stat().st_size > most:
+            raise ModelError(f"{name} has more than {most} bytes; take the model's own file")
+    return tuple(sorted(wanted.union(weights)))
 
 
 def weight_files(path: Path) -> tuple[str, ...]:
@@ -236,23 +254,6 @@ def _before_long_factors(fields: Mapping[str, object], longest: int) -> int:
         return longest
     stated = fields.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     return min(longest, positive({"original_max_position_embeddings": stated}, "original_max_position_embeddings", MAX_CONTEXT, longest))
-
-
-def _files(path: Path) -> tuple[str, ...]:
-    present = {entry.name for entry in path.iterdir() if entry.is_file()}
-    if _TOKENIZER not in present:
-        raise ModelError("the model has no tokenizer.json; save a fast tokenizer into its folder with `tokenizer.save_pretrained`")
-    if not any(name.endswith(".safetensors") for name in present):
-        pickled = sorted(name for name in present if name.endswith((".bin", ".pt", ".pth")))
-        found = f"only pickled weights ({', '.join(pickled[:3])}), which are never loaded" if pickled else "no weights"
-        raise ModelError(f"the model has {found}; save it with `save_pretrained` as *.safetensors")
-    weights = weight_files(path)
-    wanted = (present & STORED_NAMES) - ({INDEX} if weights == (_WHOLE,) else set())
-    for name in sorted(wanted):
-        most = most_bytes(name)
-        if most is not None and (path / name).stat().st_size > most:
-            raise ModelError(f"{name} has more than {most} bytes; take the model's own file")
-    return tuple(sorted(wanted.union(weights)))
 
 
 def _parse_object(data: bytes, what: str) -> dict[str, object]:

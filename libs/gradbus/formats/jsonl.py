@@ -1,10 +1,10 @@
-"""Datasets in JSON Lines: one object a line, with the prompt in one of its columns."""
+"""Datasets in JSON Lines: one object a line, with the prompt in one of its columns, and responses in others if they are given."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -78,13 +78,14 @@ def _row(line: bytes, number: int) -> Row:
     return row
 
 
-def inspect(data: bytes, prompt: str) -> DatasetInfo:
-    """Checks every row and its prompt in the column `prompt`. Raises DatasetError for the first wrong row."""
+def inspect(data: bytes, prompt: str, responses: Sequence[str] = ()) -> DatasetInfo:
+    """Checks every row, its prompt in the column `prompt` and its responses in theirs. Raises DatasetError for the first wrong row."""
     count, columns, chat, longest = 0, frozenset[str](), False, 0
     for count, (line, row, size) in enumerate(_measured(data), start=1):
         _check_columns(row, line)
         columns = columns.intersection(row) if count > 1 else frozenset(row)
         chat = _checked_prompt(row, prompt, line) or chat
+        _check_responses(row, prompt, responses, line)
         longest = max(longest, size)
     return DatasetInfo(count, columns, chat, longest)
 
@@ -96,14 +97,39 @@ def _check_columns(row: Row, line: int) -> None:
         raise DatasetError(f"line {line} has a column whose name is longer than {_MAX_NAME} characters; give it a shorter one")
 
 
-def prompts_object(data: bytes, prompt: str) -> bytes:
-    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers."""
+def prompts_object(data: bytes, prompt: str, responses: Sequence[str] = ()) -> bytes:
+    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but the responses that are given."""
     lines: list[str] = []
     for line, row in numbered(data):
         _checked_prompt(row, prompt, line)
+        _check_responses(row, prompt, responses, line)
         lines.extend([""] * (line - 1 - len(lines)))
-        lines.append(json.dumps({"prompt": row[prompt]}, ensure_ascii=False))
+        given = {"responses": [row[column] for column in responses]} if responses else {}
+        lines.append(json.dumps({"prompt": row[prompt], **given}, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()
+
+
+def _check_responses(row: Row, prompt: str, columns: Sequence[str], line: int) -> None:
+    """Raises DatasetError if a response is not one to the row's prompt, or if two are equal."""
+    for column in columns:
+        if column not in row:
+            nearest = nearest_name(column, row)
+            advice = f"did you mean {nearest!r}?" if nearest else "name the columns of the responses in [data]"
+            raise DatasetError(f"line {line} has no column {column!r}, it has {_listed(row)}; {advice}")
+        value, is_chat = row[column], isinstance(row[prompt], list)
+        if isinstance(value, str):
+            if not value:
+                raise DatasetError(f"line {line} has an empty {column!r}; give it text or leave the row out")
+            continue
+        if not isinstance(value, list) or not value or not all(_is_message(message) for message in value):
+            raise DatasetError(
+                f"line {line} has {_kind(value)} as {column!r}; give text, or a list of messages such as "
+                '{"role": "assistant", "content": "..."}'
+            )
+        if not is_chat:
+            raise DatasetError(f"line {line} has messages as {column!r} and a prompt of text; give both as text, or both as messages")
+    if len(columns) > 1 and row[columns[0]] == row[columns[1]]:
+        raise DatasetError(f"line {line} has the same {columns[0]!r} and {columns[1]!r}, which teaches nothing; leave the row out")
 
 
 def _checked_prompt(row: Row, column: str, line: int) -> bool:

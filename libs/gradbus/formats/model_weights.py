@@ -10,7 +10,7 @@ from typing import Final
 from gradbus.errors import ModelError
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import CONFIG, INDEX, read_object, transformers_family, weight_files, weight_map
-from gradbus.formats.model_config import ModelConfig, correction_shapes, read_model_config, redundant_shapes, tensor_shapes
+from gradbus.formats.model_config import ModelConfig, Shape, correction_shapes, read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
 
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -49,15 +49,16 @@ def read_name_plan(folder: Path) -> NamePlan:
     return NamePlan(trained, frozen)
 
 
-def check_weights(folder: Path, config: ModelConfig) -> NamePlan:
+def check_weights(folder: Path, config: ModelConfig, head: Mapping[str, Shape] | None = None) -> NamePlan:
     """The plan of names. Raises ModelError unless the weights are exactly the tensors of a model with `config`, in floating point.
 
     Beside them there may be frozen tensors, and what older folders store and no forward reads (`redundant_shapes`).
+    `head`: name to shape of what a model has in place of a head for tokens.
     What routers add to their scores (`correction_shapes`) is frozen, and needed.
     """
     found = _stored(folder)
     redundant = redundant_shapes(config)
-    needed = tensor_shapes(config)
+    needed = {**tensor_shapes(config), **(head or {})}
     frozen = {name: found[name] for name in sorted(frozen_names(found))}
     read = {name: tensor for name, tensor in found.items() if name not in frozen}
     corrections = correction_shapes(config)

@@ -2,6 +2,7 @@
 
 from gradbus.spec.algorithm import AlgorithmSpec, Whiten
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
+from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec
 from gradbus.spec.presets import PRESETS
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import (
@@ -18,6 +19,7 @@ from gradbus.spec.sections import (
     ModelSpec,
     MultiGrader,
     PythonGrader,
+    RewardModelSpec,
     RewardSpec,
     RolloutSpec,
     ScheduleSpec,
@@ -31,6 +33,7 @@ from gradbus.spec.sections import (
 
 __all__ = [
     "MAX_FAULTS",
+    "PAIR_KINDS",
     "PRESETS",
     "AlgorithmSpec",
     "AncestorSpec",
@@ -41,11 +44,14 @@ __all__ = [
     "EvaluationSpec",
     "Grader",
     "InnerSpec",
+    "Kind",
     "LineageSpec",
     "LoraSpec",
     "ModelSpec",
     "MultiGrader",
+    "PreferenceSpec",
     "PythonGrader",
+    "RewardModelSpec",
     "RewardSpec",
     "RolloutSpec",
     "RunSpec",

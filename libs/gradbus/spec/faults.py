@@ -13,6 +13,8 @@ from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
 from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
+from gradbus.spec.kind_faults import kind_faults
+from gradbus.spec.kinds import Kind, with_kind
 from gradbus.spec.model_faults import model_faults
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
@@ -51,9 +53,14 @@ def parse_spec(body: object) -> RunSpec:
         if len(found) > MAX_FAULTS:
             faults.append(Fault("(body)", f"has {len(found) - MAX_FAULTS} more faults"))
         spec = None
-    sections = _valid_sections(body) if spec is None else dict(spec)
+    sections = _valid_sections(with_kind(body)) if spec is None else dict(spec)
     faults.extend(model_faults(sections.get("model")))
+    faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
+    if (kind := body.get("kind", "rl")) in get_args(Kind):
+        faults.extend(kind_faults(kind, sections))
+    if kind == "rl" and "reward" in sections:
+        faults.extend(_reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant":
         faults.extend(_numerics_faults(sections))
@@ -112,8 +119,6 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
                 "true",
                 f"false, or rollout.engine = {' or '.join(engines_with('deterministic'))}",
             )
-    if reward := sections.get("reward"):
-        yield from _reward_faults(reward)
     if (schedule := sections.get("schedule")) and deterministic is True and schedule.mode != "fixed_lag":
         yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
     if trainer := sections.get("trainer"):
@@ -180,9 +185,10 @@ def _trainer_faults(trainer: Any) -> Iterator[Fault]:
 
 
 def _reward_faults(reward: Any) -> Iterator[Fault]:
-    if (reward.grader is None) == (reward.service is None):
-        given = "both" if reward.grader is not None else "neither"
-        yield Fault("reward", "a reward has exactly one source", given, "exactly one of `grader` and `service`")
+    given = [name for name in ("grader", "service", "model") if getattr(reward, name) is not None]
+    if len(given) != 1:
+        shown = " and ".join(given) or "none of them"
+        yield Fault("reward", "a reward has exactly one source", shown, "exactly one of `grader`, `service` and `model`")
     if reward.service is not None and not _is_address(reward.service):
         yield Fault("reward.service", "not the address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
     graders = {"reward.grader": reward.grader}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, response_columns, with_kind
 from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,
@@ -22,13 +23,21 @@ from gradbus.spec.sections import (
     WeightsSpec,
 )
 
+_GROUPS_AHEAD: Final = 4096
+"""Groups of given responses between two published versions."""
+
 
 class RunSpec(BaseModel):
-    """One reinforcement-learning run. With `deterministic`, the final weights are a function of the spec alone."""
+    """One run. With `deterministic`, the final weights are a function of the spec alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
+    kind: Kind = Field(
+        "rl",
+        description="`rl` samples responses and trains on their rewards; the others train on the responses of the dataset: `sft` on "
+        "completions, the rest on pairs of a chosen and a rejected one.",
+    )
     seed: Integer = Field(0, ge=0, lt=2**63)
     deterministic: Flag | None = Field(None, description="Default: true with the torch engine and `fixed_lag`.")
     numerics: Literal["fast", "batch_invariant"] = Field(
@@ -37,13 +46,44 @@ class RunSpec(BaseModel):
     model: ModelSpec
     data: DataSpec
     rollout: RolloutSpec = RolloutSpec()
-    reward: RewardSpec
+    reward: RewardSpec = RewardSpec()
+    preference: PreferenceSpec | None = Field(None, description="Of a run on pairs; the defaults are those of its kind.")
     algorithm: AlgorithmSpec = AlgorithmSpec()
     schedule: ScheduleSpec
     trainer: TrainerSpec = TrainerSpec()
     weights: WeightsSpec = WeightsSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        return with_kind(given)
+
+    @property
+    def trains_given(self) -> bool:
+        """Whether the run trains on the responses of its dataset, and samples none."""
+        return self.kind != "rl"
+
+    @property
+    def trains_pairs(self) -> bool:
+        """Whether a group is a chosen and a rejected response."""
+        return self.kind in PAIR_KINDS
+
+    @property
+    def response_columns(self) -> tuple[str, ...]:
+        """Columns of the dataset with responses, in the order of a group's samples; none if they are sampled."""
+        return response_columns(self.kind, self.data)
+
+    @property
+    def publish_every(self) -> int:
+        """Steps between two published versions: nobody samples with those of a run on given responses."""
+        return max(1, min(self.checkpoint.every, _GROUPS_AHEAD // self.schedule.groups_per_step)) if self.trains_given else 1
+
+    @property
+    def steps_ahead(self) -> int:
+        """`fixed_lag`: how many steps' groups are dispatched beyond the newest version: two more than could be sampled in vain."""
+        return self.publish_every + 1 if self.trains_given else self.schedule.max_staleness + 2
 
     @property
     def is_deterministic(self) -> bool:
@@ -68,5 +108,8 @@ class RunSpec(BaseModel):
         return self.schedule.groups_per_step * self.schedule.steps
 
     def oldest_allowed_version(self, step: int) -> int:
-        """The oldest policy version whose samples step `step` may train on; in `fixed_lag` the only one."""
-        return max(0, step - self.schedule.max_staleness)
+        """The oldest policy version whose samples step `step` may train on; in `fixed_lag` the only one.
+
+        Given responses are all under version 0.
+        """
+        return 0 if self.trains_given else max(0, step - self.schedule.max_staleness)

@@ -19,6 +19,7 @@ DecayRate = Annotated[Number, Field(ge=0.0, le=1.0)]
 TokenId = Annotated[Integer, Field(ge=0, lt=1 << 22)]
 Dtype = Literal["fp32", "bf16"]
 Template = Annotated[str, Field(max_length=65_536)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
 """A run's name or id."""
@@ -95,7 +96,10 @@ class DataSpec(Section):
 
     train: str = Field(min_length=1, max_length=4096, description="Path, or the digest of an uploaded file.")
     eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
-    prompt: str = Field("prompt", min_length=1, max_length=256, description="Column with the prompt: text, or a list of chat messages.")
+    prompt: ColumnName = Field("prompt", description="Column with the prompt: text, or a list of chat messages.")
+    completion: ColumnName = Field("completion", description="`sft`: column with the response to the prompt: text, or chat messages.")
+    chosen: ColumnName = Field("chosen", description="Pairs: column with the better response.")
+    rejected: ColumnName = Field("rejected", description="Pairs: column with the worse response.")
 
 
 class RolloutSpec(Section):
@@ -188,12 +192,22 @@ class MultiGrader(Section):
 Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | MultiGrader, Field(discriminator="type")]
 
 
+class RewardModelSpec(ModelSpec):
+    """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
+
+
 class RewardSpec(Section):
-    """Exactly one of `grader` (runs in Gradbus) and `service` (your own scorer)."""
+    """Exactly one of `grader` (runs in Gradbus), `service` (your own scorer) and `model` (a reward model).
+
+    A run on given responses has none.
+    """
 
     grader: Grader | None = None
     service: str | None = Field(None, max_length=2048, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
-    timeout_seconds: Number = Field(10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call.")
+    model: RewardModelSpec | None = Field(None, description="A reward model, which the reference service computes.")
+    timeout_seconds: Number = Field(
+        10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call; a reward model has at least 120 s, for it may have to be loaded."
+    )
 
 
 class ScheduleSpec(Section):

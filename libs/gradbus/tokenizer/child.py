@@ -2,7 +2,8 @@
 
     request                                   reply
     {"load": folder, "limits": {...}}         {"stop_token_ids": [...]}
-    {"encode": [[line, prompt]], "check": b}  {"lengths": [...]} and the ids; with `check`, none
+    {"encode": [[line, prompt, responses]],   {"lengths": [...]} and the ids of each prompt, followed by those of its responses;
+     "check": b}                              with `check`, none
     {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
 
 A request that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Iterator, Sequence
 from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
@@ -60,9 +62,9 @@ class _Child:
         if self._encoder is None:
             raise ModelError("no tokenizer is loaded; send a load first")
         if "encode" in header:
-            rows: list[tuple[int, Any]] = header["encode"]
+            rows: list[tuple[int, Any, list[Any]]] = header["encode"]
             self._reports = len(rows) == 1
-            encoded = (self._encoder.encode(prompt, line) for line, prompt in rows)
+            encoded = (ids for line, prompt, responses in rows for ids in _encoded(self._encoder, line, prompt, responses))
             return Frame.of_sequences({}, deque(encoded, maxlen=0 if header["check"] else None))
         self._reports = False
         return Frame({"texts": self._encoder.decode(list(request.sequences()))})
@@ -83,3 +85,10 @@ class _Child:
     def _send(self, frame: bytes) -> None:
         self._stream.write(frame)
         self._stream.flush()
+
+
+def _encoded(encoder: PromptEncoder, line: int, prompt: object, responses: Sequence[object]) -> Iterator[tuple[int, ...]]:
+    ids = encoder.encode(prompt, line)
+    yield ids
+    if responses:
+        yield from encoder.encode_responses(prompt, responses, len(ids), line)

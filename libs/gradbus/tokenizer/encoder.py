@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from gradbus.errors import DatasetError, ModelError, first_line
-from gradbus.formats.hf_model import check_model_folder, read_object
+from gradbus.formats.hf_model import read_object
+from gradbus.formats.reward_model import folder_info
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, described
 from gradbus.tokenizer.limits import MEMORY_BYTES
 
@@ -57,7 +58,7 @@ class PromptEncoder:
 
         `report` is told the name of each file before work with it begins.
         """
-        info = check_model_folder(folder)
+        info = folder_info(folder)
         room = info.context_length - limits.max_new_tokens
         if room < 1:
             raise ModelError(
@@ -65,6 +66,7 @@ class PromptEncoder:
             )
         self.max_prompt_tokens = min(room, limits.max_prompt_tokens or room, _MAX_PROMPT_TOKENS)
         self._vocab_size = info.vocab_size
+        self._context_length = info.context_length
         self._report = report
         _check_tokenizer_config(folder)
         self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
@@ -93,9 +95,64 @@ class PromptEncoder:
             raise DatasetError(
                 f"the prompt of line {line} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
             )
+        self._check_known(ids)
+        return ids
+
+    def encode_responses(self, prompt: object, responses: Sequence[object], prompt_tokens: int, line: int) -> list[tuple[int, ...]]:
+        """Token ids `[T]` of given responses to a prompt of so many tokens, each up to its first stop token, which it ends with.
+
+        They are what the policy would have to sample: text after text, by the chat template after messages. Raises as `encode`, and
+        DatasetError for a response that does not fit the context after its prompt.
+        """
+        encoded = [self._response(prompt, response, line) for response in responses]
+        if len(set(encoded)) < len(encoded):
+            raise DatasetError(f"the responses of line {line} have the same tokens, which teaches nothing; leave the row out")
+        for ids in encoded:
+            self._check_known(ids)
+            if prompt_tokens + len(ids) > self._context_length:
+                raise DatasetError(
+                    f"line {line} has {prompt_tokens} tokens of prompt and {len(ids)} of response, {self._context_length} fit the model; "
+                    "shorten the row or leave it out"
+                )
+        return encoded
+
+    def _response(self, prompt: object, response: object, line: int) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            _check_text(str(response), line)
+            ids = self._ids(str(response), line, special=False)
+        else:
+            ids = self._ids(self._rendered_response(prompt, response, line), line, special=False)
+        end = next((at for at, token in enumerate(ids) if token in self.stop_token_ids), None)
+        if end is not None:
+            return ids[: end + 1]
+        if not self.stop_token_ids:
+            return ids
+        return (*ids, self._stop_token)
+
+    @property
+    def _stop_token(self) -> int:
+        """The stop token that ends a response: the tokenizer's own, if it has one."""
+        own = _as_ids(self._tokenizer.eos_token_id, TOKENIZER)
+        return min(own or self.stop_token_ids)
+
+    def _rendered_response(self, prompt: object, response: object, line: int) -> str:
+        """What the chat template writes after the prompt's own text if the response follows.
+
+        Raises DatasetError if it changes that text.
+        """
+        before = self._rendered(prompt, line)
+        answers = [{"role": "assistant", "content": response}] if isinstance(response, str) else _messages(response, line)
+        whole = self._rendered([*_messages(prompt, line), *answers], line, generation_prompt=False)
+        if not whole.startswith(before):
+            raise DatasetError(
+                f"the chat template writes the prompt of line {line} in another way when a response follows, so the policy would learn to "
+                "continue a text that it never sees; correct the template, or give prompts and responses as text"
+            )
+        return whole[len(before) :]
+
+    def _check_known(self, ids: Sequence[int]) -> None:
         if max(ids) >= self._vocab_size:
             raise ModelError(f"the tokenizer gives id {max(ids)}, the model has {self._vocab_size}; use the model's own tokenizer")
-        return ids
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Texts of responses, without special tokens. Raises ModelFileError when the tokenizer fails, or makes too much of them."""
@@ -124,8 +181,8 @@ class PromptEncoder:
             message = f"the tokenizer cannot encode the prompt of line {line} ({_cause(error)}); correct the tokenizer or the line"
             raise ModelFileError(TOKENIZER, message) from error
 
-    def _rendered(self, prompt: object, line: int) -> str:
-        """The text that the chat template makes of messages."""
+    def _rendered(self, prompt: object, line: int, *, generation_prompt: bool = True) -> str:
+        """The text that the chat template makes of messages; with `generation_prompt` up to where the policy's answer begins."""
         from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
 
         messages = _messages(prompt, line)
@@ -136,7 +193,7 @@ class PromptEncoder:
         self._report(self._template_file)
         random.seed(line)  # of the filter `random`: a line has the same prompt in every process
         try:
-            text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=generation_prompt, tokenize=False))
             text.encode()
         except BaseException as error:
             if type(error) is TemplateError:  # what a template's raise_exception raises

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gradbus.errors import DatasetError, ModelError
+from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.encoder import TOKENIZER, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
@@ -49,6 +50,15 @@ class NumberedPrompt:
 
     line: int
     prompt: object
+    responses: Sequence[object] = ()
+    """Of a dataset that gives them."""
+
+
+def limits_of(spec: RunSpec, submitted_unix_ns: int | None = None) -> PromptLimits:
+    """The limits of a run; with given responses a prompt leaves room for one token, and each row is measured as a whole."""
+    rollout = spec.rollout
+    room = 1 if spec.trains_given else rollout.max_new_tokens
+    return PromptLimits(room, rollout.max_prompt_tokens, rollout.stop_token_ids, submitted_unix_ns)
 
 
 class Tokenizer:
@@ -81,7 +91,10 @@ class Tokenizer:
         return tokenizer
 
     async def encode(self, prompts: Sequence[NumberedPrompt]) -> list[tuple[int, ...]]:
-        """Token ids `[P]` of each prompt. Raises DatasetError, naming the line, and ModelError for files that fail on a prompt."""
+        """Token ids `[P]` of each prompt, followed by those of its responses, `[T]` each.
+
+        Raises DatasetError, naming the line, and ModelError for files that fail on a prompt.
+        """
         encoded: list[tuple[int, ...]] = []
         for part in _parts(prompts, _bytes, _PROMPTS):
             encoded += await self._encoded(part)
@@ -123,7 +136,8 @@ class Tokenizer:
         return encoded
 
     async def _encode(self, prompts: Sequence[NumberedPrompt], *, check: bool) -> list[tuple[int, ...]]:
-        reply = await self._request(Frame({"encode": [(given.line, given.prompt) for given in prompts], "check": check}))
+        rows = [(given.line, given.prompt, list(given.responses)) for given in prompts]
+        reply = await self._request(Frame({"encode": rows, "check": check}))
         return list(reply.sequences())
 
     async def _request(self, request: Frame) -> Frame:
@@ -190,7 +204,7 @@ def _blamed(error: ProcessLostError, what: str) -> ModelFileError:
 
 
 def _bytes(given: NumberedPrompt) -> int:
-    return len(json.dumps(given.prompt))
+    return len(json.dumps([given.prompt, *given.responses]))
 
 
 def _parts(items: Sequence[_Item], size_of: Callable[[_Item], int], call: _CallSize) -> Iterator[Sequence[_Item]]:

@@ -42,7 +42,7 @@ class SampleReward(_message.Message):
     def __init__(self, sample_id: _Optional[str] = ..., status: _Optional[_Union[RewardStatus, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., permanent: bool = ...) -> None: ...
 
 class ScoreSample(_message.Message):
-    __slots__ = ("sample_id", "group_id", "prompt", "response", "item_json", "finish_reason", "weight_version", "traceparent")
+    __slots__ = ("sample_id", "group_id", "prompt", "response", "item_json", "finish_reason", "weight_version", "traceparent", "prompt_ids", "token_ids")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class ScoreSample(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     sample_id: str
     group_id: str
     prompt: str
@@ -59,7 +61,9 @@ class ScoreSample(_message.Message):
     finish_reason: str
     weight_version: int
     traceparent: str
-    def __init__(self, sample_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., item_json: _Optional[str] = ..., finish_reason: _Optional[str] = ..., weight_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    prompt_ids: bytes
+    token_ids: bytes
+    def __init__(self, sample_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., item_json: _Optional[str] = ..., finish_reason: _Optional[str] = ..., weight_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("run_id", "reward_json", "samples")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RewardServiceStub(object):
-    """Scores samples. Implement this service to use your own scorer.
+    """Scores samples. Implement this service to use your own scorer. The reference service implements it for the reward models of runs.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class RewardServiceStub(object):
 
 
 class RewardServiceServicer(object):
-    """Scores samples. Implement this service to use your own scorer.
+    """Scores samples. Implement this service to use your own scorer. The reference service implements it for the reward models of runs.
     """
 
     def Score(self, request, context):
@@ -70,7 +70,7 @@ def add_RewardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RewardService(object):
-    """Scores samples. Implement this service to use your own scorer.
+    """Scores samples. Implement this service to use your own scorer. The reference service implements it for the reward models of runs.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RewardServiceStub:
-    """Scores samples. Implement this service to use your own scorer."""
+    """Scores samples. Implement this service to use your own scorer. The reference service implements it for the reward models of runs."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,14 +38,14 @@ class RewardServiceStub:
 
 @_typing.type_check_only
 class RewardServiceAsyncStub(RewardServiceStub):
-    """Scores samples. Implement this service to use your own scorer."""
+    """Scores samples. Implement this service to use your own scorer. The reference service implements it for the reward models of runs."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
     """Scores all waiting samples in one call. The scorer must answer before the call's deadline."""
 
 class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Scores samples. Implement this service to use your own scorer."""
+    """Scores samples. Implement this service to use your own scorer. The reference service implements it for the reward models of runs."""
 
     @_abc_1.abstractmethod
     def Score(

@@ -42,6 +42,8 @@ class Clients:
     weight_store: WeightStoreServiceAsyncStub
     reward: RewardServiceAsyncStub
     reference: ReferenceServiceAsyncStub
+    reward_model: RewardServiceAsyncStub
+    """The reference service, which scores by the reward models of runs."""
     channels: tuple[Channel, ...]
     addresses: Addresses
     trace_groups: float = 0.0
@@ -61,6 +63,7 @@ class Clients:
             weight_store=WeightStoreServiceStub(channels[0]),
             reward=RewardServiceStub(channels[1]),
             reference=ReferenceServiceStub(channels[2]),
+            reward_model=RewardServiceStub(channels[2]),
             channels=channels,
             addresses=Addresses(settings.weight_store, settings.reward, settings.reference),
             trace_groups=settings.trace_groups,

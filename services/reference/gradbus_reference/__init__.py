@@ -1,1 +1,1 @@
-"""The reference service: token log-probabilities under the frozen base model."""
+"""The reference service: log-probabilities and scores under frozen models of runs."""

@@ -9,7 +9,7 @@ import sys
 def main() -> int:
     """Reads settings from the environment and serves until SIGTERM."""
     argparse.ArgumentParser(
-        prog="gradbus_reference", description="Gives the frozen model's token log-probabilities. Settings: GRADBUS_* variables."
+        prog="gradbus_reference", description="Computes log-probabilities and scores of frozen models. Settings: GRADBUS_* variables."
     ).parse_args()
     from gradbus.process import read_settings, run_process
     from gradbus_reference.service import serve

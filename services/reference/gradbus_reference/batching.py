@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -11,16 +10,13 @@ from itertools import accumulate, groupby
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradbus.errors import ModelError, OutOfMemoryError, RestartNeededError
-from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.telemetry import get_logger
-from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse, ReferenceSequence, SequenceLogProbs
-from gradbus_reference.model import ModelCache, RunReference
+from gradbus_reference.model import ModelCache
+from gradbus_reference.requests import Computation, PromptResponse, Question, Values
 
 _log = get_logger(__name__)
-_ID_BYTES = np.dtype(ID_DTYPE).itemsize
 _LOOK_SECONDS = 1.0
 _ABANDONED_SECONDS = 30.0
 """Callers that still want an answer ask again sooner."""
@@ -30,18 +26,10 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class PromptResponse:
-    """Token ids of a prompt and its response: int32 `[P]` and `[T]`."""
-
-    prompt_ids: NDArray[np.int32]
-    token_ids: NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
 class _WaitingCall:
-    request: LogProbsRequest
-    sequences: list[PromptResponse]
-    answer: asyncio.Future[LogProbsResponse]
+    question: Question
+    sequences: Sequence[PromptResponse]
+    answer: asyncio.Future[Sequence[Values]]
 
 
 class Batcher:
@@ -61,36 +49,33 @@ class Batcher:
         """Number of calls that no computation has taken yet."""
         return len(self._waiting)
 
-    async def logprobs(self, request: LogProbsRequest) -> LogProbsResponse:
-        """Log-probabilities in the order of the request.
-
-        Raises ModelError for invalid ids or an invalid temperature, and the errors of loading the model.
-        """
-        if not (math.isfinite(request.temperature) and request.temperature > 0.0):
-            raise ModelError(f"temperature {request.temperature} cannot divide logits; give a number above 0")
-        answer: asyncio.Future[LogProbsResponse] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_WaitingCall(request, [_decoded(sequence) for sequence in request.sequences], answer))
+    async def values(self, question: Question, sequences: Sequence[PromptResponse]) -> Sequence[Values]:
+        """The values of each sequence, in order. Raises ModelError for unknown ids, and the errors of loading the model."""
+        answer: asyncio.Future[Sequence[Values]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_WaitingCall(question, sequences, answer))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._compute_waiting(), name="log-probs")
+            self._task = asyncio.create_task(self._compute_waiting(), name="compute")
         return await answer
 
     async def _compute_waiting(self) -> None:
         while self._waiting:
-            waiting, self._waiting = sorted(self._waiting, key=_batch_key), []
-            turns = [(key, *_turn(list(batch))) for key, batch in groupby(waiting, key=_batch_key)]
-            self._waiting.extend(call for _, _, rest in turns for call in rest)
-            for (run_id, temperature), calls, _ in turns:
-                await self._compute(run_id, temperature, calls)
+            batches: dict[Question, list[_WaitingCall]] = {}
+            for call in self._waiting:
+                batches.setdefault(call.question, []).append(call)
+            turns = [(question, *_turn(batch)) for question, batch in batches.items()]
+            self._waiting = [call for _, _, rest in turns for call in rest]
+            for question, calls, _ in turns:
+                await self._compute(question, calls)
 
-    async def _compute(self, run_id: str, temperature: float, calls: Sequence[_WaitingCall]) -> None:
+    async def _compute(self, question: Question, calls: Sequence[_WaitingCall]) -> None:
         # A cancelled call is past its deadline: nobody reads its answer.
         self._computing = calls = [call for call in calls if not call.answer.done()]
         if not calls:
             return
         try:
-            if not await self._fits(self._answer(run_id, temperature, calls)):
+            if not await self._fits(self._answer(question, calls)):
                 await self._models.drop_all()  # other runs' models may have the memory
-                await self._answer(run_id, temperature, calls)
+                await self._answer(question, calls)
         except Exception as error:  # noqa: BLE001 - the message boundary: each caller gets the error, and its server logs or names it
             for call in calls:
                 if not call.answer.done():
@@ -105,18 +90,15 @@ class Batcher:
             return False
         return True
 
-    async def _answer(self, run_id: str, temperature: float, calls: Sequence[_WaitingCall]) -> None:
-        reference = await self._wanted(run_id, self._models.of(run_id))
-        known = [call for call in calls if _ids_are_known(call, reference.model.vocabulary)]
-        computed = asyncio.get_running_loop().run_in_executor(self._torch_thread, _logprobs, reference, known, temperature)
-        values = iter(await self._wanted(run_id, computed))
+    async def _answer(self, question: Question, calls: Sequence[_WaitingCall]) -> None:
+        computation = await self._wanted(question.run_id, question.prepared(self._models))
+        known = [call for call in calls if _ids_are_known(call, computation.vocabulary)]
+        computed = asyncio.get_running_loop().run_in_executor(self._torch_thread, _values, computation, known)
+        values = iter(await self._wanted(question.run_id, computed))
         for call in known:
-            results = [
-                SequenceLogProbs(sample_id=sequence.sample_id, logprobs=next(values).astype(LOGPROB_DTYPE).tobytes())
-                for sequence in call.request.sequences
-            ]
+            found = [next(values) for _ in call.sequences]
             if not call.answer.done():
-                call.answer.set_result(LogProbsResponse(results=results))
+                call.answer.set_result(found)
 
     async def _wanted(self, run_id: str, work: Awaitable[_Result]) -> _Result:
         """The result of `work`. Raises RestartNeededError if it goes on when no call of the run waits: only the process's end ends it."""
@@ -124,7 +106,7 @@ class Batcher:
         wanted_at = clock()
         while not task.done():
             await asyncio.wait({task}, timeout=_LOOK_SECONDS)
-            if any(call.request.run_id == run_id and not call.answer.done() for call in (*self._computing, *self._waiting)):
+            if any(call.question.run_id == run_id and not call.answer.done() for call in (*self._computing, *self._waiting)):
                 wanted_at = clock()
             elif clock() - wanted_at > _ABANDONED_SECONDS and not task.done():
                 error = RestartNeededError(
@@ -145,8 +127,8 @@ def _turn(calls: list[_WaitingCall]) -> tuple[list[_WaitingCall], list[_WaitingC
 
 def _ids_are_known(call: _WaitingCall, vocabulary: int) -> bool:
     """Whether each of the call's ids is in the vocabulary. If not, this call fails and the others of its batch do not."""
-    for sequence, decoded in zip(call.request.sequences, call.sequences, strict=True):
-        ids = np.concatenate([decoded.prompt_ids, decoded.token_ids])
+    for sequence in call.sequences:
+        ids = np.concatenate([sequence.prompt_ids, sequence.token_ids])
         if ids.min() < 0 or ids.max() >= vocabulary:
             if not call.answer.done():
                 call.answer.set_exception(
@@ -158,23 +140,11 @@ def _ids_are_known(call: _WaitingCall, vocabulary: int) -> bool:
     return True
 
 
-def _logprobs(reference: RunReference, calls: Sequence[_WaitingCall], temperature: float) -> list[NDArray[np.float32]]:
-    if not reference.group_by_group:
-        return reference.model.logprobs([sequence for call in calls for sequence in call.sequences], temperature)
-    results: list[NDArray[np.float32]] = []
+def _values(computation: Computation, calls: Sequence[_WaitingCall]) -> list[Values]:
+    if not computation.group_by_group:
+        return list(computation.values([sequence for call in calls for sequence in call.sequences]))
+    results: list[Values] = []
     for call in calls:
-        pairs = zip(call.request.sequences, call.sequences, strict=True)
-        for _, group in groupby(pairs, key=lambda pair: pair[0].sample_id.partition(".")[0]):
-            results.extend(reference.model.logprobs([sequence for _, sequence in group], temperature))
+        for _, group in groupby(call.sequences, key=lambda sequence: sequence.sample_id.partition(".")[0]):
+            results.extend(computation.values(list(group)))
     return results
-
-
-def _batch_key(call: _WaitingCall) -> tuple[str, float]:
-    return call.request.run_id, call.request.temperature
-
-
-def _decoded(sequence: ReferenceSequence) -> PromptResponse:
-    for ids in (sequence.prompt_ids, sequence.token_ids):
-        if not ids or len(ids) % _ID_BYTES:
-            raise ModelError(f"sample {sequence.sample_id!r}: token ids must be little-endian int32, at least one; encode them again")
-    return PromptResponse(np.frombuffer(sequence.prompt_ids, ID_DTYPE), np.frombuffer(sequence.token_ids, ID_DTYPE))

@@ -1,4 +1,4 @@
-"""The reference models: base models of runs, held in memory by the digests of their files and the runs' dtypes."""
+"""The frozen models of runs, base models and reward models, held in memory by the digests of their files and the runs' dtypes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore, materialise
 from gradbus.process.limits import return_memory
+from gradbus.spec import ModelSpec, RunSpec
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory, return_device_memory
 from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
+from gradbus_kernels.models.reward.model import load_reward_model
 from gradbus_reference.settings import ReferenceSettings
 
-_Key = tuple[Path, torch.dtype]
 _LOOKS = 4
 """Looks for idle models in the time after which they are dropped."""
 
@@ -61,24 +63,54 @@ class ReferenceModel:
         return results
 
 
-@dataclass(frozen=True, slots=True)
-class RunReference:
-    """The base model of a run, and how its samples are batched."""
+class ScoringModel:
+    """Scores under frozen weights of a reward model."""
 
-    model: ReferenceModel
+    def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        """Loads the model in `folder`; `budget` is the number of tokens of one forward pass. Its decoder computes in `dtype`.
+
+        Raises ModelError and OutOfMemoryError.
+        """
+        self._model = load_reward_model(folder, dtype, device)
+        self._model.requires_grad_(False)
+        self._budget = budget
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary: every token id is below it."""
+        return self._model.config.vocab_size
+
+    @torch.inference_mode()
+    def scores(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
+        """The score of each sequence at its last token: one float32 `[1]` a sequence, in order. Raises OutOfMemoryError."""
+        with enough_memory():
+            parts = [self._model(part).cpu().numpy() for part in split_by_tokens(sequences, self._budget)]
+        return [score for part in parts for score in part[:, None]]
+
+
+FrozenModel = ReferenceModel | ScoringModel
+Model = TypeVar("Model", ReferenceModel, ScoringModel)
+_Key = tuple[Path, torch.dtype, type[FrozenModel]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel(Generic[Model]):
+    """A frozen model of a run, and how the run's samples are batched."""
+
+    model: Model
     group_by_group: bool
     """Computes each group by itself, so that its bits do not depend on other groups (`deterministic`)."""
 
 
 class ModelCache:
-    """Loads a run's base model at its first use, and drops the least recently used."""
+    """Loads a run's models at their first use, and drops the least recently used."""
 
     def __init__(self, settings: ReferenceSettings, runs: Bucket, objects: ObjectStore, torch_thread: Executor) -> None:
         self._settings = settings
         self._runs = runs
         self._objects = objects
         self._torch_thread = torch_thread
-        self._loaded: OrderedDict[_Key, ReferenceModel] = OrderedDict()
+        self._loaded: OrderedDict[_Key, FrozenModel] = OrderedDict()
         self._used_at: dict[_Key, float] = {}
 
     async def drop_idle(self) -> None:
@@ -99,29 +131,44 @@ class ModelCache:
         self._used_at.clear()
         await asyncio.to_thread(_return_memory)
 
-    async def of(self, run_id: str) -> RunReference:
+    async def base_of(self, run_id: str) -> RunModel[ReferenceModel]:
         """The run's base model. Raises ModelError if the run or its files are not known, and the errors of `materialise`."""
+        spec = await self._spec_of(run_id)
+        return await self._model_of(run_id, spec, spec.model, ReferenceModel)
+
+    async def reward_of(self, run_id: str) -> RunModel[ScoringModel]:
+        """The run's reward model. Raises ModelError if the run has none, and as `base_of` does."""
+        spec = await self._spec_of(run_id)
+        if spec.reward.model is None:
+            raise ModelError(f"the spec of {run_id} names no reward model; ask the reward service for scores")
+        return await self._model_of(run_id, spec, spec.reward.model, ScoringModel)
+
+    async def _spec_of(self, run_id: str) -> RunSpec:
         entry = await self._runs.get(f"{run_id}.spec")
         if entry is None:
             raise ModelError(f"run {run_id} is not known; name a run that the gateway has accepted")
-        spec = RunRecord.model_validate_json(entry.value).spec
-        if not spec.model.files:
-            raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
-        folder = await materialise(self._objects, spec.model.files, self._settings.cache_dir / "models")
-        # In another dtype than the trainer's, the rounding would be a part of the KL.
-        return RunReference(await self._load(folder, DTYPES[spec.trainer.dtype]), spec.is_deterministic)
+        return RunRecord.model_validate_json(entry.value).spec
 
-    async def _load(self, folder: Path, dtype: torch.dtype) -> ReferenceModel:
-        key = folder, dtype
-        if key not in self._loaded:
+    async def _model_of(self, run_id: str, spec: RunSpec, model: ModelSpec, kind: type[Model]) -> RunModel[Model]:
+        if not model.files:
+            raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
+        folder = await materialise(self._objects, model.files, self._settings.cache_dir / "models")
+        # In another dtype than the trainer's, the rounding would be a part of the KL.
+        return RunModel(await self._load(folder, DTYPES[spec.trainer.dtype], kind), spec.is_deterministic)
+
+    async def _load(self, folder: Path, dtype: torch.dtype, kind: type[Model]) -> Model:
+        key = folder, dtype, kind
+        found = self._loaded.get(key)
+        if not isinstance(found, kind):
             while len(self._loaded) >= self._settings.models:
                 self._loaded.popitem(last=False)
             loop = asyncio.get_running_loop()
             budget, device = self._settings.micro_batch_tokens, self._settings.device
-            self._loaded[key] = await loop.run_in_executor(self._torch_thread, ReferenceModel, folder, budget, device, dtype)
+            found = await loop.run_in_executor(self._torch_thread, kind, folder, budget, device, dtype)
+            self._loaded[key] = found
         self._loaded.move_to_end(key)
         self._used_at[key] = time.monotonic()
-        return self._loaded[key]
+        return found
 
 
 def _return_memory() -> None:

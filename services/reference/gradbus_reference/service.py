@@ -1,4 +1,4 @@
-"""The gRPC face of the reference models, and the composition of the service."""
+"""The gRPC face of the frozen models, and the composition of the service."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceServicer, add_ReferenceServiceServicer_to_server
+from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
 from gradbus_reference.batching import Batcher
 from gradbus_reference.model import ModelCache
+from gradbus_reference.requests import LogProbsQuestion, ScoreQuestion, decoded, failed_scores, logprobs_response, score_response
 from gradbus_reference.settings import ReferenceSettings
 
+_FAILURES = (GradbusError, NatsError, OSError)
 
-class ReferenceService(ReferenceServiceServicer):
-    """Token log-probabilities under a run's base model."""
+
+class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
+    """Token log-probabilities under a run's base model, and scores of its reward model."""
 
     def __init__(self, batcher: Batcher, waiting_calls: int) -> None:
         self._batcher = batcher
@@ -33,17 +38,29 @@ class ReferenceService(ReferenceServiceServicer):
 
     async def LogProbs(self, request: LogProbsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> LogProbsResponse:  # noqa: N802 - named by gRPC
         """See the proto."""
+        await self._refuse_beyond_bound(context)
+        try:
+            question = LogProbsQuestion(checked_name(request.run_id, "run"), request.temperature)
+            return logprobs_response(request.sequences, await self._batcher.values(question, decoded(request.sequences)))
+        except _FAILURES as error:
+            # The conductor ends a run whose calls fail by a precondition again and again.
+            status = grpc.StatusCode.UNAVAILABLE if is_infrastructure(error) else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(status, _described(error))
+
+    async def Score(self, request: ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]) -> ScoreResponse:  # noqa: N802 - named by gRPC
+        """See the proto. A failure of the model is a result, as it is with every other scorer."""
+        await self._refuse_beyond_bound(context)
+        try:
+            question = ScoreQuestion(checked_name(request.run_id, "run"))
+            return score_response(request.samples, await self._batcher.values(question, decoded(request.samples)))
+        except _FAILURES as error:
+            return failed_scores(request, _described(error), permanent=not is_infrastructure(error))
+
+    async def _refuse_beyond_bound(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._batcher.waiting >= self._waiting_calls:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._waiting_calls} calls are waiting already; try again, or add replicas"
             )
-        try:
-            checked_name(request.run_id, "run")
-            return await self._batcher.logprobs(request)
-        except (GradbusError, NatsError, OSError) as error:
-            # The conductor ends a run whose calls fail by a precondition again and again.
-            status = grpc.StatusCode.UNAVAILABLE if is_infrastructure(error) else grpc.StatusCode.FAILED_PRECONDITION
-            return await _abort(context, status, error)
 
 
 async def serve(settings: ReferenceSettings, process: Process) -> None:
@@ -54,7 +71,9 @@ async def serve(settings: ReferenceSettings, process: Process) -> None:
     models = ModelCache(settings, await bus.bucket(Buckets.RUNS), settings.open_objects(), torch_thread)
     batcher = Batcher(models, torch_thread)
     server = RpcServer(settings.rpc)
-    add_ReferenceServiceServicer_to_server(ReferenceService(batcher, settings.waiting_calls), server.server)
+    service = ReferenceService(batcher, settings.waiting_calls)
+    add_ReferenceServiceServicer_to_server(service, server.server)
+    add_RewardServiceServicer_to_server(service, server.server)
     await server.start()
     process.ready = True
     ends: set[asyncio.Future[Any]] = {asyncio.create_task(process.stopping.wait(), name="stopping"), batcher.abandoned}
@@ -67,6 +86,5 @@ async def serve(settings: ReferenceSettings, process: Process) -> None:
         batcher.abandoned.result()
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: grpc.StatusCode, error: Exception) -> LogProbsResponse:
-    await context.abort(status, f"{type(error).__name__}: {error}")
-    raise AssertionError("abort raises")
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

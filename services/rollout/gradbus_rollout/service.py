@@ -18,11 +18,11 @@ from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus.process.device_lease import DeviceLease
 from gradbus.process.worker_device import WorkerDevice
 from gradbus.telemetry import export_metrics, run_metrics
-from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.launcher import ForkServer
-from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer, limits_of
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
+from gradbus_rollout.dataset_worker import DatasetWorker, DatasetWorkerParts
 from gradbus_rollout.engines.base import Engine
 from gradbus_rollout.engines.determinism import check_determinism
 from gradbus_rollout.engines.registry import EngineFactory
@@ -37,13 +37,20 @@ _DEADLINES = Deadlines(load=30, call=10)
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What serving a run needs of its model and its data."""
+class _Data:
+    """What a run's model folder and data give, without an engine."""
 
     folder: Path
     tokenizer: Tokenizer
     training: PromptTable
     evaluation: PromptTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What sampling needs."""
+
+    data: _Data
     engine: WatchedEngine
     lease: DeviceLease | None
 
@@ -67,38 +74,47 @@ class RolloutService:
             await in_run_thread(self.release, "release device")
         async with AsyncExitStack() as opened:
             try:
-                prepared = await self._prepared(record, opened)
+                data = await self._data(record, opened)
+                prepared = None if record.spec.trains_given else await self._prepared(record, data, opened)
             except (DatasetError, ModelError):
                 self._clients.heartbeat.presence.fatal = True
                 raise
+            self._clients.heartbeat.show_preparing("")
             # A failure from here on may be this machine's alone, so another worker may serve the run.
-            await self._serve(record, prepared)
+            if prepared is None:
+                groups = GroupStore(self._clients.buffer, record.run_id)
+                parts = DatasetWorkerParts(self._clients.bus, groups, data.training, self._clients.heartbeat)
+                await DatasetWorker(record, parts).serve()
+            else:
+                await self._serve(record, prepared)
 
     def release(self) -> None:
         """See `RunServer.release`."""
         self._engines.release()
         self._device.give_back()
 
-    async def _prepared(self, record: RunRecord, opened: AsyncExitStack) -> _Prepared:
-        """Opens the run's tokenizer and engine, which `opened` closes, and checks its prompts."""
+    async def _data(self, record: RunRecord, opened: AsyncExitStack) -> _Data:
+        """Opens the run's tokenizer, which `opened` closes, and checks its prompts."""
         show_preparing = self._clients.heartbeat.show_preparing
         runs = await self._clients.bus.bucket(Buckets.RUNS)
         show_preparing("fetches the model")
         folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
-        rollout = record.spec.rollout
-        limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids, record.created_unix_ns)
+        limits = limits_of(record.spec, record.created_unix_ns)
         show_preparing("reads the tokenizer and the prompts")
         tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES)
         opened.push_async_callback(tokenizer.close)
         status = await self._status(record, runs)
         training = await self._table(tokenizer, status.prompts)
         evaluation = await self._table(tokenizer, status.evaluation_prompts) if status.evaluation_prompts else None
+        return _Data(folder, tokenizer, training, evaluation)
+
+    async def _prepared(self, record: RunRecord, data: _Data, opened: AsyncExitStack) -> _Prepared:
+        """Opens the run's engine, which `opened` closes."""
         lease = await self._device.take_for(record.spec)
-        show_preparing(f"starts its {rollout.engine} engine")
-        engine = self._watched(await self._engines.open(folder, record.spec, tokenizer.stop_token_ids))
+        self._clients.heartbeat.show_preparing(f"starts its {record.spec.rollout.engine} engine")
+        engine = self._watched(await self._engines.open(data.folder, record.spec, data.tokenizer.stop_token_ids))
         opened.push_async_callback(engine.close)
-        show_preparing("")
-        return _Prepared(folder, tokenizer, training, evaluation, engine, lease)
+        return _Prepared(data, engine, lease)
 
     async def _serve(self, record: RunRecord, prepared: _Prepared) -> None:
         engine = prepared.engine
@@ -111,7 +127,7 @@ class RolloutService:
         groups = GroupStore(self._clients.buffer, record.run_id)
         async with versions.followed(), self._receiving(record):
             with export_metrics(run_metrics(record.run_id)) as metrics:
-                tables = prepared.training, prepared.evaluation
+                tables = prepared.data.training, prepared.data.evaluation
                 parts = WorkerParts(self._clients.bus, groups, engine, versions, *tables, self._clients.heartbeat, metrics, prepared.lease)
                 await RolloutWorker(record, parts).serve()
 
@@ -129,13 +145,13 @@ class RolloutService:
 
     async def _check_determinism(self, record: RunRecord, prepared: _Prepared) -> None:
         """Samples the base model and compares the bits with other workers'; for LoRA runs, in a second engine without adapters."""
-        folder, engine = prepared.folder, prepared.engine
-        stop_ids = prepared.tokenizer.stop_token_ids
+        folder, engine = prepared.data.folder, prepared.engine
+        stop_ids = prepared.data.tokenizer.stop_token_ids
         lora = record.spec.trainer.lora
         checked = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, stop_ids))
         try:
             await checked.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
-            (first,) = await prepared.training.ids([0])
+            (first,) = await prepared.data.training.ids([0])
             await check_determinism(checked, first, record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
         finally:
             if checked is not engine:

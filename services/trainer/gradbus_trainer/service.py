@@ -118,7 +118,7 @@ class TrainerService:
         learner = self._learners.open(folder, spec)
         if spec.trainer.lora is not None:
             return learner, None
-        base = BaseFolder(folder)
+        base = BaseFolder(folder, scores=spec.kind == "reward_model")
         base.check_identity(learner.weights(), DTYPES[spec.version_dtype])
         return learner, base.write_frozen(self._scratch)
 

@@ -24,7 +24,7 @@ from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
-from gradbus_trainer.learners.base import Learner, StepMetrics
+from gradbus_trainer.learners.base import Learner, RatioMetrics, StepMetrics
 from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.step.batch_builder import build_batch
@@ -78,6 +78,7 @@ class TrainLoop:
         try:
             with parts.traces.start(state.step):
                 await self._publish(await self._export(state.step, noop=False))
+                parts.reporter.reached(state.step, parts.source.waiting)
                 await parts.turns.end()
             while state.step < self._spec.schedule.steps:
                 await parts.control.wait_while_paused()
@@ -104,29 +105,37 @@ class TrainLoop:
 
     async def _train(self, groups: Sequence[LoggedGroup], began: float, trace: StepTrace) -> None:
         step = self._state.step
-        batch, stats = build_batch(step, groups)
+        batch, stats = build_batch(step, groups, judged=self._algorithm.judges_samples)
         arrived = time.perf_counter()
         await self._parts.turns.begin()
         begun = time.perf_counter()
         metrics = await self._in_thread(lambda: self._learn(batch))
         trace.trained(metrics)
-        export = await self._export(step + 1, metrics.noop)
+        self._parts.checkpoints.add_trained(sum(group.size_bytes for group in groups))
+        export = await self._export(step + 1, metrics.noop) if self._is_published(step + 1) else None
         trace.exported()
         trained = time.perf_counter()
         observe("gradbus.step.duration", trained - begun)
         self._state.add_trained(groups)
-        self._parts.checkpoints.add_trained(sum(group.size_bytes for group in groups))
-        await self._publish(export)
+        if export is not None:
+            await self._publish(export)
+        self._parts.reporter.reached(step + 1, self._parts.source.waiting)
         seconds = {"wait": arrived - began, "train": trained - begun, "publish": time.perf_counter() - trained}
         if (switching := self._parts.turns.switching_seconds()) is not None:
             seconds["switch"] = switching
         self._parts.reporter.trained(step, metrics, stats, seconds)
+
+    def _is_published(self, step: int) -> bool:
+        """Whether a version follows `step` trained steps: every step's if rollouts sample with it, and that of each checkpoint."""
+        return step % self._spec.publish_every == 0 or self._parts.checkpoints.is_due(step)
 
     def _learn(self, batch: Batch) -> StepMetrics:
         """Trains the batch; in the learner's thread."""
         if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
             batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
         metrics = self._parts.learner.train(batch)
+        if not self._algorithm.judges_samples:
+            return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
         return replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl)) if self._algorithm.kl_in_reward else metrics
 
     async def _export(self, step: int, noop: bool) -> Export:
@@ -146,7 +155,6 @@ class TrainLoop:
                 self._state.add_version(done.result(), oldest)
 
         task.add_done_callback(add_version)
-        parts.reporter.publishing(export.step, parts.source.waiting)
 
     async def _checkpoint(self) -> None:
         """Takes a snapshot and begins its commit."""

@@ -155,7 +155,7 @@ async def clients(bus, buffer_url, object_url, scorer, reference):
     await server.start()
     channel = open_channel(f"127.0.0.1:{server.port}", TOKEN)
     buffer = open_buffer(BufferSettings(buffer_url))
-    stubs = WeightStoreServiceStub(channel), RewardServiceStub(channel), ReferenceServiceStub(channel)
+    stubs = WeightStoreServiceStub(channel), RewardServiceStub(channel), ReferenceServiceStub(channel), RewardServiceStub(channel)
     yield Clients(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,), Addresses(*["the-address:1"] * 3))
     await channel.close()
     await buffer.aclose()

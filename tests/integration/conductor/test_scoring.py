@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 
 import pytest
 
@@ -11,10 +12,12 @@ from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub, add_Refe
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub, add_RewardServiceServicer_to_server
 from gradbus.v1.sample_pb2 import FinishReason
-from gradbus_conductor.groups import judging
+from gradbus_conductor.groups import call_sizes, judging
+from gradbus_conductor.groups import scorer as scorer_module
 from gradbus_conductor.groups import scoring as scoring_module
+from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scoring import Scoring
-from gradbus_conductor.groups.traces import GroupTraces
+from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
 pytestmark = pytest.mark.usefixtures("never_late")
 TOKEN = "of-the-test"
@@ -26,7 +29,7 @@ async def judged(clients, record, run_id):
     """Has groups judged; the entries by index."""
     opened = []
 
-    async def judge(*groups, scoring=None, **sections):
+    async def judge(*groups, only=clients, **sections):
         found, complete = {}, asyncio.Event()
 
         def done(entry):
@@ -35,7 +38,7 @@ async def judged(clients, record, run_id):
             if len(found) == len(groups):
                 complete.set()
 
-        scoring = Scoring(clients, run_id, record(**sections).spec, GroupTraces(run_id, 0.0), done)
+        scoring = Scoring(only, run_id, record(**sections).spec, GroupTraces(run_id, 0.0), done)
         opened.append(scoring)
         scoring.submit((group, f'{{"row": {group.index}}}') for group in groups)
         await asyncio.wait_for(complete.wait(), 60)
@@ -63,6 +66,38 @@ async def test_the_scorer_gets_the_prompt_the_response_and_the_row(judged, score
     await judged(group(3, finish=FinishReason.FINISH_REASON_LENGTH))
     assert (seen[1].prompt, seen[1].response, seen[1].item_json) == ("2+2=", "answer 1", '{"row": 3}')
     assert (seen[1].finish_reason, seen[1].weight_version, seen[1].group_id) == ("length", 4, "3")
+
+
+async def test_a_reward_model_gets_the_tokens_and_no_text_from_the_service_that_holds_it(clients, judged, scorer, group):
+    """The stub of the reward service is left out: nobody calls it."""
+    seen = []
+    scorer.answer = lambda sample, _: seen.append(sample) or SampleReward(sample_id=sample.sample_id, status=OK, reward=len(seen))
+    found = await judged(group(3, tokens=5), only=dataclasses.replace(clients, reward=None), reward={"model": {"path": "scorer"}})
+    ids = group(3, tokens=5)
+    assert [(sample.prompt_ids, sample.token_ids) for sample in seen] == [(ids.prompt_ids, sample.token_ids) for sample in ids.samples]
+    assert {(sample.group_id, sample.prompt, sample.response, sample.item_json) for sample in seen} == {("3", "", "", "")}
+    assert [reward.reward for reward in found[3].rewards] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "reward", [{"service": "grpc://127.0.0.1:1"}, {"grader": {"type": "string_check", "input": "a", "reference": "b"}}]
+)
+async def test_other_scorers_get_the_section_without_a_model_and_no_tokens(clients, run_id, record, group, reward):
+    spec = record(reward=reward).spec
+    [request] = scorer_module.RunScorer.of(clients, run_id, spec).requests([PendingGroup(group(0), "{}")], ServiceCall({}))
+    assert json.loads(request.reward_json) == {"grader": None, "service": None, "timeout_seconds": 10.0} | spec.reward.model_dump(
+        exclude_none=True, mode="json"
+    )
+    assert [(sample.prompt_ids, sample.token_ids) for sample in request.samples] == [(b"", b"")] * 2
+
+
+async def test_a_group_that_is_too_large_for_a_reward_models_call_is_divided_by_itself(clients, run_id, record, group, monkeypatch):
+    """So the bits of its scores depend on no other group."""
+    monkeypatch.setattr(call_sizes, "_MOST_BYTES", 200)
+    scorer = scorer_module.RunScorer.of(clients, run_id, record(reward={"model": {"path": "scorer"}}).spec)
+    batch = [PendingGroup(group(index, tokens), "{}") for index, tokens in enumerate((3, 30, 3))]
+    calls = [[sample.sample_id for sample in request.samples] for request in scorer.requests(batch, ServiceCall({}))]
+    assert calls == [["0.0", "0.1", "1.0"], ["1.1", "2.0", "2.1"]]
 
 
 async def test_a_sample_that_failed_is_asked_again_and_the_others_are_not(judged, scorer, group):
@@ -207,24 +242,26 @@ def away(clients, free_port):
     def replaced(service):
         address = f"127.0.0.1:{free_port()}"
         channels.append(open_channel(address, TOKEN))
-        stub = {"reward": RewardServiceStub, "reference": ReferenceServiceStub}[service](channels[-1])
-        addresses = dataclasses.replace(clients.addresses, **{service: address})
+        stub = (ReferenceServiceStub if service == "reference" else RewardServiceStub)(channels[-1])
+        addresses = dataclasses.replace(clients.addresses, **{"reward" if service == "reward" else "reference": address})
         return dataclasses.replace(clients, addresses=addresses, **{service: stub}), address
 
     return replaced
 
 
-@pytest.mark.parametrize("service", ["reward", "reference"])
+@pytest.mark.parametrize(("service", "name"), [("reward", "reward"), ("reference", "reference"), ("reward_model", "reference")])
 async def test_a_service_that_stays_away_is_named_with_its_address_and_without_the_words_of_grpc(
-    away, run_id, record, group, service, monkeypatch
+    away, run_id, record, group, service, name, monkeypatch
 ):
-    monkeypatch.setattr(judging, "_REFERENCE_SECONDS", 5.0)
-    monkeypatch.setattr(judging, "_EXTRA_SECONDS", 0.0)
+    for module in (judging, scorer_module):
+        monkeypatch.setattr(module, "REFERENCE_SECONDS", 5.0)
+    monkeypatch.setattr(scorer_module, "_EXTRA_SECONDS", 0.0)
     clients, address = away(service)
-    spec = record(algorithm={"kl": 0.1}, reward={"service": "grpc://127.0.0.1:1", "timeout_seconds": 5.0}).spec
+    source = {"model": {"path": "scorer"}} if service == "reward_model" else {"service": "grpc://127.0.0.1:1"}
+    spec = record(algorithm={"kl": 0.1}, reward=source | {"timeout_seconds": 5.0}).spec
     scoring = Scoring(clients, run_id, spec, GroupTraces(run_id, 0.0), lambda _: None)
     scoring.submit([(group(0), "{}")])
-    words = f"the {service} service at {address} does not answer; check that it runs, or wait if it is starting"
+    words = f"the {name} service at {address} does not answer; check that it runs, or wait if it is starting"
     async with asyncio.timeout(60):
         while scoring.state.failing.get(0) != words:  # noqa: ASYNC110 - the state does not signal
             await asyncio.sleep(0.01)

@@ -1,93 +1,19 @@
 """The reference service as a process: it finds a run's base model by the digests in its spec."""
 
 import asyncio
-import json
-import os
-import secrets
-import signal
-import subprocess
-import sys
 
 import grpc
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradbus.bus import Buckets, Bus, BusSettings
-from gradbus.control.runs import RunRecord
-from gradbus.objects import ObjectStore
-from gradbus.rpc import open_channel, token_hash
-from gradbus.spec import RunSpec
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 
-TOKEN = "of-the-test"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("reference")
-
-
-@pytest.fixture(scope="module")
-def object_url(folder):
-    return f"file://{folder}/objects"
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.3))
-    model.save_pretrained(folder / "model")
-    return model
-
 
 @pytest.fixture
-async def run_id(nats_url, object_url, model, folder):
-    objects = ObjectStore.open(object_url)
-    files = {path.name: await objects.put_blob(path.read_bytes()) for path in (folder / "model").iterdir()}
-    spec = RunSpec.model_validate(
-        {
-            "name": "test",
-            "model": {"path": "model", "files": files},
-            "data": {"train": "train.jsonl"},
-            "reward": {"service": "grpc://127.0.0.1:1"},
-            "schedule": {"steps": 1},
-        }
-    )
-    run = f"run-{secrets.token_hex(4)}"
-    bus = await Bus.connect(BusSettings(nats_url), "test")
-    await (await bus.bucket(Buckets.RUNS)).put(f"{run}.spec", RunRecord(run_id=run, spec=spec, created_unix_ns=1).to_bytes())
-    await bus.close()
-    return run
-
-
-@pytest.fixture(scope="module")
-def address(nats_url, object_url, folder, free_port):
-    port = free_port()
-    environment = {
-        **os.environ,
-        "GRADBUS_LISTEN": f"127.0.0.1:{port}",
-        "GRADBUS_RPC_CALLERS": json.dumps({"conductor": token_hash(TOKEN)}),
-        "GRADBUS_NATS_URL": nats_url,
-        "GRADBUS_OBJECTS_URL": object_url,
-        "GRADBUS_CACHE_DIR": str(folder / "cache"),
-    }
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "gradbus_reference"], env=environment, stderr=log)
-    yield f"127.0.0.1:{port}"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0, "SIGTERM drains and ends with 0"
-
-
-@pytest.fixture
-async def stub(address):
-    channel = open_channel(address, TOKEN)
-    await asyncio.wait_for(channel.channel_ready(), 60)
-    yield ReferenceServiceStub(channel)
-    await channel.close()
+def stub(channel):
+    return ReferenceServiceStub(channel)
 
 
 def sequences(seed):

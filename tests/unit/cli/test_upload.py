@@ -32,6 +32,20 @@ def test_a_hub_id_and_given_files_are_left_alone(folder):
         assert upload_local_files({"model": model}, folder, pytest.fail)[0]["model"] == model
 
 
+def test_a_reward_model_travels_as_the_policy_does(folder, write_scorer):
+    sent = []
+    write_scorer(folder / "scorer")
+    body, faults = upload_local_files({"reward": {"model": {"path": "scorer"}}}, folder, lambda path, _: sent.append(path.name))
+    assert faults == []
+    assert sorted(sent) == sorted(body["reward"]["model"]["files"]) == sorted(path.name for path in (folder / "scorer").iterdir())
+    _, faults = upload_local_files({"reward": {"model": {"path": "model"}}}, folder, pytest.fail)
+    assert [fault.path for fault in faults] == ["reward.model"]
+    assert "which are no reward model" in faults[0].message
+    gone = Fault("reward.model.path", "not a folder", "nowhere", "roots")
+    named = with_local_names({"reward": {"model": {"path": "nowhere"}}}, folder, gone)
+    assert (named.given, "`reward.model.revision`" in named.allowed) == (str(folder / "nowhere"), True)
+
+
 def test_python_graders_are_inlined_at_every_depth(folder):
     part = {"type": "python", "file": "grade.py"}
     spec = {"reward": {"grader": {"type": "multi", "graders": {"a": dict(part), "b": dict(part)}, "calculate_output": "a"}}}

@@ -14,7 +14,9 @@ from gradbus.spec import (
     InnerSpec,
     LoraSpec,
     MultiGrader,
+    PreferenceSpec,
     PythonGrader,
+    RewardModelSpec,
     RunSpec,
     StringCheckGrader,
     TextSimilarityGrader,
@@ -29,6 +31,7 @@ SECTIONS = {
 }
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
+MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec}
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 

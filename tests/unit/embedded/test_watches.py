@@ -7,14 +7,16 @@ from gradbus.control.runs import RunRecord, RunStatus
 from gradbus.embedded.watches import ReferenceUsers
 from gradbus.spec import RunSpec
 
+GRADER = {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}}
 
-def record(kl: float, **trainer: object) -> bytes:
+
+def record(kl: float, reward: dict[str, object] = GRADER, **trainer: object) -> bytes:
     spec = RunSpec.model_validate(
         {
             "name": "run",
             "model": {"path": "/model"},
             "data": {"train": "train.jsonl", "eval": "eval.jsonl", "prompt": "prompt"},
-            "reward": {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}},
+            "reward": reward,
             "algorithm": {"kl": kl},
             "trainer": trainer,
             "schedule": {"steps": 10},
@@ -58,6 +60,10 @@ def test_one_live_run_among_others_is_enough():
 
 def test_a_run_with_adapters_asks_for_none():
     assert not reference_needed({"run-1.spec": record(0.1, lora={"rank": 2})})
+
+
+def test_a_run_with_a_reward_model_needs_it_too():
+    assert reference_needed({"run-1.spec": record(0.0, {"model": {"path": "/scorer"}}, lora={"rank": 2})})
 
 
 def test_what_cannot_be_read_asks_for_nothing():

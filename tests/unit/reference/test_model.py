@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from family_lab import VOCABULARY, logprobs_of, save
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from transformers_lab import make_transformers_model
 
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_reference.model import ReferenceModel
+from gradbus_reference.model import ReferenceModel, ScoringModel
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,15 @@ def test_a_reference_in_bfloat16_has_the_bits_of_the_trainers_forward(folder, se
     found = np.concatenate(ReferenceModel(folder, dtype=torch.bfloat16).logprobs(sequences, 0.7))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("budget", [1, 12, 8192])
+def test_scores_equal_transformers_whatever_the_budget(sequences, budget, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForSequenceClassification(LlamaConfig(**sizes, initializer_range=0.3, num_labels=1))
+    scores = ScoringModel(save(model, tmp_path), budget).scores(sequences)
+    with torch.no_grad():
+        expected = [model(torch.tensor([*sequence.prompt_ids, *sequence.token_ids])[None]).logits[0].numpy() for sequence in sequences]
+    assert [score.shape for score in scores] == [(1,)] * len(sequences)
+    np.testing.assert_allclose(scores, expected, atol=1e-5)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gradbus.algorithms import learner_computes_reference, needs_reference_service
+from gradbus.algorithms import learner_computes_reference, needs_reference_logprobs, needs_reference_service
 from gradbus.errors import SpecError
 from gradbus.spec import RunSpec, parse_spec
 
@@ -198,7 +198,25 @@ def test_determinism_is_the_default_where_it_is_possible(mode, given, expected):
 )
 def test_a_run_with_adapters_is_its_own_reference(kl, trainer, asked, shared):
     spec = parse_spec(body(algorithm={"kl": kl}, trainer=trainer))
-    assert (needs_reference_service(spec), learner_computes_reference(spec)) == (asked, shared)
+    assert (needs_reference_logprobs(spec), learner_computes_reference(spec)) == (asked, shared)
+    assert needs_reference_service(spec) is asked
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_a_reward_model_needs_the_reference_service_also_without_a_penalty(kl):
+    spec = parse_spec(body(algorithm={"kl": kl}, reward={"model": {"path": "scorer"}}))
+    assert (needs_reference_service(spec), needs_reference_logprobs(spec)) == (True, kl > 0)
+
+
+@pytest.mark.parametrize(
+    ("sources", "given"), [(("grader", "model"), "grader and model"), (("service", "model"), "service and model"), ((), "none of them")]
+)
+def test_a_reward_has_one_source(sources, given):
+    exact = {"type": "string_check", "input": "a", "reference": "b"}
+    all_sources = {"grader": exact, "service": "grpc://scorer:1", "model": {"path": "scorer"}}
+    found = faults(body(reward={name: all_sources[name] for name in sources}))
+    assert f"given {given}; allowed: exactly one of `grader`, `service` and `model`" in str(found["reward"])
+    assert parse_spec(body(reward={"model": all_sources["model"]})).reward.model.path == "scorer"
 
 
 def test_a_layer_that_has_no_adapter_is_answered_with_those_that_can():

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,19 +66,21 @@ async def load_run_data(objects: ObjectStore, condemned: CondemnedBlobs, record:
     Raises DatasetError, ObjectMissingError.
     """
     spec = record.spec
-    train = await _dataset(objects, spec.data.train, spec.data.prompt)
-    evaluation = await _dataset(objects, spec.data.eval, spec.data.prompt, spec.evaluation.samples) if spec.data.eval else None
+    columns = (spec.data.prompt, *spec.response_columns)
+    train = await _dataset(objects, spec.data.train, columns)
+    evaluation = await _dataset(objects, spec.data.eval, columns, spec.evaluation.samples) if spec.data.eval else None
     if await condemned.keep([train.prompts, *([evaluation.prompts] if evaluation else [])]):
         return await load_run_data(objects, condemned, record)  # prompts of an earlier run that were deleted meanwhile are stored again
     return RunData(train, evaluation, DataOrder(spec.data.train, len(train.items), spec.seed))
 
 
-async def _dataset(objects: ObjectStore, digest: str, column: str, most: int | None = None) -> Dataset:
+async def _dataset(objects: ObjectStore, digest: str, columns: Sequence[str], most: int | None = None) -> Dataset:
     content = await objects.get_blob(digest)
     # In a thread: a large dataset takes longer than a lease lasts without renewal.
-    items, prompts = await asyncio.to_thread(_rows, content, column)
+    items, prompts = await asyncio.to_thread(_rows, content, columns)
     return Dataset(items[:most], await objects.put_blob(prompts))
 
 
-def _rows(content: bytes, column: str) -> tuple[tuple[str, ...], bytes]:
-    return tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content)), prompts_object(content, column)
+def _rows(content: bytes, columns: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
+    prompt, *responses = columns
+    return tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content)), prompts_object(content, prompt, responses)

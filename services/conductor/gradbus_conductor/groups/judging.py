@@ -9,30 +9,27 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from gradbus.algorithms import algorithm_of, needs_reference_service
+from gradbus.algorithms import algorithm_of, needs_reference_logprobs
 from gradbus.rpc import describe_rpc_error
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.telemetry.busy import BusyTimer
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
-from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest, ScoreSample
-from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
+from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.groups.call_sizes import divided, divided_by_group, fits_one_call
+from gradbus_conductor.groups.call_sizes import divided_by_group
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pending_group import PendingGroup
+from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
 _log = get_logger(__name__)
 _FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
-_EXTRA_SECONDS = 5.0  # the reward service's own deadline comes first, so that its answer names the sample that hung
-_REFERENCE_SECONDS = 120.0
 _MAX_PERMANENT_FAILURES = 6
 """Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
 _REMEMBERED_CALLS = 32
@@ -80,12 +77,10 @@ class GroupJudge:
         self._run_id = run_id
         self._spec = spec
         self._algorithm = algorithm_of(spec)
-        self._needs_reference = needs_reference_service(spec)
+        self._needs_reference = needs_reference_logprobs(spec)
         self._traces = traces
         self._state = state
-        self._reward_json = spec.reward.model_dump_json()
-        service = spec.reward.service
-        self._scorer_name = f"the scorer at {service}" if service else f"the grader, in the reward service at {clients.addresses.reward}"
+        self._scorer = RunScorer.of(clients, run_id, spec)
 
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
         """The complete entries, by index. The failures of the other groups are noted in the state.
@@ -93,9 +88,11 @@ class GroupJudge:
         A group may be in several calls. The call that brings its last answer makes its entry and asks the reference.
         """
         scored = [pending for pending in batch if pending.entry is not None]
-        await self._score([pending for pending in batch if pending.entry is None])
+        scores = not self._spec.trains_given
+        if scores:
+            await self._score([pending for pending in batch if pending.entry is None])
         for pending in batch:
-            if pending.entry is None and pending.is_answered:
+            if pending.entry is None and (pending.is_answered or not scores):
                 pending.entry = self._entry(pending)
                 scored.append(pending)
         await self._add_reference(scored)
@@ -111,33 +108,20 @@ class GroupJudge:
             return
         with self._traces.call("score", (pending.index for pending in batch)) as call, self._state.scored:
             try:
-                for request in self._requests(batch, call):
+                for request in self._scorer.requests(batch, call):
                     results = await self._scored(request)
                     self._take_answers([asked[sample.sample_id] for sample in request.samples], results, call)
             except AioRpcError as error:
                 _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-                reason = describe_rpc_error("the reward service", self._clients.addresses.reward, error)
+                reason = describe_rpc_error(self._scorer.service, self._scorer.address, error)
                 self._fail([pending for pending in batch if not pending.is_answered], reason, call)
-
-    def _requests(self, batch: Sequence[PendingGroup], call: ServiceCall) -> Iterator[ScoreRequest]:
-        """What each call sends; a request is made when its call is."""
-        samples = (fields for pending in batch for fields in _score_samples(pending, call))
-        if fits_one_call(sum(pending.characters for pending in batch)):
-            request = ScoreRequest(run_id=self._run_id, reward_json=self._reward_json)
-            add = request.samples.add  # in the request's own memory: samples made alone cost twice as much, and are copied
-            for fields in samples:
-                add(**fields)
-            yield request
-        else:
-            for part in divided([ScoreSample(**fields)] for fields in samples):
-                yield ScoreRequest(run_id=self._run_id, reward_json=self._reward_json, samples=part)
 
     async def _scored(self, request: ScoreRequest) -> dict[str, SampleReward]:
         """The results of one call, by sample id. Raises AioRpcError."""
         began = time.monotonic()
-        timeout = self._spec.reward.timeout_seconds + _EXTRA_SECONDS
-        with self._state.first_answers.call(self._scorer_name, timeout) as is_first:
-            response = await self._clients.reward.Score(request, timeout=timeout, wait_for_ready=is_first)
+        scorer = self._scorer
+        with self._state.first_answers.call(scorer.name, scorer.timeout) as is_first:
+            response = await scorer.stub.Score(request, timeout=scorer.timeout, wait_for_ready=is_first)
         if any(result.status in _FINAL_ANSWERS for result in response.results):
             self._state.call_seconds.append((len(request.samples), time.monotonic() - began))
             self._state.first_answers.has_scored = True
@@ -170,7 +154,7 @@ class GroupJudge:
             verdict=VERDICT_FILTERED if advantages.filtered else VERDICT_TRAIN,
             reason=advantages.reason,
             group=group.SerializeToString(),
-            rewards=[pending.answers[sample_id] for sample_id in pending.ids],
+            rewards=[pending.answers[sample_id] for sample_id in pending.ids if sample_id in pending.answers],
             version=group.version,
         )
 
@@ -201,8 +185,8 @@ class GroupJudge:
         """The reference's log-probabilities of one call, by sample id. Raises AioRpcError."""
         request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
         service = f"the reference service at {self._clients.addresses.reference}"
-        with self._state.first_answers.call(service, _REFERENCE_SECONDS) as is_first:
-            response = await self._clients.reference.LogProbs(request, timeout=_REFERENCE_SECONDS, wait_for_ready=is_first)
+        with self._state.first_answers.call(service, REFERENCE_SECONDS) as is_first:
+            response = await self._clients.reference.LogProbs(request, timeout=REFERENCE_SECONDS, wait_for_ready=is_first)
         return {result.sample_id: result.logprobs for result in response.results}
 
     def _take_logprobs(self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], call: ServiceCall) -> None:
@@ -221,22 +205,3 @@ class GroupJudge:
 def _sequences(group: Group) -> Iterator[ReferenceSequence]:
     for sample in group.samples:
         yield ReferenceSequence(sample_id=sample.sample_id, prompt_ids=group.prompt_ids, token_ids=sample.token_ids)
-
-
-def _score_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[dict[str, Any]]:
-    """The fields of what the scorer gets of a group: the samples that it has not judged."""
-    shared = {
-        "group_id": str(pending.index),
-        "prompt": pending.group.prompt_text,
-        "item_json": pending.item,
-        "traceparent": call.spans.get(pending.index, ""),
-    }
-    for n in pending.unanswered():
-        sample = pending.samples[n]
-        yield {
-            "sample_id": pending.ids[n],
-            "response": sample.text,
-            "finish_reason": "stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
-            "weight_version": pending.versions[n],
-            **shared,
-        }

@@ -90,7 +90,7 @@ class FixedLag:
 
     def dispatchable(self, head: int) -> list[Dispatch]:  # noqa: D102
         # One step more than can be sampled at once. This is flow control only: the version in the task bounds the staleness.
-        steps = min(self._spec.schedule.steps, head + self._spec.schedule.max_staleness + 2)
+        steps = min(self._spec.schedule.steps, head + self._spec.steps_ahead)
         new = [Dispatch(index, self.version_of(index)) for index in range(self._next, steps * self._size)]
         self._next += len(new)
         self._outstanding.update((item.index, item.version) for item in new)

@@ -178,15 +178,18 @@ class RunLoop:
 
     async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> RunStatus:
         scoring_failure = self._pipeline.scoring_failure(_SCORING_GRACE_SECONDS) or self._evaluator.scoring_failure(_SCORING_GRACE_SECONDS)
+        trainers = self._context.pool.serving(self._context.run_id, "trainer")
+        # A version is not published after every step of a run on given responses.
+        reached = max([self._heads.version, *(trainer.version for trainer in trainers if self._context.record.spec.trains_given)])
         snapshot = RunSnapshot(
-            version=self._heads.version,
+            version=reached,
             checkpoint=self._heads.checkpoint,
             accuracy=self._evaluator.newest.accuracy if self._evaluator.newest else None,
             warning=self._learning_signal.warning,
             scoring_seconds=self._pipeline.scoring_seconds,
             reference_seconds=self._pipeline.reference_seconds,
             response_tokens=self._pipeline.response_tokens,
-            trainers=self._context.pool.serving(self._context.run_id, "trainer"),
+            trainers=trainers,
             rollouts=rollouts,
         )
         state: RunState
@@ -201,7 +204,7 @@ class RunLoop:
             state = "starting" if self._heads.version < 0 else "evaluating" if evaluating else "running"
             outstanding = self._schedule.outstanding()
             blockers = Blockers(snapshot.trainers, rollouts, outstanding, self._evaluator.running)
-            waiting_for = self._stall.reason(self._heads.version, len(outstanding), blockers)
+            waiting_for = self._stall.reason(reached, len(outstanding), blockers)
         await self._context.status.write(state, snapshot, waiting_for)
         return self._context.status.status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +19,8 @@ from gradbus_gateway.settings import GatewaySettings
 
 _AT_A_TIME: Final = 2
 """Datasets that are in memory at a time, however many are submitted."""
+_Columns = tuple[str, ...]
+"""Of the prompt, and of the responses that a run trains on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +43,25 @@ class DataIntake:
     def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
         self._objects = objects
         self._settings = settings
-        self._checked = LruCache[tuple[str, str], DatasetInfo]()
-        """By digest and prompt column."""
+        self._checked = LruCache[tuple[str, _Columns], DatasetInfo]()
+        """By digest and columns."""
         self._turns = CheckTurns(_AT_A_TIME)
 
-    async def store(self, data: DataSpec, caller: str) -> tuple[StoredData | None, list[Fault]]:
-        """The stored datasets, or None and every fault. Raises the problem 503 if this gateway is too busy to tell."""
+    async def store(self, data: DataSpec, caller: str, responses: Sequence[str] = ()) -> tuple[StoredData | None, list[Fault]]:
+        """The stored datasets, or None and every fault; `responses` are the columns of responses that the run trains on.
+
+        Raises the problem 503 if this gateway is too busy to tell.
+        """
+        columns = (data.prompt, *responses)
         faults: list[Fault] = []
         digests: dict[str, str] = {}
         infos: list[DatasetInfo] = []
         sources = {"train": data.train} | ({"eval": data.eval} if data.eval is not None else {})
         for field, source in sources.items():
-            found: tuple[str, DatasetInfo] | Fault | None = await self._earlier_check(source, data.prompt)
+            found: tuple[str, DatasetInfo] | Fault | None = await self._earlier_check(source, columns)
             if found is None:
                 async with self._turns.turn(caller):
-                    found = await self._earlier_check(source, data.prompt) or await self._check(source, data.prompt)
+                    found = await self._earlier_check(source, columns) or await self._check(source, columns)
             if isinstance(found, Fault):
                 faults.append(replace(found, path=f"data.{field}"))
             else:
@@ -62,26 +69,26 @@ class DataIntake:
                 infos.append(info)
         if faults:
             return None, faults
-        columns = frozenset.intersection(*(info.columns for info in infos))
+        common = frozenset.intersection(*(info.columns for info in infos))
         stored = data.model_copy(update=digests)
-        return StoredData(stored, columns, any(info.chat for info in infos), max(info.longest for info in infos)), []
+        return StoredData(stored, common, any(info.chat for info in infos), max(info.longest for info in infos)), []
 
-    async def _check(self, source: str, column: str) -> tuple[str, DatasetInfo] | Fault:
+    async def _check(self, source: str, columns: _Columns) -> tuple[str, DatasetInfo] | Fault:
         """Digest and content of a dataset that is stored by now; a fault, without its path, if it cannot be used."""
         content = await self._content(source)
         if isinstance(content, Fault):
             return content
         try:
-            info = await asyncio.to_thread(inspect, content, column)
+            info = await asyncio.to_thread(inspect, content, columns[0], columns[1:])
         except DatasetError as error:
             return Fault("", str(error), source)
         digest = await self._objects.put_blob(content)
-        self._checked.put((digest, column), info)
+        self._checked.put((digest, columns), info)
         return digest, info
 
-    async def _earlier_check(self, source: str, column: str) -> tuple[str, DatasetInfo] | None:
+    async def _earlier_check(self, source: str, columns: _Columns) -> tuple[str, DatasetInfo] | None:
         """The result of an earlier check of this digest, if the content is still stored."""
-        info = self._checked.get((source, column))
+        info = self._checked.get((source, columns))
         return (source, info) if info is not None and await self._objects.has_blobs([source]) else None
 
     async def _content(self, source: str) -> bytes | Fault:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -16,11 +16,11 @@ from typing import Final
 from gradbus.errors import DatasetError, Fault, ModelError
 from gradbus.formats.jsonl import numbered
 from gradbus.objects import ObjectStore
-from gradbus.spec import DataSpec, RunSpec
+from gradbus.spec import RunSpec
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
 from gradbus.tokenizer.launcher import ForkServer
-from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer
+from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer, limits_of
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
@@ -33,8 +33,8 @@ _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
 _CACHED: Final = 1024
 
-_Key = tuple[frozenset[tuple[str, str]], str, str | None, str, PromptLimits]
-"""Files of the model, datasets, prompt column, limits."""
+_Key = tuple[frozenset[tuple[str, str]], str, str | None, tuple[str, ...], PromptLimits]
+"""Files of the model, datasets, columns of prompt and responses, limits."""
 
 
 class PromptCheck:
@@ -48,10 +48,9 @@ class PromptCheck:
 
     async def fault(self, spec: RunSpec, caller: str) -> Fault | None:
         """The first fault of a spec whose model and data are stored. Raises the problem 503 if this gateway is too busy to tell."""
-        rollout, files = spec.rollout, spec.model.files or {}
-        limits = PromptLimits(rollout.max_new_tokens, rollout.max_prompt_tokens, rollout.stop_token_ids)
+        files, limits = spec.model.files or {}, limits_of(spec)
         small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
-        key = (small, spec.data.train, spec.data.eval, spec.data.prompt, limits)
+        key = (small, spec.data.train, spec.data.eval, (spec.data.prompt, *spec.response_columns), limits)
         if self._passed.get(key):
             return None
         async with self._turns.turn(caller):
@@ -68,7 +67,7 @@ class PromptCheck:
             try:
                 tokenizer = await Tokenizer.open(self._tokenizers, Path(name), limits, _DEADLINES)
                 try:
-                    return await self._rows_fault(tokenizer, spec.data)
+                    return await self._rows_fault(tokenizer, spec)
                 finally:
                     await tokenizer.close()
             except ModelFileError as error:
@@ -79,20 +78,24 @@ class PromptCheck:
                 detail = f"the prompts cannot be checked ({error}); send the run again later"
                 raise ProblemError(503, "busy", detail, retry_after=RETRY_SECONDS) from error
 
-    async def _rows_fault(self, tokenizer: Tokenizer, data: DataSpec) -> Fault | None:
-        deadline = time.monotonic() + _ROWS_SECONDS
+    async def _rows_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
+        deadline, data = time.monotonic() + _ROWS_SECONDS, spec.data
         for field, digest in {"train": data.train, "eval": data.eval}.items():
             try:
                 if digest is not None:
-                    await self._check_first_rows(tokenizer, await self._first_rows(digest, data.prompt), deadline)
+                    await self._check_first_rows(tokenizer, await self._first_rows(digest, data.prompt, spec.response_columns), deadline)
             except DatasetError as error:
                 return Fault(f"data.{field}", str(error), str(digest))
         return None
 
-    async def _first_rows(self, digest: str, column: str) -> list[NumberedPrompt]:
+    async def _first_rows(self, digest: str, column: str, responses: Sequence[str]) -> list[NumberedPrompt]:
         content = await self._objects.get_blob(digest)
-        # In a thread, because a row may have a megabyte of JSON.
-        return await asyncio.to_thread(lambda: [NumberedPrompt(line, row[column]) for line, row in islice(numbered(content), _ROWS)])
+
+        def read() -> list[NumberedPrompt]:
+            rows = islice(numbered(content), _ROWS)
+            return [NumberedPrompt(line, row[column], [row[response] for response in responses]) for line, row in rows]
+
+        return await asyncio.to_thread(read)  # because a row may have a megabyte of JSON
 
     async def _check_first_rows(self, tokenizer: Tokenizer, prompts: list[NumberedPrompt], deadline: float) -> None:
         """At least some; at the deadline the tokenizer is slow, and yet it works."""

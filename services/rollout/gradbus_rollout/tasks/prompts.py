@@ -8,7 +8,8 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from gradbus.aio.threads import in_run_thread
@@ -29,10 +30,12 @@ class _Row:
     """Packed: as numbers of Python they would take ten times the room."""
     text: str | None
     """None for chat messages whose text was not asked for yet."""
+    responses: Sequence[bytes] = ()
+    """Packed; of a dataset that gives them."""
 
     @property
     def size(self) -> int:
-        return token_count(self.ids) + len(self.text or "")
+        return sum(map(token_count, (self.ids, *self.responses))) + len(self.text or "")
 
 
 class PromptTable:
@@ -62,12 +65,16 @@ class PromptTable:
         """Token ids `[P]` of each row's prompt."""
         return [unpack_ids(row.ids) for row in await self._rows(rows)]
 
+    async def responses(self, rows: Sequence[int]) -> list[Sequence[tuple[int, ...]]]:
+        """Token ids of each row's given responses, `[T]` each."""
+        return [[unpack_ids(ids) for ids in row.responses] for row in await self._rows(rows)]
+
     async def texts(self, rows: Sequence[int]) -> list[str]:
         """The prompts as text, for the scorer; of chat messages, the text that the template made."""
         found = dict(zip(rows, await self._rows(rows), strict=True))
         unknown = {number: row.ids for number, row in found.items() if row.text is None}
         for number, text in zip(unknown, await self._tokenizer.decode([unpack_ids(ids) for ids in unknown.values()]), strict=True):
-            found[number] = _Row(unknown[number], text)
+            found[number] = replace(found[number], text=text)
             self._keep(number, found[number])
         return [found[number].text or "" for number in rows]
 
@@ -79,8 +86,10 @@ class PromptTable:
         found = {number: self._kept[number] for number in rows if number in self._kept}
         missing = [number for number in dict.fromkeys(rows) if number not in found]
         prompts = [self._prompts[number] for number in missing]
-        for number, given, ids in zip(missing, prompts, await self._tokenizer.encode(prompts), strict=True):
-            found[number] = _Row(pack_ids(ids), given.prompt if isinstance(given.prompt, str) else None)
+        encoded = iter(await self._tokenizer.encode(prompts))
+        for number, given in zip(missing, prompts, strict=True):
+            text = given.prompt if isinstance(given.prompt, str) else None
+            found[number] = _Row(pack_ids(next(encoded)), text, [pack_ids(ids) for ids in islice(encoded, len(given.responses))])
         for number, row in found.items():
             self._keep(number, row)
         return [found[number] for number in rows]
@@ -113,4 +122,5 @@ class _Prompts:
         return len(self._lines)
 
     def __getitem__(self, row: int) -> NumberedPrompt:
-        return NumberedPrompt(self._lines[row], json.loads(self._content[self._starts[row] : self._ends[row]])["prompt"])
+        found = json.loads(self._content[self._starts[row] : self._ends[row]])
+        return NumberedPrompt(self._lines[row], found["prompt"], found.get("responses", ()))

@@ -63,6 +63,20 @@ class CriticMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class PreferenceMetrics:
+    """How the policy ranks the pairs of a step, before its update; means over pairs."""
+
+    accuracy: float = 0.0
+    """Share of pairs whose chosen response has the higher reward."""
+    margin: float = 0.0
+    """Of the rewards: beta times what the loss compares, or of a reward model's scores."""
+    chosen: float = 0.0
+    """Log-probability of the chosen response, nats, or its score by a reward model."""
+    rejected: float = 0.0
+    """The same of the rejected response."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetrics:
     """Metrics of one step; of several updates of the policy their means, and their largest ratio."""
 
@@ -79,12 +93,14 @@ class StepMetrics:
     ratio: RatioMetrics = RatioMetrics()
     critic: CriticMetrics | None = None
     """None in a step that trained no critic."""
+    preference: PreferenceMetrics | None = None
+    """None in a step that trained no pairs."""
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
     def named(self) -> dict[str, float]:
         """Every metric that an algorithm may list in its `metric_names`."""
-        critic = self.critic or CriticMetrics()
+        critic, preference = self.critic or CriticMetrics(), self.preference or PreferenceMetrics()
         return {
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
@@ -97,6 +113,12 @@ class StepMetrics:
             "value_loss": critic.loss,
             "explained_variance": critic.explained_variance,
             "critic_grad_norm": critic.grad_norm,
+            "accuracy": preference.accuracy,
+            "margin": preference.margin,
+            "chosen_logprob": preference.chosen,
+            "rejected_logprob": preference.rejected,
+            "chosen_score": preference.chosen,
+            "rejected_score": preference.rejected,
         }
 
 

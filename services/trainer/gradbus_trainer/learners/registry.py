@@ -14,6 +14,7 @@ from gradbus_kernels.models.loading import return_device_memory
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.learners.deepspeed.rank_failures import RankFailures
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
+from gradbus_trainer.learners.reward_model import RewardModelLearner
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.settings import Settings, TorchrunRank
 
@@ -50,7 +51,8 @@ class Learners:
                     f"the torch backend is one process and this trainer has {self._torchrun.size} ranks; start the trainer without "
                     'torchrun (in a layout: with one device), or set trainer.backend = "deepspeed"'
                 )
-            return TorchLearner(folder, spec, self._settings.device)
+            kind = RewardModelLearner if spec.kind == "reward_model" else TorchLearner
+            return kind(folder, spec, self._settings.device)
         leader = self._lead()
         from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner  # noqa: PLC0415 - only with its extra
 

@@ -9,7 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gradbus import crash_points
 from gradbus.algorithms import learner_computes_reference
@@ -22,9 +24,9 @@ from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.language_model import LanguageModel
-from gradbus_kernels.models.lora import add_adapters
+from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.packing import TokenSequence
-from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, PreferenceSettings, linear_grpo_loss, policy_loss, token_weights
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
@@ -32,6 +34,7 @@ from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
+from gradbus_trainer.learners.preference import LogProbs, preference_settings, weighed_pairs
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
@@ -40,7 +43,7 @@ from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _PORTIONS: Final = 4
 """Of a batch for each thread, so that all end at about the same time, though one may be slower."""
-LogProbs = Callable[[LanguageModel, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
+Forward = Callable[[LanguageModel, Sequence[TokenSequence], float], tuple[torch.Tensor, torch.Tensor]]
 """Log-probabilities and entropies of all response tokens."""
 
 
@@ -59,6 +62,7 @@ class TorchLearner:
         fix_order_of_sums(device)
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)
+        self._preference = preference_settings(spec)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
@@ -91,7 +95,7 @@ class TorchLearner:
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
-                metrics = self._optimise(batch, metrics) if self._critic is None else self._optimise_both(batch, metrics, self._critic)
+                metrics = self._update_all(batch, metrics)
             finally:
                 self._optimizer.forget_gradient()
                 if self._critic is not None:
@@ -147,6 +151,14 @@ class TorchLearner:
         """The trained weights as versions have them; adapters have their names already."""
         return self._named if self._spec.trainer.lora else self._model.stored(self._named)
 
+    def _update_all(self, batch: Batch, before: StepMetrics) -> StepMetrics:
+        """The updates of all that the step trains."""
+        if self._critic is not None:
+            return self._optimise_both(batch, before, self._critic)
+        if self._preference is not None:
+            return self._optimise_pairs(batch, before, self._preference)
+        return self._optimise(batch, before)
+
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         """The updates of a step, each over its own part of the groups."""
         inner = self._spec.trainer.inner
@@ -154,15 +166,19 @@ class TorchLearner:
         updates = [self._update(part, before) for part in minibatches(anchored, inner, self._spec.seed)]
         return mean_of_updates(updates, batch)
 
-    @torch.no_grad()
     def _anchored(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities of the policy as it is, before the step's first update."""
-        anchored: list[TrainSample] = []
+        parts = zip(batch.samples, self._present_logprobs(batch), strict=True)
+        return Batch(batch.step, [replace(sample, proximal_logprobs=part) for sample, part in parts])
+
+    @torch.no_grad()
+    def _present_logprobs(self, batch: Batch) -> list[NDArray[np.float32]]:
+        """The log-probabilities of each sample's tokens, `[T]`, by the model as it is."""
+        parts: list[NDArray[np.float32]] = []
         for samples in micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._model.shares_prompts):
             found, _ = self._logprobs(self._model, samples, self._spec.rollout.temperature)
-            parts = torch.split(found.float().cpu(), [len(sample.token_ids) for sample in samples])
-            anchored += [replace(sample, proximal_logprobs=part.numpy()) for sample, part in zip(samples, parts, strict=True)]
-        return Batch(batch.step, anchored)
+            parts += [part.numpy() for part in torch.split(found.float().cpu(), [len(sample.token_ids) for sample in samples])]
+        return parts
 
     def _update(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         self._optimizer.forget_gradient()
@@ -184,6 +200,17 @@ class TorchLearner:
             metrics = self._optimise(estimates.batch, before)
         return replace(metrics, tokens=sum(batch.trainable_counts), critic=of_critic)
 
+    def _optimise_pairs(self, batch: Batch, before: StepMetrics, settings: PreferenceSettings) -> StepMetrics:
+        """The update by the loss of the batch's pairs."""
+        references: LogProbs | None = None
+        if self._learner_computes_reference:
+            with adapters_off(self._model):
+                references = self._present_logprobs(batch)
+        elif settings.needs_reference:
+            references = [sample.reference_logprobs for sample in batch.samples if sample.reference_logprobs is not None]
+        pairs = weighed_pairs(batch, self._present_logprobs(batch), references, settings)
+        return pairs.metrics_of(self._optimise(pairs.batch, before))
+
     def _clip_and_step(self, step: int, rate: float) -> float:
         norm = check_gradient(self._optimizer.clip_gradient(), step)
         self._optimizer.step(rate)
@@ -200,7 +227,7 @@ class TorchLearner:
         weights = iter(token_weights(counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
         for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._settings, self._model.device)
-            if self._learner_computes_reference:
+            if self._learner_computes_reference and self._settings.kl:
                 base = partial(self._logprobs, self._model, samples, spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)
             yield samples, tokens
@@ -219,7 +246,7 @@ def _side_by_side(spec: RunSpec, device: str) -> bool:
     return spec.trainer.threads > 1 and spec.numerics == "fast" and torch.device(device).type == "cpu"
 
 
-def _logprobs_for(spec: RunSpec, device: str) -> LogProbs:
+def _logprobs_for(spec: RunSpec, device: str) -> Forward:
     """The forward pass that the run's `numerics` selects."""
     if spec.numerics == "fast":
         return packed_logprobs

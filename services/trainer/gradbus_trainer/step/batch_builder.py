@@ -36,6 +36,8 @@ class VerdictCounts:
 class BatchStats:
     """Statistics of a step's groups; the learner's own are in `StepMetrics`. Dropped groups are in `by_verdict` alone."""
 
+    judged: bool = True
+    """Whether a policy sampled the responses and a scorer judged them."""
     rewards: list[float] = field(default_factory=list)
     components: dict[str, list[float]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
@@ -78,12 +80,15 @@ class BatchStats:
     def to_json(self) -> dict[str, Any]:
         """The fields of a `metrics` event."""
         mean = _mean(self.rewards)
-        return {
+        judged = {
             "reward": mean,
             "reward_std": math.sqrt(_mean([(reward - mean) ** 2 for reward in self.rewards])),
             "components": {name: _mean(values) for name, values in sorted(self.components.items())},
             "staleness_mean": self.mean_staleness,
             "staleness_max": max(self.staleness, default=0),
+        }
+        return {
+            **(judged if self.judged else {}),
             "response_length": _mean(self.lengths),
             "truncated": self.truncated / max(1, len(self.lengths)),
             "masked": self.masked,
@@ -108,10 +113,13 @@ class BatchStats:
         self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
 
 
-def build_batch(step: int, groups: Sequence[LoggedGroup]) -> tuple[Batch, BatchStats]:
-    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups."""
+def build_batch(step: int, groups: Sequence[LoggedGroup], *, judged: bool = True) -> tuple[Batch, BatchStats]:
+    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups.
+
+    `judged`: whether a policy sampled them and a scorer judged them.
+    """
     rows: list[TrainSample] = []
-    stats = BatchStats()
+    stats = BatchStats(judged)
     for group in groups:
         stats.add(step, group)
         rows += group.decoded.rows

@@ -15,7 +15,7 @@ from gradbus.algorithms import Algorithm
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 from gradbus_trainer.step.routes import count_routes, sample_routes
 
@@ -80,7 +80,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
         judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards}, kls)
-        logprobs = _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
+        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.judges_samples)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls))
@@ -96,7 +96,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
-        oldest_versions=[_oldest(parts) for parts in spans],
+        oldest_versions=[_oldest(parts) for parts in spans] if algorithm.judges_samples else (),
         routed=count_routes(rows) if group.HasField("routed_experts") else (0, 0),
     )
 
@@ -122,6 +122,13 @@ def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[i
         raise ValueError("the arrays of a group do not have one element for each token; run trainer and rollout workers of one version")
     values = np.frombuffer(b"".join(contents), dtype)
     return _views(values if dtype.isnative else values.astype(dtype.newbyteorder("=")), lengths)
+
+
+def _behaviour_logprobs(samples: Sequence[Sample], lengths: Sequence[int], *, sampled: bool) -> list[_Array]:
+    """Zeros for responses that no policy sampled, whose loss has no ratio."""
+    if not sampled:
+        return _views(np.zeros(sum(lengths), np.float32), lengths)
+    return _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
 
 
 def _joined(advantages: Sequence[array[float]]) -> list[_Array]:

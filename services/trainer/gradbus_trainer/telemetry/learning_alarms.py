@@ -97,6 +97,10 @@ class _Watch:
         return False
 
 
+_OF_GIVEN: Final = ("gradient_explosion",)
+"""Kinds of alarm that a run on given responses can raise: it has no rewards, and is meant to become sure of its answers."""
+
+
 @dataclass(slots=True)
 class LearningAlarms:
     """The alarms of one run, as long as it is trained here."""
@@ -105,7 +109,8 @@ class LearningAlarms:
     _watches: Sequence[_Watch] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._watches = [*_policy_watches(self.spec), *_critic_watches(self.spec)]
+        watches = [*_policy_watches(self.spec), *_critic_watches(self.spec)]
+        self._watches = [watch for watch in watches if watch.kind in _OF_GIVEN or not self.spec.trains_given]
 
     @property
     def kinds(self) -> Sequence[AlarmKind]:

@@ -43,8 +43,8 @@ class StepMetricsRecorder:
         """1 for each kind of alarm that lasts, 0 for each other one that the run can raise."""
         self._metrics.replace("gradbus.alarms", "gradbus.alarm", lasting)
 
-    def published(self, version: int, waiting: int) -> None:
-        """Version `version` was handed to the publisher, while `waiting` groups had arrived for later steps."""
+    def reached(self, version: int, waiting: int) -> None:
+        """The learner's weights are those of version `version`, while `waiting` groups had arrived for later steps."""
         self._metrics.set("gradbus.weights.version", version)
         self._metrics.set("gradbus.groups.waiting", waiting, {"gradbus.stage": "log"})
 

@@ -39,11 +39,11 @@ class StepReporter:
             self.events.emit("alarm", text, {"step": step}, "error", key=f"unjudged:{step}")
         self._update_presence(seconds, metrics, stats)
 
-    def publishing(self, version: int, waiting: int) -> None:
-        """Version `version` was handed to the publisher, while `waiting` groups had arrived for later steps."""
+    def reached(self, version: int, waiting: int) -> None:
+        """The learner's weights are those of version `version`, while `waiting` groups had arrived for later steps."""
         self.heartbeat.presence.version = version
         self.heartbeat.progressed(version)
-        self.recorder.published(version, waiting)
+        self.recorder.reached(version, waiting)
 
     def disk_full(self, what: str, step: int, error: Exception) -> None:
         """`what` cannot be written; it is tried again."""

@@ -10,6 +10,7 @@ import torch
 
 from gradbus.errors import ModelError
 from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.reward_model import check_reward_weights, read_reward_config
 from gradbus.formats.safetensors import StoredTensor, header, item_bytes, mapped, refuse_tensors
 from gradbus_kernels.models.files import stored_tensors
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -21,10 +22,10 @@ _BITS: Final[Mapping[torch.dtype, torch.dtype]] = {torch.float32: torch.int32, t
 class BaseFolder:
     """The folder of a run's base model, whose headers are read once."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError for weights that are not the model's, as far as their headers say."""
+    def __init__(self, folder: Path, *, scores: bool = False) -> None:
+        """`scores`: the folder of a reward model. Raises ModelError for weights that are not the model's, as far as their headers say."""
         self._folder = folder
-        self._plan = read_name_plan(folder)
+        self._plan = check_reward_weights(folder, read_reward_config(folder)) if scores else read_name_plan(folder)
 
     def check_identity(self, weights: LazyTensors, dtype: torch.dtype) -> None:
         """Raises ModelError unless a version of these weights in `dtype` would be the folder's model, by names and in every bit.

@@ -60,20 +60,21 @@ class Hub:
             yield
 
     @asynccontextmanager
-    async def downloaded(self, hub_id: str, revision: str) -> AsyncIterator[Path]:
-        """The model's files, in a folder that exists inside the block, itself inside `turn`.
+    async def downloaded(self, hub_id: str, revision: str, kind: str = "policy") -> AsyncIterator[Path]:
+        """The model's files, in a folder that exists inside the block, itself inside `turn`; `kind`: what it has to be.
 
         Raises SpecError with the hub's reason, and the problem 503 if other downloads take too long.
         """
         async with in_turn(self._settings.max_hub_seconds, self._slots), partial_folder(self._folder) as folder:
-            if reason := await self._download(hub_id, revision, folder):
+            if reason := await self._download(hub_id, revision, folder, kind):
                 allowed = "a hub id with a revision that the server may read, or a folder"
                 raise SpecError([Fault("model.path", f"cannot be taken from the hub: {reason}", f"{hub_id} at {revision}", allowed)])
             yield folder
 
-    async def _download(self, hub_id: str, revision: str, folder: Path) -> str:
+    async def _download(self, hub_id: str, revision: str, folder: Path, kind: str) -> str:
         """Why the download failed, or nothing."""
-        order = {"hub_id": hub_id, "revision": revision, "folder": str(folder), "max_bytes": self._settings.max_model_bytes}
+        most = self._settings.max_model_bytes
+        order = {"hub_id": hub_id, "revision": revision, "folder": str(folder), "max_bytes": most, "kind": kind}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gradbus_gateway.intake.model.hub_download"),
             stdin=asyncio.subprocess.PIPE,

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gradbus.errors import ModelError, first_line
 from gradbus.formats.hf_model import INDEX, STORED_NAMES, checked_file_name, most_bytes, read_family, weight_map
+from gradbus.formats.reward_model import read_reward_family
 
 _WHOLE: Final = "model.safetensors"
 _MAX_FILES: Final = 1100
@@ -31,15 +32,15 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        download(order["hub_id"], order["revision"], Path(order["folder"]), order["max_bytes"])
+        download(order["hub_id"], order["revision"], Path(order["folder"]), order["max_bytes"], order["kind"])
     except Exception as error:  # noqa: BLE001 -- the boundary of the process: the reason goes to the gateway
         sys.stdout.write(_reason(error, order["folder"]))
         return 1
     return 0
 
 
-def download(hub_id: str, revision: str, folder: Path, most: int) -> None:
-    """Downloads the configurations, the tokenizer and the weights of a commit into `folder`.
+def download(hub_id: str, revision: str, folder: Path, most: int, kind: str = "policy") -> None:
+    """Downloads the configurations, the tokenizer and the weights of a commit into `folder`; `kind` "reward": of a reward model.
 
     Asks for the sizes first. Raises ModelError for a model that is too large or no model, and what the hub's library raises.
     """
@@ -58,7 +59,11 @@ def download(hub_id: str, revision: str, folder: Path, most: int) -> None:
             _check_place(folder / name, folder)
 
     fetch(sizes.keys() & STORED_NAMES)
-    read_family(folder)  # before gigabytes of a model that cannot be trained
+    # Before gigabytes of a model that cannot be used.
+    if kind == "reward":
+        read_reward_family(folder)
+    else:
+        read_family(folder)
     fetch([_WHOLE] if _WHOLE in sizes or INDEX not in sizes else sorted(set(weight_map(folder).values())))
 
 

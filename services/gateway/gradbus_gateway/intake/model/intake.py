@@ -6,19 +6,21 @@ import asyncio
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from gradbus.errors import Fault, ModelError, SpecError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus.formats.model_families import ModelFamily
 from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.reward_model import check_reward_folder, read_reward_config
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
 from gradbus_gateway.intake.model.hub import Hub, is_hub_id
 from gradbus_gateway.intake.model.outline import TOKENIZER_CONFIG, write_outline
+from gradbus_gateway.intake.model.scoring_head import is_reward_model, with_scoring_head
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings
@@ -27,6 +29,8 @@ _MAX_CHECKS: Final = 2
 """Models checked at a time: a check reads up to 16 MiB of headers, and as much of other files, into memory."""
 _MAX_FOLDERS: Final = 2
 """Folders of the server that are read at a time, each as long as a download may take."""
+Kind = Literal["policy", "reward"]
+"""What a folder has to be: a model to train, or a reward model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,16 @@ class ModelIntake:
         self._hub = Hub(settings)
         self._checks = CheckTurns(_MAX_CHECKS)
         self._folders = CheckTurns(_MAX_FOLDERS, settings.max_hub_seconds)
-        self._checked = LruCache[frozenset[tuple[str, str]], StoredModel]()
+        self._checked = LruCache[tuple[Kind, frozenset[tuple[str, str]]], StoredModel]()
         """By file names and digests."""
         self._downloaded = LruCache[tuple[str, str], dict[str, str]]()
         """The files of a hub id and revision."""
 
-    async def store(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
+    async def store(self, model: ModelSpec, caller: str, kind: Kind = "policy") -> tuple[StoredModel | None, list[Fault]]:
         """The stored model, or None and its faults. Raises the problem 503 if this gateway is too busy to tell."""
         try:
-            files = model.files if model.files is not None else await self._store_folder(model.path or "", model.revision, caller)
-            return await self._checked_model(model, files, caller), []
+            files = model.files if model.files is not None else await self._store_folder(model.path or "", model.revision, caller, kind)
+            return await self._checked_model(model, files, caller, kind), []
         except SpecError as error:
             return None, list(error.faults)
         except ModelError as error:
@@ -67,10 +71,27 @@ class ModelIntake:
         except OSError as error:
             return None, [Fault("model.path", f"cannot be read: {error.strerror or 'the server failed'}", model.source)]
 
-    async def _store_folder(self, path: str, revision: str | None, caller: str) -> dict[str, str]:
+    async def store_reward_model(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
+        """The stored reward model; see `store`."""
+        return await self.store(model, caller, "reward")
+
+    async def store_with_head(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
+        """The stored reward model that begins with a language model, or is one already; see `store`."""
+        if model.files is not None and await is_reward_model(self._objects, model.files):
+            return await self.store_reward_model(model, caller)
+        language_model, faults = await self.store(model, caller)
+        if language_model is None:
+            return None, faults
+        try:
+            files = await with_scoring_head(self._objects, language_model.spec.files or {})
+        except ModelError as error:
+            return None, [Fault("model", str(error), model.source)]
+        return await self.store_reward_model(model.model_copy(update={"files": files}), caller)
+
+    async def _store_folder(self, path: str, revision: str | None, caller: str, kind: Kind) -> dict[str, str]:
         folder = await asyncio.to_thread(under_roots, path, self._settings.model_roots)
         if folder is None and is_hub_id(path) and revision:
-            return await self._store_download(path, revision, caller)
+            return await self._store_download(path, revision, caller, kind)
         if folder is None:
             hint = "; a hub id needs `model.revision`" if is_hub_id(path) else ""
             message = "not a folder the server may read" + hint
@@ -78,17 +99,17 @@ class ModelIntake:
         if not await asyncio.to_thread(folder.is_dir):
             raise SpecError([Fault("model.path", "not a folder", path, "a folder in Hugging Face layout")])
         async with self._folders.turn(caller):
-            return await self._store_files(folder)
+            return await self._store_files(folder, kind)
 
-    async def _store_download(self, hub_id: str, revision: str, caller: str) -> dict[str, str]:
+    async def _store_download(self, hub_id: str, revision: str, caller: str, kind: Kind) -> dict[str, str]:
         """Downloads once, whoever asks for the model meanwhile."""
         if files := await self._earlier_download(hub_id, revision):
             return files
         async with self._hub.turn(hub_id, revision, caller):
             files = await self._earlier_download(hub_id, revision)
             if files is None:
-                async with self._hub.downloaded(hub_id, revision) as folder:
-                    files = await self._store_files(folder)
+                async with self._hub.downloaded(hub_id, revision, kind) as folder:
+                    files = await self._store_files(folder, kind)
                 self._downloaded.put((hub_id, revision), files)
             return files
 
@@ -96,38 +117,43 @@ class ModelIntake:
         files = self._downloaded.get((hub_id, revision))
         return files if files and await self._objects.has_blobs(files.values()) else None
 
-    async def _store_files(self, folder: Path) -> dict[str, str]:
-        info, _ = await asyncio.to_thread(_inspect, folder, self._settings.max_model_bytes)
+    async def _store_files(self, folder: Path, kind: Kind) -> dict[str, str]:
+        info, _ = await asyncio.to_thread(_inspect, folder, self._settings.max_model_bytes, kind)
         return {name: (await store_path(self._objects, folder / name)).id for name in info.files}
 
-    async def _checked_model(self, model: ModelSpec, files: dict[str, str], caller: str) -> StoredModel:
+    async def _checked_model(self, model: ModelSpec, files: dict[str, str], caller: str, kind: Kind) -> StoredModel:
         """The result of an earlier check of these files if all of them are still stored, else of a new check."""
-        checked = await self._earlier_check(files)
+        checked = await self._earlier_check(files, kind)
         if checked is None:
             async with self._checks.turn(caller):
-                checked = await self._earlier_check(files) or await self._check(model, files)
-                self._checked.put(frozenset(files.items()), checked)
+                checked = await self._earlier_check(files, kind) or await self._check(model, files, kind)
+                self._checked.put((kind, frozenset(files.items())), checked)
         return replace(checked, spec=model.model_copy(update={"files": checked.spec.files}))
 
-    async def _earlier_check(self, files: dict[str, str]) -> StoredModel | None:
-        checked = self._checked.get(frozenset(files.items()))
+    async def _earlier_check(self, files: dict[str, str], kind: Kind) -> StoredModel | None:
+        checked = self._checked.get((kind, frozenset(files.items())))
         return checked if checked and await self._objects.has_blobs((checked.spec.files or {}).values()) else None
 
-    async def _check(self, model: ModelSpec, files: dict[str, str]) -> StoredModel:
+    async def _check(self, model: ModelSpec, files: dict[str, str], kind: Kind) -> StoredModel:
         with tempfile.TemporaryDirectory(prefix="gradbus-model-") as name:
             digests = await write_outline(self._objects, files, Path(name))
-            info, config = await asyncio.to_thread(_inspect, Path(name), self._settings.max_model_bytes)
+            info, config = await asyncio.to_thread(_inspect, Path(name), self._settings.max_model_bytes, kind)
             chat = await asyncio.to_thread(_has_chat_template, Path(name))
         used = {file: digests[file] for file in info.files}
         return StoredModel(model.model_copy(update={"files": used}), info, config, chat)
 
 
-def _inspect(folder: Path, most: int) -> tuple[ModelInfo, ModelConfig | None]:
-    info = check_model_folder(folder)
-    config = read_model_config(folder) if isinstance(info.family, ModelFamily) else None
+def _inspect(folder: Path, most: int, kind: Kind) -> tuple[ModelInfo, ModelConfig | None]:
+    info, config = _inspected_policy(folder) if kind == "policy" else (check_reward_folder(folder), read_reward_config(folder))
     size = sum((folder / name).stat().st_size for name in info.files)
     if size > most:
         raise ModelError(f"the model has {size} bytes, at most {most} are taken; the operator may raise GRADBUS_MAX_MODEL_BYTES")
+    return info, config
+
+
+def _inspected_policy(folder: Path) -> tuple[ModelInfo, ModelConfig | None]:
+    info = check_model_folder(folder)
+    config = read_model_config(folder) if isinstance(info.family, ModelFamily) else None
     read_name_plan(folder)
     return info, config
 

@@ -10,7 +10,7 @@ from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.tokens import route_bytes
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus.graders import check_grader
-from gradbus.spec import DataSpec, EvaluationSpec, Grader, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec, TrainerSpec
+from gradbus.spec import DataSpec, EvaluationSpec, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec, TrainerSpec
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
 from gradbus_gateway.intake.spec.reward_address import address_faults
@@ -113,13 +113,15 @@ def evaluation_faults(evaluation: EvaluationSpec, data: DataSpec | None, reward:
     if data and data.eval is None and evaluation != EvaluationSpec():
         yield Fault("data.eval", "an evaluation needs held-out rows", "no `eval`", "a JSON Lines file, or a spec without [evaluation]")
     if reward:
-        yield from _metric_faults(reward.grader, evaluation.metric)
+        yield from _metric_faults(reward, evaluation.metric)
 
 
-def _metric_faults(grader: Grader | None, metric: str) -> Iterator[Fault]:
-    """The components of a service or of Python source are not known before it runs; those of the other graders are."""
+def _metric_faults(reward: RewardSpec, metric: str) -> Iterator[Fault]:
+    """The components of a service or of Python source are not known before it runs; those of others are, and a reward model has none."""
+    grader = reward.grader
     parts = grader.graders if isinstance(grader, MultiGrader) else {}
     part, is_inner, _ = metric.partition(".")
-    unknown = grader is None or isinstance(grader, PythonGrader) or (is_inner and isinstance(parts.get(part), PythonGrader))
+    is_python = isinstance(grader, PythonGrader) or (is_inner and isinstance(parts.get(part), PythonGrader))
+    unknown = is_python or (grader is None and reward.model is None)
     if metric != "reward" and metric not in parts and not unknown:
-        yield Fault("evaluation.metric", "no part of the grader has this name", metric, ", ".join(["reward", *parts]))
+        yield Fault("evaluation.metric", "no part of the reward has this name", metric, ", ".join(["reward", *parts]))

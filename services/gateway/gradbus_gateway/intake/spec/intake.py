@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,10 +29,13 @@ from gradbus_gateway.intake.spec.faults import (
     reward_faults,
     server_faults,
 )
+from gradbus_gateway.intake.spec.reward_model import REWARD_MODEL, reward_model_faults
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
 _GRADERS_AT_A_TIME: Final = 2
+_Store = Callable[[ModelSpec, str], Awaitable[tuple[StoredModel | None, list[Fault]]]]
+"""Stores a model for an API key."""
 
 
 class SpecIntake:
@@ -62,16 +66,20 @@ class SpecIntake:
         sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
-            model, found = await self._store_model(model_spec, caller)
+            store = self._models.store_with_head if sections.get("kind") == "reward_model" else self._models.store
+            model, found = await self._stored(model_spec, caller, store)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
-            data, found = await self._datasets.store(data_spec, caller)
+            data, found = await self._datasets.store(data_spec, caller, spec.response_columns if spec else ())
             faults.extend(found)
         if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
             # In a thread as well: a source is parsed in another process.
             async with self._graders.turn(caller):
                 faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
-        faults.extend(fit_faults(model, data, spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))))
+        scorer, found = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
+        samples = sections.get("kind", "rl") == "rl"
+        rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if samples else None
+        faults.extend([*found, *reward_model_faults(scorer, model, rollout), *fit_faults(model, data, rollout)])
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
@@ -84,7 +92,7 @@ class SpecIntake:
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:
             raise SpecError(faults)
-        spec = spec.model_copy(update={"model": model.spec, "data": data.spec})
+        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, "reward": _with_stored(spec.reward, scorer)})
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
@@ -94,31 +102,43 @@ class SpecIntake:
 
         Raises SpecError if its model was a version that the other run has replaced and deleted since the check.
         """
-        model = spec.model
-        if model.lineage is not None and not await self._run_models.keep(RunModel(model.files or {}, model.lineage)):
-            message = "the other run has deleted this version meanwhile"
-            raise SpecError([Fault("model.version", message, str(model.version), '"last"; or the other run with a larger checkpoint.keep')])
+        for field, model in {"model": spec.model, REWARD_MODEL: spec.reward.model}.items():
+            if model is None or model.lineage is None or await self._run_models.keep(RunModel(model.files or {}, model.lineage)):
+                continue
+            message, allowed = "the other run has deleted this version meanwhile", '"last"; or the other run with a larger checkpoint.keep'
+            raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
 
-    async def _store_model(self, model: ModelSpec, caller: str) -> tuple[StoredModel | None, list[Fault]]:
-        """The model, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
-        if any(model_faults(model)):
+    async def _stored(
+        self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model"
+    ) -> tuple[StoredModel | None, list[Fault]]:
+        """The model of `field`, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
+        if model is None or any(model_faults(model)):
             return None, []
         try:
             if model.run is not None:
                 version: Version = "last" if model.version is None else model.version
-                model = of_version(model, await self._run_models.resolve(model.run, version, caller))
+                model = of_version(model, await self._run_models.resolve(model.run, version, caller, field), field)
         except SpecError as error:
             return None, list(error.faults)
-        return await self._models.store(model, caller)
+        stored, faults = await store(model, caller)
+        return stored, [replace(fault, path=field + fault.path.removeprefix("model")) for fault in faults]
 
 
 def with_operator_scorer(body: object, service: str) -> object:
-    """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed."""
-    if not service or not isinstance(body, Mapping):
+    """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed.
+
+    A run that trains on given responses has no scorer.
+    """
+    if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl":
         return body
     given = body.get("reward")
-    others = {name: value for name, value in given.items() if name not in {"grader", "service"}} if isinstance(given, Mapping) else {}
+    sources = {"grader", "service", "model"}
+    others = {name: value for name, value in given.items() if name not in sources} if isinstance(given, Mapping) else {}
     return {**body, "reward": {**others, "service": service}}
+
+
+def _with_stored(reward: RewardSpec, scorer: StoredModel | None) -> RewardSpec:
+    return reward if scorer is None else reward.model_copy(update={"model": scorer.spec})
 
 
 def _valid(kind: type[Section], value: object) -> Section | None:

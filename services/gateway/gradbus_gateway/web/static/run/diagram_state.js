@@ -3,7 +3,7 @@ import { number, percent, FINAL } from "../lib/format.js";
 
 /** The state that `SystemDiagram.set` takes. */
 export function diagramState(run, history, workers, shares) {
-  const { schedule, rollout, algorithm, trainer } = run.spec;
+  const { schedule, rollout, reward, algorithm, trainer } = run.spec;
   const isOver = FINAL.has(run.state);
   const rates = history.rates(isOver);
   const rollouts = workers.filter((worker) => worker.role === "rollout");
@@ -12,9 +12,11 @@ export function diagramState(run, history, workers, shares) {
   const version = Math.max(run.progress.version, ...workers.map((worker) => worker.version));
   const groups = rates && rates.steps * schedule.groups_per_step;
   const samples = groups && groups * rollout.group_size;
-  const usesReference = algorithm.kl > 0 && !trainer.lora;
+  const asks = [reward.model && "scores", algorithm.kl > 0 && !trainer.lora && "log-probabilities"].filter(Boolean).join(", ");
+  const usesReference = Boolean(asks);
   const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
   const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", isFlowing: Boolean(value) && !isOver });
+  const nothing = { long: "", short: "", isFlowing: false };
   const shortOnly = (flow) => ({ ...flow, long: flow.short });
   return {
     rolloutCount: rollouts.length,
@@ -22,8 +24,8 @@ export function diagramState(run, history, workers, shares) {
     stats: {
       gateway: "REST, web UI",
       conductor: run.state.replaceAll("_", " "),
-      reward: run.spec.reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
-      reference: !usesReference ? "not used" : isOver ? "idle" : `busy ${percent(shares.reference)}`,
+      reward: reward.model ? "not used" : reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
+      reference: !usesReference ? "not used" : isOver ? "idle" : `busy ${percent(Math.max(shares.reference, reward.model ? shares.score : 0))}`,
       rollout: isOver ? "idle" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
       buffer: isOver ? "archived" : claimed ? `${claimed} groups sampling` : "experience log",
       trainer: isOver ? `${run.progress.step} steps` : trainers.length ? `waits ${percent(shares.wait)}` : "no trainer",
@@ -34,8 +36,8 @@ export function diagramState(run, history, workers, shares) {
       tasks: flow(groups, "prompts/s", "/s"),
       sampled: flow(samples, "samples/s", "/s"),
       admitted: { long: groups ? "scored, admitted once" : "", short: "", isFlowing: Boolean(groups) && !isOver },
-      score: flow(samples, "scores/s", "/s scored"),
-      logprobs: usesReference ? flow(samples, "log-probabilities/s", "/s") : { long: "", short: "", isFlowing: false },
+      score: reward.model ? nothing : flow(samples, "scores/s", "/s scored"),
+      logprobs: usesReference ? flow(samples, `${asks}/s`, "/s") : nothing,
       read: flow(groups, "groups/s", "/s"),
       publish: shortOnly(flow(rates?.steps, "", "/s")),
       load: loadFlow(version, rollouts, run.state),

@@ -1,0 +1,1 @@
+"""Reward models: a decoder and a head that scores a sequence."""

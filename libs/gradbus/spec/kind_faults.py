@@ -1,0 +1,97 @@
+"""Sections and fields that a run of a kind does not read, or lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gradbus.errors import Fault
+from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.kinds import GIVEN_RESPONSES, PAIR_KINDS, PreferenceSpec
+from gradbus.spec.sections import DataSpec, EvaluationSpec, RewardSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
+
+_NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
+    "rollout": (RolloutSpec(), "samples nothing: the responses are in the dataset"),
+    "reward": (RewardSpec(), "judges nothing: the dataset says which responses are good"),
+    "algorithm": (AlgorithmSpec(**GIVEN_RESPONSES), "has no advantages and no ratios"),
+    "evaluation": (EvaluationSpec(), "samples nothing, so it evaluates no held-out rows"),
+    "weights": (WeightsSpec(), "sends its weights to nobody"),
+}
+"""Sections that a run on given responses does not read, and why."""
+_COLUMNS: Final = {"sft": ("completion",)} | dict.fromkeys(PAIR_KINDS, ("chosen", "rejected"))
+"""Fields of `data` with the responses of each kind."""
+_OF_LOSS: Final = {
+    "beta": ("dpo", "ipo", "simpo", "orpo"),
+    "margin": ("simpo",),
+    "label_smoothing": ("dpo",),
+    "center": ("reward_model",),
+}
+"""Fields of `preference` that only some kinds read."""
+
+
+def kind_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
+    """Fields that a run of this kind would not read. `sections` are those that are valid by themselves."""
+    yield from _column_faults(kind, sections.get("data"))
+    yield from _preference_faults(kind, sections.get("preference"))
+    if kind == "rl":
+        return
+    for name, (unset, reason) in _NOT_READ.items():
+        given = sections.get(name)
+        if given is not None and given.model_copy(update={"dtype": None} if name == "weights" else {}) != unset:
+            yield Fault(name, f"a run of kind {kind} {reason}", allowed=f'no [{name}], or kind = "rl"')
+    schedule, default = sections.get("schedule"), ScheduleSpec(steps=1)
+    if schedule and (schedule.mode, schedule.max_staleness) != (default.mode, default.max_staleness):
+        message = f"a run of kind {kind} samples nothing that could be stale"
+        yield Fault("schedule", message, f"{schedule.mode}, {schedule.max_staleness}", "neither `mode` nor `max_staleness`")
+    if (data := sections.get("data")) and data.eval is not None:
+        message = f"a run of kind {kind} samples nothing, so it evaluates no held-out rows"
+        yield Fault("data.eval", message, json.dumps(data.eval), 'none; evaluate by a run of kind "rl" that starts from this one\'s export')
+    if trainer := sections.get("trainer"):
+        yield from _trainer_faults(kind, trainer)
+
+
+def _trainer_faults(kind: str, trainer: TrainerSpec) -> Iterator[Fault]:
+    if trainer.critic is not None:
+        yield Fault("trainer.critic", f"a run of kind {kind} has no rewards for a critic", allowed='no [trainer.critic], or kind = "rl"')
+    if trainer.inner.updates > 1:
+        message = f"a step of kind {kind} trains each of its rows once"
+        yield Fault("trainer.inner", message, f"{trainer.inner.updates} updates", "no [trainer.inner]; take smaller steps, or more of them")
+    if trainer.backend == "deepspeed" and kind in PAIR_KINDS:
+        message = "a loss of pairs needs both responses, and ranks share the rows of a step"
+        yield Fault("trainer.backend", message, '"deepspeed"', '"torch"')
+    if kind == "reward_model":
+        yield from _reward_model_faults(trainer)
+
+
+def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
+    if trainer.lora is not None:
+        yield Fault("trainer.lora", "a reward model trains every weight and its head", allowed="no [trainer.lora], or another kind")
+    if trainer.dtype != "fp32":
+        yield Fault(
+            "trainer.dtype", "a reward model is trained in float32", json.dumps(trainer.dtype), '"fp32"; weights.dtype may be "bf16"'
+        )
+
+
+def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
+    read = _COLUMNS.get(kind, ())
+    for field in ("completion", "chosen", "rejected"):
+        if data is not None and field not in read and getattr(data, field) != DataSpec.model_fields[field].default:
+            kinds = ", ".join(name for name, fields in _COLUMNS.items() if field in fields)
+            yield Fault(
+                f"data.{field}", f"a run of kind {kind} does not read it", json.dumps(getattr(data, field)), f"none, or kind = {kinds}"
+            )
+
+
+def _preference_faults(kind: str, preference: Any) -> Iterator[Fault]:
+    if preference is None:
+        return
+    if kind not in PAIR_KINDS:
+        yield Fault("preference", f"a run of kind {kind} has no pairs", allowed=f"no [preference], or kind = {', '.join(PAIR_KINDS)}")
+        return
+    for field, kinds in _OF_LOSS.items():
+        given = getattr(preference, field)
+        if kind not in kinds and given != PreferenceSpec.model_fields[field].default:
+            yield Fault(
+                f"preference.{field}", f"the loss of {kind} does not read it", json.dumps(given), f"none, or kind = {', '.join(kinds)}"
+            )

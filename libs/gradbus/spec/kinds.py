@@ -1,0 +1,56 @@
+"""The kinds of run that train on given responses: supervised fine-tuning, and preference learning on pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import Field
+
+from gradbus.spec.sections import DataSpec, Number, Section
+
+Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "reward_model"]
+PAIR_KINDS: Final = ("dpo", "ipo", "simpo", "orpo", "reward_model")
+"""Trained on pairs of a chosen and a rejected response."""
+
+GIVEN_RESPONSES: Final[Mapping[str, Any]] = {
+    "advantage": "reinforce",
+    "normalize_std": False,
+    "filter": "none",
+    "importance": "none",
+    "trust_region": "none",
+}
+"""The algorithm of a run on given responses: -log pi of each token, weighted by its sample's label, without a ratio."""
+
+_PAPERS: Final[Mapping[str, Mapping[str, float]]] = {"simpo": {"beta": 2.0, "margin": 1.0}}
+"""The numbers of a kind's paper where they are not those of DPO: SimPO (arXiv:2405.14734)."""
+
+
+class PreferenceSpec(Section):
+    """The loss on pairs, with `kind` `dpo`, `ipo`, `simpo`, `orpo` or `reward_model`."""
+
+    beta: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(
+        0.1, description="Factor of the difference between the responses; `orpo`: weight of the odds ratio."
+    )
+    margin: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(0.0, description="`simpo`: the margin that a pair should reach.")
+    label_smoothing: Annotated[Number, Field(ge=0.0, lt=0.5)] = Field(0.0, description="`dpo`: part of the pairs whose order is wrong.")
+    center: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(
+        0.0, description="`reward_model`: weight of the squared sum of a pair's scores, which keeps them around 0."
+    )
+
+
+def response_columns(kind: Kind, data: DataSpec) -> tuple[str, ...]:
+    """Columns of the dataset with responses, in the order of a group's samples; none if they are sampled."""
+    if kind == "rl":
+        return ()
+    return (data.completion,) if kind == "sft" else (data.chosen, data.rejected)
+
+
+def with_kind(given: Any) -> Any:
+    """The fields of a spec with the sections that its kind decides. Anything without a known kind is returned as it is."""
+    if not isinstance(given, Mapping) or given.get("kind") not in get_args(Kind)[1:]:
+        return given
+    given = {"algorithm": GIVEN_RESPONSES, **given}
+    if given["kind"] not in PAIR_KINDS or not isinstance(preference := given.get("preference", {}), Mapping):
+        return given
+    return {**given, "preference": {**_PAPERS.get(given["kind"], {}), **preference}}

@@ -1,0 +1,99 @@
+"""What a run's scorer is asked, and where: the reward service, or the reference service for a reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gradbus.spec import RunSpec
+from gradbus.v1.reward_pb2 import ScoreRequest, ScoreSample
+from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
+from gradbus_conductor.clients import Clients
+from gradbus_conductor.groups.call_sizes import divided, divided_by_group, fits_one_call
+from gradbus_conductor.groups.pending_group import PendingGroup
+from gradbus_conductor.groups.traces import ServiceCall
+
+if TYPE_CHECKING:
+    from gradbus.v1.reward_service_pb2_grpc import RewardServiceAsyncStub
+
+REFERENCE_SECONDS: Final = 120.0
+"""Deadline of a call to the reference service, which may have to load the model."""
+_EXTRA_SECONDS: Final = 5.0  # the reward service's own deadline comes first, so that its answer names the sample that hung
+
+
+@dataclass(frozen=True, slots=True)
+class RunScorer:
+    """The scorer of a run."""
+
+    stub: RewardServiceAsyncStub
+    service: str
+    address: str
+    name: str
+    """For the status while its first call lasts."""
+    timeout: float
+    """Seconds of a call."""
+    run_id: str
+    reward_json: str
+    """Empty for a reward model, which gets tokens instead of texts."""
+
+    @classmethod
+    def of(cls, clients: Clients, run_id: str, spec: RunSpec) -> RunScorer:
+        """The scorer that the spec names."""
+        reward, addresses = spec.reward, clients.addresses
+        if reward.model is not None:
+            name = f"the reward model, in the reference service at {addresses.reference}"
+            timeout = max(reward.timeout_seconds, REFERENCE_SECONDS)
+            return cls(clients.reward_model, "the reference service", addresses.reference, name, timeout, run_id, "")
+        name = f"the scorer at {reward.service}" if reward.service else f"the grader, in the reward service at {addresses.reward}"
+        section = reward.model_dump_json(exclude={"model"})
+        return cls(clients.reward, "the reward service", addresses.reward, name, reward.timeout_seconds + _EXTRA_SECONDS, run_id, section)
+
+    def requests(self, batch: Sequence[PendingGroup], call: ServiceCall) -> Iterator[ScoreRequest]:
+        """What each call sends; a request is made when its call is."""
+        if not self.reward_json:
+            # By whole groups: the bits of a group's scores depend on no other group.
+            for part in divided_by_group(_token_samples(pending, call) for pending in batch):
+                yield ScoreRequest(run_id=self.run_id, samples=part)
+            return
+        samples = (fields for pending in batch for fields in _text_samples(pending, call))
+        if fits_one_call(sum(pending.characters for pending in batch)):
+            request = ScoreRequest(run_id=self.run_id, reward_json=self.reward_json)
+            add = request.samples.add  # in the request's own memory: samples made alone cost twice as much, and are copied
+            for fields in samples:
+                add(**fields)
+            yield request
+        else:
+            for part in divided([ScoreSample(**fields)] for fields in samples):
+                yield ScoreRequest(run_id=self.run_id, reward_json=self.reward_json, samples=part)
+
+
+def _text_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[dict[str, Any]]:
+    """The fields of what a scorer gets of a group: the samples that it has not judged."""
+    shared = {
+        "group_id": str(pending.index),
+        "prompt": pending.group.prompt_text,
+        "item_json": pending.item,
+        "traceparent": call.spans.get(pending.index, ""),
+    }
+    for n in pending.unanswered():
+        sample = pending.samples[n]
+        yield {
+            "sample_id": pending.ids[n],
+            "response": sample.text,
+            "finish_reason": "stop" if sample.finish_reason == FINISH_REASON_STOP else "length",
+            "weight_version": pending.versions[n],
+            **shared,
+        }
+
+
+def _token_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[ScoreSample]:
+    """What a reward model gets of a group: the samples that it has not judged."""
+    for n in pending.unanswered():
+        yield ScoreSample(
+            sample_id=pending.ids[n],
+            group_id=str(pending.index),
+            traceparent=call.spans.get(pending.index, ""),
+            prompt_ids=pending.group.prompt_ids,
+            token_ids=pending.samples[n].token_ids,
+        )

@@ -1,0 +1,131 @@
+"""What a call asks of a model of its run, and its answer: log-probabilities of the base model, or scores of the reward model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradbus.algorithms import MAX_REWARD
+from gradbus.errors import ModelError
+from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
+from gradbus.graders import ScoreResult
+from gradbus.v1.reference_service_pb2 import LogProbsResponse, ReferenceSequence, SequenceLogProbs
+from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse, ScoreSample
+from gradbus_kernels.models.packing import TokenSequence
+from gradbus_reference.model import ModelCache
+
+_ID_BYTES: Final = np.dtype(ID_DTYPE).itemsize
+_MAX_REASON: Final = 1000
+Values = NDArray[np.float32]
+"""Of a sequence: log-probabilities of its response `[T]`, or its score `[1]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptResponse:
+    """Token ids of a sample's prompt and response: int32 `[P]` and `[T]`."""
+
+    sample_id: str
+    prompt_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What a loaded model computes for a question."""
+
+    values: Callable[[Sequence[TokenSequence]], Sequence[Values]]
+    vocabulary: int
+    group_by_group: bool
+    """See `RunModel`."""
+
+
+class Question(Protocol):
+    """What calls ask that may be computed together: they are equal."""
+
+    @property
+    def run_id(self) -> str:
+        """The run whose model is asked."""
+        ...
+
+    async def prepared(self, models: ModelCache) -> Computation:
+        """Loads the model. Raises the errors of `ModelCache`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbsQuestion:
+    """Log-probabilities under the run's base model."""
+
+    run_id: str
+    temperature: float
+
+    def __post_init__(self) -> None:
+        """Raises ModelError for a temperature that cannot divide logits."""
+        if not (math.isfinite(self.temperature) and self.temperature > 0.0):
+            raise ModelError(f"temperature {self.temperature} cannot divide logits; give a number above 0")
+
+    async def prepared(self, models: ModelCache) -> Computation:
+        """See `Question`."""
+        found = await models.base_of(self.run_id)
+        return Computation(partial(found.model.logprobs, temperature=self.temperature), found.model.vocabulary, found.group_by_group)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreQuestion:
+    """Scores of the run's reward model."""
+
+    run_id: str
+
+    async def prepared(self, models: ModelCache) -> Computation:
+        """See `Question`."""
+        found = await models.reward_of(self.run_id)
+        return Computation(found.model.scores, found.model.vocabulary, found.group_by_group)
+
+
+def decoded(samples: Sequence[ReferenceSequence] | Sequence[ScoreSample]) -> list[PromptResponse]:
+    """The token ids of a call. Raises ModelError for bytes that are none."""
+    return [_decoded(sample) for sample in samples]
+
+
+def _decoded(sample: ReferenceSequence | ScoreSample) -> PromptResponse:
+    for ids in (sample.prompt_ids, sample.token_ids):
+        if not ids or len(ids) % _ID_BYTES:
+            raise ModelError(f"sample {sample.sample_id!r}: token ids must be little-endian int32, at least one; encode them again")
+    return PromptResponse(sample.sample_id, np.frombuffer(sample.prompt_ids, ID_DTYPE), np.frombuffer(sample.token_ids, ID_DTYPE))
+
+
+def logprobs_response(sequences: Sequence[ReferenceSequence], values: Sequence[Values]) -> LogProbsResponse:
+    """The answer to a call, in its order."""
+    pairs = zip(sequences, values, strict=True)
+    return LogProbsResponse(
+        results=[
+            SequenceLogProbs(sample_id=sequence.sample_id, logprobs=found.astype(LOGPROB_DTYPE).tobytes()) for sequence, found in pairs
+        ]
+    )
+
+
+def score_response(samples: Sequence[ScoreSample], values: Sequence[Values]) -> ScoreResponse:
+    """The answer to a call, in its order. A score that is no reward is an error."""
+    pairs = zip(samples, _results(values), strict=True)
+    return ScoreResponse(results=[result.message(sample.sample_id) for sample, result in pairs])
+
+
+def failed_scores(request: ScoreRequest, reason: str, *, permanent: bool) -> ScoreResponse:
+    """An error for every sample of the call."""
+    result = ScoreResult.error(reason[:_MAX_REASON], permanent=permanent)
+    return ScoreResponse(results=[result.message(sample.sample_id) for sample in request.samples])
+
+
+def _results(values: Sequence[Values]) -> Iterator[ScoreResult]:
+    for score in (float(value[0]) for value in values):
+        if abs(score) <= MAX_REWARD:  # NaN compares to nothing
+            yield ScoreResult(score)
+        else:
+            reason = f"the reward model's score is {score}, and a reward is a number within ±{MAX_REWARD:g}; take another reward model"
+            yield ScoreResult.error(reason, permanent=True)

@@ -1,0 +1,102 @@
+"""The main loop of a run on given responses: rows of the dataset become groups, as samples do in other runs.
+
+    fetch ─▶ rows of the task, encoded ─▶ buffer ─▶ hint
+
+There is no engine, and no version is waited for: the responses are the dataset's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from gradbus.bus import Bus, TaskQueue
+from gradbus.control.runs import RunRecord
+from gradbus.errors import DatasetError, ModelError
+from gradbus.experience import GroupStore
+from gradbus.formats.tokens import pack_ids
+from gradbus.ids import sample_id
+from gradbus.process import WorkerHeartbeat
+from gradbus.v1.group_pb2 import Group
+from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
+from gradbus.v1.task_pb2 import GroupTask, Task
+from gradbus_rollout.tasks.group_publisher import GroupPublisher
+from gradbus_rollout.tasks.prompts import PromptTable
+
+ENGINE: Final = "dataset"
+"""What stands in a group, in place of an engine's name."""
+_TASKS_AT_ONCE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetWorkerParts:
+    """Dependencies of a worker, opened for one run."""
+
+    bus: Bus
+    groups: GroupStore
+    table: PromptTable
+    heartbeat: WorkerHeartbeat
+
+
+class DatasetWorker:
+    """Serves one run until it is cancelled. Whatever is lost on the way, the conductor asks for again."""
+
+    def __init__(self, record: RunRecord, parts: DatasetWorkerParts) -> None:
+        self._run_id = record.run_id
+        self._parts = parts
+        self._presence = parts.heartbeat.presence
+        self._presence.engine = ENGINE
+        self._queue = TaskQueue(parts.bus, record.run_id)
+        self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence.worker)
+
+    async def serve(self) -> None:
+        """Fetches tasks and publishes their rows. Raises DatasetError and ModelError, marked as fatal for the run."""
+        while True:
+            tasks = [delivery.task for delivery in await self._queue.fetch(_TASKS_AT_ONCE)]
+            self._presence.claims = [group.index for task in tasks for group in task.groups]
+            for task in tasks:
+                with self._fatal():
+                    groups = await self._groups(task)
+                await self._publisher.publish(task, groups)
+                self._parts.heartbeat.progressed(max(group.index for group in groups))
+            self._presence.claims = []
+
+    async def _groups(self, task: Task) -> list[Group]:
+        table, rows = self._parts.table, [group.row for group in task.groups]
+        prompts, texts, responses = await table.ids(rows), await table.texts(rows), await table.responses(rows)
+        decoded = iter(await table.decode([ids for given in responses for ids in given]))
+        columns = zip(task.groups, prompts, texts, responses, strict=True)
+        return [
+            self._group(task, group, (ids, text), [(response, next(decoded)) for response in given]) for group, ids, text, given in columns
+        ]
+
+    def _group(self, task: Task, of: GroupTask, prompt: tuple[Sequence[int], str], responses: Sequence[tuple[Sequence[int], str]]) -> Group:
+        """The group of a row; `prompt` and `responses` are token ids, each with its text."""
+        group = Group(
+            run_id=self._run_id,
+            index=of.index,
+            row=of.row,
+            version=task.version,
+            prompt_ids=pack_ids(prompt[0]),
+            prompt_text=prompt[1],
+            worker=self._presence.worker,
+            engine=ENGINE,
+            traceparent=of.traceparent,
+        )
+        for n, (ids, text) in enumerate(responses):
+            sample = group.samples.add(
+                sample_id=sample_id(of.index, n), n=n, token_ids=pack_ids(ids), finish_reason=FINISH_REASON_STOP, text=text
+            )
+            sample.spans.add(start=0, end=len(ids), version=task.version, trainable=True)
+        return group
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """Marks an error of the run's rows or tokenizer as fatal for the run: every other worker would fail in the same way."""
+        try:
+            yield
+        except (DatasetError, ModelError):
+            self._presence.fatal = True
+            raise

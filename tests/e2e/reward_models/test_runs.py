@@ -1,0 +1,58 @@
+"""Runs whose rewards are a reward model's scores: the reference service computes them, and its death changes no bit."""
+
+import numpy as np
+import pytest
+import torch
+from smoke import train
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+
+from gradbus.embedded import Stack, StackConfig
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory, tokenizer):
+    """A folder whose scores differ from sample to sample, with the policy's tokenizer."""
+    torch.manual_seed(7)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = LlamaConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.4, num_labels=1)
+    folder = tmp_path_factory.mktemp("reward") / "model"
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def scored(spec, reward_model):
+    """A run of twelve steps that the reward model scores."""
+
+    def make(**changes):
+        return spec(reward={"model": {"path": str(reward_model)}}, schedule={"groups_per_step": 4, "steps": 12}, **changes)
+
+    return make
+
+
+def test_every_reward_is_the_score_of_the_samples_tokens_and_the_run_learns(lab, scored, reward_model, rows):
+    held_out = rows([{"prompt": "sun and"}, {"prompt": "sky and"}])
+    data = {"eval": held_out}
+    run = lab.train(scored(data=data, evaluation={"every": 6, "samples": 2}, trainer={"learning_rate": 0.02}))
+    model = AutoModelForSequenceClassification.from_pretrained(reward_model)
+    assert len(lab.samples(run["id"])) == 12 * 4 * 4
+    for sample in lab.client.samples(run["id"], step=11, include="tokens")["data"]:
+        ids = torch.tensor([*sample["tokens"]["prompt_ids"], *sample["tokens"]["ids"]])[None]
+        with torch.no_grad():
+            assert sample["reward"] == pytest.approx(float(model(ids).logits), abs=1e-4)
+        assert sample["reward_status"] == "ok"
+    rewards = [step["reward"] for step in lab.events(run["id"], "metrics")]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]), rewards
+    lab.gone("reference")
+
+
+async def test_a_death_of_the_reference_service_changes_no_bit(tmp_path, scored):
+    """Of a run that asks it for scores and for log-probabilities."""
+    spec = scored(algorithm={"kl": 0.01})
+    async with Stack(StackConfig(state=tmp_path / "state", port=0)) as stack:
+        calm, outcome = await train(stack, spec), await train(stack, spec, ("reference",), after_step=3)
+    assert tuple(outcome.killed) == ("reference",)
+    assert (calm.state, outcome.state, outcome.digest) == ("succeeded", "succeeded", calm.digest)

@@ -1,0 +1,109 @@
+"""Scores of a run's reward model by the reference service, asked as the conductor asks a scorer."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
+from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
+from gradbus.v1.reward_pb2 import RewardStatus, ScoreRequest, ScoreSample
+from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
+
+OK, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_ERROR
+
+
+@pytest.fixture
+def stub(channel):
+    return RewardServiceStub(channel)
+
+
+def samples(seed, number=3):
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, 17, 3).astype("<i4").tobytes()
+    return [
+        ScoreSample(sample_id=f"{seed}.{n}", prompt_ids=prompt, token_ids=rng.integers(0, 17, 1 + n).astype("<i4").tobytes())
+        for n in range(number)
+    ]
+
+
+def request(run_id, *groups):
+    return ScoreRequest(run_id=run_id, samples=[sample for group in groups for sample in group])
+
+
+def expected(model, sample):
+    ids = [int(token) for part in (sample.prompt_ids, sample.token_ids) for token in np.frombuffer(part, "<i4")]
+    with torch.no_grad():
+        return float(model(torch.tensor(ids)[None]).logits)
+
+
+async def test_every_sample_gets_the_score_of_its_tokens(stub, run_id, scorer):
+    asked = samples(0) + samples(1)
+    response = await stub.Score(request(run_id, asked), timeout=60)
+    assert [(result.sample_id, result.status) for result in response.results] == [(sample.sample_id, OK) for sample in asked]
+    found = [result.reward for result in response.results]
+    np.testing.assert_allclose(found, [expected(scorer, sample) for sample in asked], atol=1e-5)
+    assert len(set(found)) == len(found)
+
+
+async def test_a_groups_bits_depend_on_nothing_else_in_the_call_or_beside_it(stub, channel, run_id, new_run, folder):
+    alone = [list((await stub.Score(request(run_id, samples(seed)), timeout=60)).results) for seed in range(3)]
+    together = await stub.Score(request(run_id, *map(samples, range(3))), timeout=60)
+    assert list(together.results) == [result for results in alone for result in results]
+    other = await new_run(folder / "model", folder / "scorer")
+    sequence = ReferenceSequence(sample_id="0.0", prompt_ids=samples(0)[0].prompt_ids, token_ids=samples(0)[0].token_ids)
+    logprobs = ReferenceServiceStub(channel).LogProbs(LogProbsRequest(run_id=run_id, temperature=1.0, sequences=[sequence]), timeout=60)
+    calls = [stub.Score(request(run, samples(seed)), timeout=60) for run, seed in ((run_id, 0), (other, 1), (run_id, 2))]
+    found = await asyncio.gather(logprobs, *calls)
+    assert [list(response.results) for response in found[1:]] == alone
+    assert len(found[0].results) == 1
+
+
+def spoiled(folder, target, value):
+    """The reward model with another number in its head."""
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors["score.weight"][:] = value
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("wrong", [-1, 17, 2**31 - 1])
+async def test_an_unknown_token_is_an_error_of_its_own_call_and_never_a_reward(stub, run_id, wrong):
+    bad = samples(3)
+    bad[1].token_ids = np.array([1, wrong], "<i4").tobytes()
+    calls = [stub.Score(request(run_id, asked), timeout=60) for asked in (samples(0), bad, samples(1))]
+    first, failed, other = await asyncio.gather(*calls)
+    assert {(result.status, result.permanent, result.reward) for result in failed.results} == {(ERROR, True, 0.0)}
+    assert all("sample '3.1' has a token id outside 0..16" in result.reason for result in failed.results)
+    assert {result.status for response in (first, other) for result in response.results} == {OK}
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+async def test_a_score_that_is_no_reward_is_an_error(stub, new_run, folder, model, scorer, tmp_path, value):
+    run_id = await new_run(folder / "model", spoiled(folder / "scorer", tmp_path / "scorer", value))
+    response = await stub.Score(request(run_id, samples(0)), timeout=60)
+    assert {(result.status, result.permanent) for result in response.results} == {(ERROR, True)}
+    assert "a reward is a number within ±1e+06; take another reward model" in response.results[0].reason
+
+
+async def test_what_cannot_be_scored_is_an_error_with_advice(stub, run_id, new_run, folder, tmp_path):
+    async def reason(asked):
+        response = await stub.Score(asked, timeout=60)
+        assert {(result.status, result.permanent) for result in response.results} == {(ERROR, True)}
+        return response.results[0].reason
+
+    torn = [ScoreSample(sample_id="0.0", prompt_ids=b"123", token_ids=b"1234")]
+    assert "sample '0.0': token ids must be little-endian int32" in await reason(request(run_id, torn))
+    text = [ScoreSample(sample_id="0.0", prompt="1+1=", response="2")]
+    assert "sample '0.0': token ids must be little-endian int32" in await reason(request(run_id, text))
+    assert "run run-nobody is not known" in await reason(request("run-nobody", samples(0)))
+    assert "is not a name" in await reason(request("../x", samples(0)))
+    without = await new_run(folder / "model")
+    assert f"the spec of {without} names no reward model" in await reason(request(without, samples(0)))
+    not_finite = await new_run(folder / "model", spoiled(folder / "scorer", tmp_path / "scorer", float("nan")))
+    assert "score.weight holds values that are not finite" in await reason(request(not_finite, samples(0)))

@@ -1,0 +1,118 @@
+"""The kinds of run on given responses: what their specs hold, and what they refuse."""
+
+import pytest
+
+from gradbus.errors import SpecError
+from gradbus.spec import AlgorithmSpec, RunSpec, parse_spec
+
+PAIRS = ("dpo", "ipo", "simpo", "orpo")
+GIVEN = ("sft", *PAIRS)
+
+
+def body(kind, **changes):
+    return {"name": "given", "kind": kind, "model": {"path": "m"}, "data": {"train": "t.jsonl"}, "schedule": {"steps": 3}} | changes
+
+
+def faults(kind, **changes):
+    with pytest.raises(SpecError) as raised:
+        parse_spec(body(kind, **changes))
+    return [fault.path for fault in raised.value.faults]
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_a_stored_spec_is_a_spec_again(kind):
+    spec = parse_spec(body(kind))
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_a_run_on_given_responses_has_no_ratio_and_is_deterministic(kind):
+    spec = parse_spec(body(kind))
+    assert (spec.algorithm.importance, spec.algorithm.trust_region, spec.algorithm.filter) == ("none", "none", "none")
+    assert spec.trains_given
+    assert spec.is_deterministic
+
+
+def test_the_columns_of_responses_are_those_of_the_kind():
+    data = {"train": "t.jsonl", "chosen": "better"}
+    assert parse_spec(body("sft")).response_columns == ("completion",)
+    assert parse_spec(body("dpo", data=data)).response_columns == ("better", "rejected")
+    assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).response_columns == ()
+
+
+def test_pairs_have_the_numbers_of_their_paper_unless_they_are_given():
+    assert parse_spec(body("dpo")).preference.beta == 0.1
+    assert (parse_spec(body("simpo")).preference.beta, parse_spec(body("simpo")).preference.margin) == (2.0, 1.0)
+    given = parse_spec(body("simpo", preference={"margin": 0.3})).preference
+    assert (given.beta, given.margin) == (2.0, 0.3)
+    assert parse_spec(body("sft")).preference is None
+
+
+@pytest.mark.parametrize(("every", "groups", "expected"), [(50, 32, 50), (1000, 32, 128), (3, 4, 3), (10, 8192, 1)])
+def test_a_version_follows_each_checkpoint_and_a_bounded_number_of_groups(every, groups, expected):
+    spec = parse_spec(body("sft", schedule={"steps": 3, "groups_per_step": groups}, checkpoint={"every": every}))
+    assert spec.publish_every == expected
+    assert spec.steps_ahead == expected + 1
+
+
+def test_given_responses_are_under_version_0_at_every_step():
+    spec = parse_spec(body("sft"))
+    assert [spec.oldest_allowed_version(step) for step in (0, 1, 100)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"rollout": {"slots": 8}}, "rollout"),
+        ({"reward": {"service": "grpc://scorer:1"}}, "reward"),
+        ({"algorithm": {"name": "dapo"}}, "algorithm"),
+        ({"evaluation": {"every": 3}}, "evaluation"),
+        ({"weights": {"transport": "delta"}}, "weights"),
+        ({"schedule": {"steps": 3, "mode": "free"}}, "schedule"),
+        ({"schedule": {"steps": 3, "max_staleness": 0}}, "schedule"),
+        ({"data": {"train": "t.jsonl", "eval": "e.jsonl"}}, "data.eval"),
+        ({"trainer": {"critic": {}}}, "trainer.critic"),
+        ({"trainer": {"inner": {"epochs": 2}}}, "trainer.inner"),
+    ],
+)
+def test_what_a_run_on_given_responses_does_not_read_is_refused(kind, changes, path):
+    assert path in faults(kind, **changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "path"),
+    [
+        ("sft", {"preference": {}}, "preference"),
+        ("rl", {"preference": {}, "reward": {"service": "grpc://scorer:1"}}, "preference"),
+        ("rl", {}, "reward"),
+        ("rl", {"reward": {"service": "grpc://scorer:1"}, "data": {"train": "t", "completion": "c"}}, "data.completion"),
+        ("dpo", {"data": {"train": "t", "completion": "c"}}, "data.completion"),
+        ("sft", {"data": {"train": "t", "rejected": "c"}}, "data.rejected"),
+        ("dpo", {"preference": {"margin": 1.0}}, "preference.margin"),
+        ("simpo", {"preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
+        ("dpo", {"preference": {"label_smoothing": 0.5}}, "preference.label_smoothing"),
+        ("dpo", {"preference": {"beta": 0.0}}, "preference.beta"),
+        ("dpo", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
+        ("distil", {}, "kind"),
+        (["sft"], {}, "kind"),
+        ("dpo", {"preference": 3}, "preference"),
+    ],
+)
+def test_what_a_kind_lacks_or_does_not_know_is_named(kind, changes, path):
+    assert path in faults(kind, **changes)
+
+
+def test_a_wrong_field_elsewhere_brings_no_false_fault_of_the_algorithm():
+    assert faults("sft", name="No Name") == ["name"]
+    assert faults("dpo", name="No Name") == ["name"]
+
+
+def test_deepspeed_trains_completions_and_weights_may_be_rounded():
+    assert parse_spec(body("sft", trainer={"backend": "deepspeed"})).trainer.backend == "deepspeed"
+    assert parse_spec(body("sft", weights={"dtype": "bf16"})).version_dtype == "bf16"
+
+
+def test_the_default_algorithm_of_other_runs_is_what_it_was():
+    assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).algorithm == AlgorithmSpec()
