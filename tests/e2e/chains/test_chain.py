@@ -1,5 +1,6 @@
 """A run that starts from the finished run of another: with its exact weights, and also after the other one is deleted."""
 
+import json
 import time
 
 import pytest
@@ -33,6 +34,7 @@ def test_a_run_from_an_earlier_version_and_the_tree_of_both(lab, spec, parent, g
     child = lab.train(spec(name="from-the-middle", model={"run": parent["id"], "version": 2}, checkpoint=EACH))
     begins = lab.client.versions(child["id"])["data"][0]["digest"]
     assert begins == lab.client.versions(parent["id"], after=1)["data"][0]["digest"] != lab.final_digest(parent)
+    assert json.loads(gradbus("lineage", child["id"], "--json").stdout) == lab.client.lineage(child["id"])
     lines = gradbus("lineage", "from-the-middle").stdout.splitlines()
     assert lines[0] == parent["spec"]["model"]["path"]
     assert lines[1].split() == ["└─", parent["id"], "first", "succeeded"]

@@ -239,6 +239,20 @@ async def test_a_child_is_exported_and_outlives_its_parent(client, trainer, trai
     assert (far["run"], far["name"], far["version"], far["digest"]) == (submitted["id"], "sums", 2, version.digest)
 
 
+async def test_a_long_lineage_keeps_the_nearest_ancestors(bus, trainer_of, trainer, chained, submitted):
+    await trainer.commit(2)
+    child = chained(submitted["id"])
+    bucket = await bus.bucket(Buckets.RUNS)
+    record = json.loads((await bucket.get(f"{child['id']}.spec")).value)
+    parent = record["spec"]["model"]["lineage"]["ancestors"][0]
+    record["spec"]["model"]["lineage"]["ancestors"] = [parent | {"version": version} for version in range(64)]
+    await bucket.put(f"{child['id']}.spec", json.dumps(record).encode())
+    await (await trainer_of(child["id"])).commit(1)
+    ancestors = chained(child["id"], name="grandchild")["spec"]["model"]["lineage"]["ancestors"]
+    assert ancestors[0]["run"] == child["id"]
+    assert [one["version"] for one in ancestors[1:]] == list(range(63))
+
+
 async def test_a_lineage_has_ancestors_and_children(client, http, trainer, trainer_of, chained, submitted, set_state):
     await trainer.commit(2)
     middle = chained(submitted["id"], name="middle")
