@@ -53,13 +53,11 @@ async def test_every_process_killed_at_random_changes_no_bit(stack_of, spec, tru
 
 @pytest.mark.parametrize("points", [MOST_POINTS, pytest.param(OTHER_POINTS, marks=pytest.mark.slow)], ids=["most", "others"])
 async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_digest, tmp_path, points):
-    async with stack_of(1) as stack:
-        for point, name in points.items():
-            (tmp_path / point).mkdir()
-            fault = {"GRADBUS_CRASH_POINT": f"{point}:2,5", "GRADBUS_CRASH_DIR": str(tmp_path / point)}
-            stack.config.environment_overrides[name] = fault
-            await stack.kill(name)
-        await stack.until_ready(list(points.values()), 300.0)
+    faults = {}
+    for point, name in points.items():
+        (tmp_path / point).mkdir()
+        faults[name] = {"GRADBUS_CRASH_POINT": f"{point}:2,5", "GRADBUS_CRASH_DIR": str(tmp_path / point)}
+    async with stack_of(1, environment_overrides=faults) as stack:
         outcome = await train(stack, spec)
         for point, name in points.items():
             died = {marker.name for marker in (tmp_path / point).iterdir()}
