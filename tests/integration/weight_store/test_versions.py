@@ -13,9 +13,14 @@ from gradbus.v1.weights_pb2 import Shard, WeightManifest
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 
 
-@pytest.fixture(autouse=True)
-def started(store_process):
-    store_process.start()
+@pytest.fixture
+def store_process(shared_store):
+    return shared_store
+
+
+@pytest.fixture
+def object_url(shared_store):
+    return shared_store.object_url
 
 
 async def status_of(call):
