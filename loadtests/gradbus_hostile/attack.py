@@ -74,9 +74,10 @@ async def submit_all(client: Client, material: Material, submissions: Sequence[S
 def send(client: Client, body: Json, material: Material) -> Json:
     """Submits a body with its damaged files as they are: `Client.submit` alone would refuse them before the gateway sees them."""
     body = copy.deepcopy(body)
-    model, data = body["model"], body["data"]
-    if folder := material.own(model.get("path")):
-        model["files"] = {file.name: _uploaded(client, file) for file in sorted(folder.iterdir())}
+    data = body["data"]
+    for model in (body["model"], body["reward"].get("model") or {}):
+        if folder := material.own(model.get("path")):
+            model["files"] = {file.name: _uploaded(client, file) for file in sorted(folder.iterdir())}
     for field in ("train", "eval"):
         if path := material.own(data.get(field)):
             data[field] = _uploaded(client, path)

@@ -128,3 +128,16 @@ def family(model_type: str, *changes: Damage, **sizes: Any) -> Damage:
             change(folder)
 
     return rewrite
+
+
+def as_scorer(folder: Path) -> None:
+    """Makes a reward model of a policy: every score is a number near 0."""
+    stated = json.loads((folder / "config.json").read_text())
+    architecture = stated["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+    fields("config.json", architectures=[architecture], id2label={"0": "score"})(folder)
+
+    def change(found: dict[str, Any]) -> None:
+        found.pop("lm_head.weight", None)
+        found["score.weight"] = found["model.norm.weight"][None] / stated["hidden_size"]
+
+    tensors(change)(folder)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gradbus_hostile.damage import as_scorer
+
 Json = dict[str, Any]
 _GOOD_ROWS: Final = 64
 
@@ -48,6 +50,13 @@ class Material:
         damage(folder)
         body = self.rows(lines) if lines else self.spec()
         return body | {"model": {"path": str(folder)}}
+
+    def scorer(self, damage: Callable[[Path], None]) -> Json:
+        """The good spec with a damaged reward model: a copy of its model with a head that scores."""
+        folder = Path(shutil.copytree(self._good["model"]["path"], self._fresh() / "scorer"))
+        as_scorer(folder)
+        damage(folder)
+        return self.spec(reward={"model": {"path": str(folder)}})
 
     def own(self, path: object) -> Path | None:
         """The path, if it was made here."""

@@ -233,7 +233,7 @@ async def sampled(folder, config, lora=None, version=None):
     ], digest
 
 
-@pytest.mark.parametrize("setting", [{}, {"dtype": "bf16"}, {"threads": 2}], ids=["fp32", "bf16", "threads"])
+@pytest.mark.parametrize("setting", [{}, {"dtype": "bf16", "threads": 2}], ids=["fp32", "bf16_by_threads"])
 def test_the_plain_trainer_moves_every_weight_and_resumes_to_the_same_bits(folder, setting):
     trainer = SPEC.trainer.model_copy(update={"learning_rate": 1e-3, **setting})
     straight, resumed = (TorchLearner(folder, SPEC.model_copy(update={"trainer": trainer})) for _ in range(2))

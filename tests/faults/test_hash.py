@@ -1,9 +1,12 @@
 """The hash test: any schedule of faults and worker counts ends in the same weights, bit for bit."""
 
 import pytest
+import pytest_asyncio
 from ledger import check, read_ledger
 from smoke import train
 from versions import worst_difference
+
+from gradbus.embedded import Stack, StackConfig
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -19,6 +22,13 @@ MOST_POINTS = {
 ROUNDING = 0.05
 """Nats. A rollout in bfloat16 rounds activations and logits to 8 bits."""
 OTHER_POINTS = {"between-version-and-head": "weight_store"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory):
+    """A stack with two rollouts. Whatever a test killed has come back when its run ends."""
+    async with Stack(StackConfig(state=tmp_path_factory.mktemp("pair"), port=0, rollouts=2)) as stack:
+        yield stack
 
 
 def faults_of(stack, outcome, spec):
@@ -41,25 +51,23 @@ async def test_the_number_of_rollouts_changes_no_bit(stack_of, spec, true_digest
     ("groups", "times"),
     [pytest.param([PROCESSES[:4], PROCESSES[4:]], 1, id="once"), pytest.param(PAIRS, 2, id="twice", marks=pytest.mark.slow)],
 )
-async def test_every_process_killed_at_random_changes_no_bit(stack_of, spec, true_digest, groups, times):
-    async with stack_of(2) as stack:
-        for seed, group in enumerate(groups):
-            kills = tuple(group) * times
-            outcome = await train(stack, spec, kills, seed)
-            assert tuple(outcome.killed) == kills, f"the run ended before {group} were killed"
-            assert (outcome.state, outcome.digest) == ("succeeded", true_digest), group
-            assert faults_of(stack, outcome, spec) == [], group
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_process_killed_at_random_changes_no_bit(pair, spec, true_digest, groups, times):
+    for seed, group in enumerate(groups):
+        kills = tuple(group) * times
+        outcome = await train(pair, spec, kills, seed)
+        assert tuple(outcome.killed) == kills, f"the run ended before {group} were killed"
+        assert (outcome.state, outcome.digest) == ("succeeded", true_digest), group
+        assert faults_of(pair, outcome, spec) == [], group
 
 
 @pytest.mark.parametrize("points", [MOST_POINTS, pytest.param(OTHER_POINTS, marks=pytest.mark.slow)], ids=["most", "others"])
 async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_digest, tmp_path, points):
-    async with stack_of(1) as stack:
-        for point, name in points.items():
-            (tmp_path / point).mkdir()
-            fault = {"GRADBUS_CRASH_POINT": f"{point}:2,5", "GRADBUS_CRASH_DIR": str(tmp_path / point)}
-            stack.config.environment_overrides[name] = fault
-            await stack.kill(name)
-        await stack.until_ready(list(points.values()), 300.0)
+    faults = {}
+    for point, name in points.items():
+        (tmp_path / point).mkdir()
+        faults[name] = {"GRADBUS_CRASH_POINT": f"{point}:2,5", "GRADBUS_CRASH_DIR": str(tmp_path / point)}
+    async with stack_of(1, environment_overrides=faults) as stack:
         outcome = await train(stack, spec)
         for point, name in points.items():
             died = {marker.name for marker in (tmp_path / point).iterdir()}
@@ -68,16 +76,16 @@ async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_
         assert faults_of(stack, outcome, spec) == []
 
 
-async def test_kills_change_no_bit_of_a_run_in_bfloat16(stack_of, spec, example):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_change_no_bit_of_a_run_in_bfloat16(pair, spec, example):
     spec = spec | {"trainer": spec["trainer"] | {"dtype": "bf16"}, "schedule": spec["schedule"] | {"steps": 30}}
     kills = ("trainer-0", "rollout-0")
-    async with stack_of(2) as stack:
-        calm, outcome = await train(stack, spec), await train(stack, spec, kills, after_step=8)
-        assert tuple(outcome.killed) == kills
-        assert (outcome.state, outcome.digest) == ("succeeded", calm.digest)
-        assert faults_of(stack, outcome, spec) == []
-        ledger = read_ledger(stack.state.root, outcome.run_id)
-        assert worst_difference(stack.state.root, example / "model", ledger) < ROUNDING
+    calm, outcome = await train(pair, spec), await train(pair, spec, kills, after_step=8)
+    assert tuple(outcome.killed) == kills
+    assert (outcome.state, outcome.digest) == ("succeeded", calm.digest)
+    assert faults_of(pair, outcome, spec) == []
+    ledger = read_ledger(pair.state.root, outcome.run_id)
+    assert worst_difference(pair.state.root, example / "model", ledger) < ROUNDING
 
 
 @pytest.mark.slow  # the train loop's own tests kill it as well
@@ -99,8 +107,8 @@ async def test_kills_change_no_bit_of_a_run_with_a_critic(stack_of, spec, tmp_pa
 
 
 @pytest.mark.slow
-async def test_everything_killed_in_one_run_changes_no_bit(stack_of, spec, true_digest):
-    async with stack_of(2) as stack:
-        outcome = await train(stack, spec, [name for name in PROCESSES if name != "gateway"], seed=1)
-        assert (outcome.state, outcome.digest) == ("succeeded", true_digest)
-        assert faults_of(stack, outcome, spec) == []
+@pytest.mark.asyncio(loop_scope="module")
+async def test_everything_killed_in_one_run_changes_no_bit(pair, spec, true_digest):
+    outcome = await train(pair, spec, [name for name in PROCESSES if name != "gateway"], seed=1)
+    assert (outcome.state, outcome.digest) == ("succeeded", true_digest)
+    assert faults_of(pair, outcome, spec) == []

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from grpc.aio import AioRpcError
 from ledger import check, read_ledger
 from smoke import EXAMPLE, smoke_spec, train, until
@@ -12,9 +13,17 @@ from versions import worst_difference
 from zombie import ZombieTrainer
 
 from gradbus.client import Client
+from gradbus.embedded import Stack, StackConfig
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 PLANTED = str(Path(__file__).with_name("planted.py"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unplanted(tmp_path_factory):
+    """A stack without any fault in it."""
+    async with Stack(StackConfig(state=tmp_path_factory.mktemp("unplanted"), port=0)) as stack:
+        yield stack
 
 
 def plant(fault, module):
@@ -78,9 +87,9 @@ async def zombie_is_refused(stack, spec):
         client.close()
 
 
-async def test_a_trainer_of_an_older_term_is_refused(stack_of, spec):
-    async with stack_of(1) as stack:
-        assert await zombie_is_refused(stack, spec)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_trainer_of_an_older_term_is_refused(unplanted, spec):
+    assert await zombie_is_refused(unplanted, spec)
 
 
 @pytest.mark.slow
@@ -103,9 +112,9 @@ async def version_error(stack, example):
     return worst_difference(stack.state.root, example / "model", read_ledger(stack.state.root, outcome.run_id))
 
 
-async def test_samples_come_from_the_versions_they_name(stack_of, example):
-    async with stack_of(1) as stack:
-        assert await version_error(stack, example) < 1e-3
+@pytest.mark.asyncio(loop_scope="module")
+async def test_samples_come_from_the_versions_they_name(unplanted, example):
+    assert await version_error(unplanted, example) < 1e-3
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ from gradbus.formats.model_weights import NamePlan, check_weights
 from gradbus.formats.safetensors import read_headers
 
 SCORE: Final = "score.weight"
+_LONGER: Final = reprlib.Repr()
+_LONGER.maxstring = 80  # the names of architectures, whole
 REWARD_ARCHITECTURES: Final[Mapping[str, str]] = {
     **{
         name: MODEL_FAMILIES[name].architecture.replace("ForCausalLM", "ForSequenceClassification")
@@ -54,7 +56,7 @@ def read_reward_family(path: Path) -> ModelFamily:
     model_type = next((name for name, architecture in REWARD_ARCHITECTURES.items() if named == [architecture]), None)
     if model_type is None:
         raise ModelError(
-            f"config.json names the architectures {reprlib.repr(named)}, which are no reward model; use one of "
+            f"config.json names the architectures {_LONGER.repr(named)}, which are no reward model; use one of "
             f"{', '.join(REWARD_ARCHITECTURES.values())}"
         )
     if config.get("model_type") != model_type:

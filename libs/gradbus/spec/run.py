@@ -27,8 +27,8 @@ _GROUPS_AHEAD: Final = 4096
 """Groups of given responses between two published versions."""
 
 
-class RunSpec(BaseModel):
-    """One run. With `deterministic`, the final weights are a function of the spec alone."""
+class RunOptions(BaseModel):
+    """The fields at the top of a spec."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
 
@@ -43,6 +43,11 @@ class RunSpec(BaseModel):
     numerics: Literal["fast", "batch_invariant"] = Field(
         "fast", description="`batch_invariant`: rollout and trainer compute with the same operators, so their log-probabilities are equal."
     )
+
+
+class RunSpec(RunOptions):
+    """One run. With `deterministic`, the final weights are a function of the spec alone."""
+
     model: ModelSpec
     data: DataSpec
     rollout: RolloutSpec = RolloutSpec()

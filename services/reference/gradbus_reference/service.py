@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,9 +15,11 @@ from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, Bus
 from gradbus.control.failures import is_infrastructure
 from gradbus.errors import GradbusError
+from gradbus.graders.result import STATUS
 from gradbus.ids import checked_name
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
+from gradbus.telemetry import PROCESS
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, LogProbsResponse
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceServicer, add_ReferenceServiceServicer_to_server
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse
@@ -27,6 +30,7 @@ from gradbus_reference.requests import LogProbsQuestion, ScoreQuestion, decoded,
 from gradbus_reference.settings import ReferenceSettings
 
 _FAILURES = (GradbusError, NatsError, OSError)
+_STATUS_NAMES = {number: name for name, number in STATUS.items()}
 
 
 class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
@@ -35,6 +39,8 @@ class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
     def __init__(self, batcher: Batcher, waiting_calls: int) -> None:
         self._batcher = batcher
         self._waiting_calls = waiting_calls
+        for status in _STATUS_NAMES.values():
+            _count(status, 0)  # the series begin at 0, so that a first error is an increase
 
     async def LogProbs(self, request: LogProbsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> LogProbsResponse:  # noqa: N802 - named by gRPC
         """See the proto."""
@@ -52,9 +58,12 @@ class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
         await self._refuse_beyond_bound(context)
         try:
             question = ScoreQuestion(checked_name(request.run_id, "run"))
-            return score_response(request.samples, await self._batcher.values(question, decoded(request.samples)))
+            response = score_response(request.samples, await self._batcher.values(question, decoded(request.samples)))
         except _FAILURES as error:
-            return failed_scores(request, _described(error), permanent=not is_infrastructure(error))
+            response = failed_scores(request, _described(error), permanent=not is_infrastructure(error))
+        for status, samples in Counter(result.status for result in response.results).items():
+            _count(_STATUS_NAMES[status], samples)
+        return response
 
     async def _refuse_beyond_bound(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._batcher.waiting >= self._waiting_calls:
@@ -84,6 +93,10 @@ async def serve(settings: ReferenceSettings, process: Process) -> None:
     await bus.close()
     if batcher.abandoned.done():
         batcher.abandoned.result()
+
+
+def _count(status: str, samples: int) -> None:
+    PROCESS.count("gradbus.reward.samples", samples, {"gradbus.scorer": "reward_models", "gradbus.reward.status": status})
 
 
 def _described(error: Exception) -> str:

@@ -20,6 +20,7 @@ SIZE = {
     "initializer_range": 0.1,
 }
 
+TRAINED = ("qwen3", "gemma3_text", "glm4_moe", "gpt_oss")
 EXPERTS = {
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "use_qk_norm": True},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
@@ -31,7 +32,7 @@ def folders(tmp_path_factory, tokenizer):
     """Folders of families, with tensors that a text decoder has no place for."""
     root = tmp_path_factory.mktemp("families")
     torch.manual_seed(0)
-    for model_type in ("qwen3", "gemma3_text", "glm4_moe", "gpt_oss"):
+    for model_type in TRAINED:
         folder = root / model_type
         config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer), **SIZE | EXPERTS.get(model_type, {}))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -58,10 +59,21 @@ def assert_frozen_are_carried(tensors):
         assert torch.equal(tensors[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "glm4_moe", "gpt_oss"])
-def test_a_family_learns_under_a_penalty_and_its_export_has_every_name_of_the_folder(lab, spec, folders, gradbus, tmp_path, family):
-    changes = {"weights": {"transport": "delta", "anchor_every": 3}, "trainer": {"dtype": "bf16"}} if family in {"qwen3", "gpt_oss"} else {}
-    run = lab.train(spec(model={"path": str(folders / family)}, algorithm={"kl": 0.05}, **changes))
+@pytest.fixture(scope="module")
+def penalised(lab, spec, folders):
+    """The run of each family under a penalty: submitted at once, so that the reference service starts once."""
+    changes = {"weights": {"transport": "delta", "anchor_every": 3}, "trainer": {"dtype": "bf16"}}
+    return {
+        family: lab.submit(
+            spec(model={"path": str(folders / family)}, algorithm={"kl": 0.05}, **changes if family in {"qwen3", "gpt_oss"} else {})
+        )
+        for family in TRAINED
+    }
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_family_learns_under_a_penalty_and_its_export_has_every_name_of_the_folder(lab, penalised, folders, gradbus, tmp_path, family):
+    run = lab.ends(penalised[family])
     assert lab.learned(run)
     tensors = exported(gradbus, run, tmp_path / "out")
     base = load_file(folders / family / "model.safetensors")

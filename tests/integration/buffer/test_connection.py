@@ -21,7 +21,7 @@ def server(tmp_path, free_port):
 
 
 async def test_a_server_that_froze_is_an_error_and_not_a_wait_for_ever(server, monkeypatch):
-    monkeypatch.setattr(connection, "_ANSWER_SECONDS", 3.0)
+    monkeypatch.setattr(connection, "_ANSWER_SECONDS", 1.0)
     client = open_buffer(BufferSettings(server.connection_url + "/0"))
     await client.set("key", b"1")
     process = (await client.info("server"))["process_id"]

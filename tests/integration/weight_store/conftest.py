@@ -72,6 +72,16 @@ def store_process(nats_url, object_url, tmp_path, free_port):
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def shared_store(nats_url, tmp_path_factory, free_port):
+    """One that runs, for all tests of a file whose runs keep out of each other's way."""
+    folder = tmp_path_factory.mktemp("shared-store")
+    process = StoreProcess(nats_url, f"file://{folder}/objects", folder, free_port())
+    process.start()
+    yield process
+    process.kill()
+
+
 @pytest.fixture
 async def stub(store_process):
     channel = open_channel(f"127.0.0.1:{store_process.port}", TOKEN)

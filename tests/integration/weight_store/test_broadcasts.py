@@ -87,8 +87,12 @@ class Rendezvous:
 
 
 @pytest.fixture
-async def rendezvous(store_process, stub, bus, run_id):
-    store_process.start()
+def store_process(shared_store):
+    return shared_store
+
+
+@pytest.fixture
+async def rendezvous(stub, bus, run_id):
     made = Rendezvous(stub, bus, run_id)
     async with bus.subscribed(subjects.broadcasts(run_id), made.note), background(made.beat_on(), "presence"):
         yield made

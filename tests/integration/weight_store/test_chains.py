@@ -15,9 +15,14 @@ REFUSED = grpc.StatusCode.INVALID_ARGUMENT
 MISSING = grpc.StatusCode.NOT_FOUND
 
 
-@pytest.fixture(autouse=True)
-def started(store_process):
-    store_process.start()
+@pytest.fixture
+def store_process(shared_store):
+    return shared_store
+
+
+@pytest.fixture
+def object_url(shared_store):
+    return shared_store.object_url
 
 
 @pytest.fixture

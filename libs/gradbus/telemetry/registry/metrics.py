@@ -246,7 +246,7 @@ _REWARDS: Final = (
         "gradbus.reward.samples",
         "counter",
         "{sample}",
-        ("reward",),
+        ("reward", "reference"),
         "Samples sent to a scorer, by answer: ok, invalid (cannot be scored) or error (the scorer failed).",
         ("gradbus.scorer", "gradbus.reward.status"),
     ),

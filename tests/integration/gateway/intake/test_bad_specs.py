@@ -23,6 +23,15 @@ CASES = {
     "grader file that is nowhere": ({"reward": {"grader": {"type": "python", "file": "no.py"}}}, "reward.grader.file", "cannot be read"),
     "metadata service": ({"reward": {"service": "http://169.254.169.254/x"}}, "reward.service", "metadata"),
     "host nobody allowed": ({"reward": {"service": "http://example.com/x"}}, "reward.service", "GRADBUS_ALLOWED_HOSTS"),
+    "reward model that is nowhere": ({"reward": {"model": {"path": "gone"}}}, "reward.model.path", "neither on this machine"),
+    "policy as a reward model": ({"reward": {"model": {"path": "model"}}}, "reward.model", "which are no reward model"),
+    "reward model without its head": ({"reward": {"model": {"path": "headless"}}}, "reward.model", "no score.weight"),
+    "reward model and grader": ({"reward": {"model": {"path": "scorer"}, "service": "grpc://a:1"}}, "reward", "service and model"),
+    "reward model of another tokenizer": (
+        {"reward": {"model": {"path": "foreign"}}},
+        "reward.model.files.tokenizer.json",
+        "the policy's bytes",
+    ),
     "unknown reward column": ({"reward": {"grader": {"reference": "{{ item.anser }}"}}}, "reward.grader.reference", "answer"),
     "python that does not parse": ({"reward": {"grader": {"type": "python", "source": "def"}}}, "reward.grader.source", "not Python"),
     "metric that no grader gives": ({"evaluation": {"metric": "exact"}}, "evaluation.metric", "allowed: reward"),
@@ -31,7 +40,10 @@ CASES = {
 
 
 @pytest.fixture
-def local_files(tmp_path):
+def local_files(tmp_path, write_scorer, write_tokenizer):
+    write_scorer(tmp_path / "scorer")
+    write_scorer(tmp_path / "headless", labels=0)
+    write_tokenizer(write_scorer(tmp_path / "foreign"), version="1.1")
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "broken.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt"\n')
     (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "hi"}], "answer": "x"}))
@@ -78,6 +90,12 @@ MULTI = {"type": "multi", "graders": {"a": PYTHON}, "calculate_output": "a"}
 @pytest.mark.parametrize(("grader", "metric"), [(PYTHON, "length"), (MULTI, "a"), (MULTI, "a.length")])
 def test_a_metric_that_a_grader_may_give_is_taken(client, spec, tmp_path, grader, metric):
     client.submit(spec | {"reward": {"grader": grader}, "evaluation": {"metric": metric}}, tmp_path)
+
+
+def test_a_reward_model_is_stored_with_the_run(client, http, spec, tmp_path, local_files):
+    files = client.submit(spec | {"reward": {"model": {"path": "scorer"}}}, tmp_path)["spec"]["reward"]["model"]["files"]
+    for name, digest in files.items():
+        assert http.get(f"/v1/files/{digest}").content == (tmp_path / "scorer" / name).read_bytes()
 
 
 @pytest.mark.parametrize("path", ["../../../../../../../../etc", "/etc", "~", "\0"])

@@ -65,6 +65,17 @@ async def test_a_model_of_a_commit_is_stored_and_its_download_removed(hub, new_i
     assert left() == []
 
 
+async def test_a_reward_model_is_downloaded_as_one_and_a_policy_refused_before_its_weights(hub, new_intake, tmp_path, write_scorer):
+    stored, [found] = await new_intake().store(MODEL, "someone", "reward")
+    assert stored is None
+    assert "which are no reward model" in str(found)
+    assert "model.safetensors" not in files_asked(hub)
+    hub.files = {path.name: path.read_bytes() for path in write_scorer(tmp_path / "scorer").iterdir()}
+    stored, faults = await new_intake().store(MODEL, "someone", "reward")
+    assert faults == []
+    assert set(stored.spec.files) == set(hub.files)
+
+
 async def test_only_what_is_stored_is_downloaded(hub, new_intake):
     hub.files |= {"consolidated.safetensors": b"x", "pytorch_model.bin": b"x", "original/params.json": b"{}", "README.md": b"x"}
     hub.files |= {"trainer_state.json": b"{}", "..json": b"{}", "a b.json": b"{}", ".hidden.json": b"{}"}

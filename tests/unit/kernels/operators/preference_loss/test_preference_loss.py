@@ -143,6 +143,22 @@ def test_long_responses_keep_the_sign_that_float32_sums_lose():
     torch.testing.assert_close(gradient.view(pairs, 2, length), slopes.float().expand(-1, -1, length), rtol=1e-6, atol=0.0)
 
 
+def test_small_gains_count_beside_a_large_one():
+    """Both responses gain 999.5 nats at first; then the chosen one 2^-17 at each of 2,047 tokens, the other 2^-7 once, which is less."""
+    length, first = 2048, 999.5
+    ratios = torch.zeros(2, length)
+    ratios[:, 0] = first
+    ratios[0, 1:], ratios[1, 1] = 2.0**-17, 2.0**-7
+    reference = torch.full_like(ratios, -1.0)
+    reference[:, 0] = -1000.0
+    sequences = torch.arange(2).repeat_interleave(length)
+    in_float32 = torch.zeros(2).index_add(0, sequences, ratios.flatten())
+    assert in_float32[0] < in_float32[1]
+    tokens = PairTokens(sequences, torch.ones_like(sequences, dtype=torch.bool), 1, reference.flatten())
+    loss, _ = loss_and_gradient((reference + ratios).flatten(), tokens, PreferenceSettings("dpo", 0.5))
+    assert (loss.margin.item(), loss.accuracy.item()) == (0.5 * (2047 * 2.0**-17 - 2.0**-7), 1.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("least", [-1e-30, -1e-8, -700.0, -1e4, -1e8, 0.0])
 @pytest.mark.parametrize("most", [-1e-30, -1e-8, -700.0, -1e4, -1e8, 0.0])

@@ -17,8 +17,8 @@ from gradbus_kernels.operators import (
 
 LAYOUTS = {
     "short": PrefixLayout.of_lengths([3, 17, 2, 2, 19], [None, None, 0, 0, 1]),
-    "short and long": PrefixLayout.of_lengths([5, 60, 2, 90, 7, 3, 3, 44], [None, None, 0, 1, None, 0, 1, 1]),
-    "long": PrefixLayout.of_lengths([120, 30, 30], [None, 0, 0]),
+    "short and long": PrefixLayout.of_lengths([5, 40, 2, 50, 7, 3, 3, 20], [None, None, 0, 1, None, 0, 1, 1]),
+    "long": PrefixLayout.of_lengths([70, 20, 20], [None, 0, 0]),
     "one token": PrefixLayout.of_lengths([1], [None]),
 }
 BOUNDS = {torch.float32: 3e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}

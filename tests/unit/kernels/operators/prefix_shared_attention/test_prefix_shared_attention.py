@@ -33,7 +33,7 @@ LAYOUTS = {
     "groups": PrefixLayout.of_lengths([3, 17, 2, 2, 19], [NONE, NONE, 0, 0, 1]),
     "any_order": PrefixLayout.of_lengths([2, 7, 0, 2, 0, 6], [1, NONE, 1, NONE, NONE, 4]),
     "siblings": PrefixLayout.of_lengths([10, 8, 8, 5], [NONE, 0, 0, 0]),
-    "short_and_long": PrefixLayout.of_lengths([5, 60, 2, 90, 7, 3, 3, 44], [NONE, NONE, 0, 1, NONE, 0, 1, 1]),
+    "short_and_long": PrefixLayout.of_lengths([5, 40, 2, 50, 7, 3, 3, 20], [NONE, NONE, 0, 1, NONE, 0, 1, 1]),
     "no_groups": PrefixLayout.of_lengths([4, 4, 18], [NONE] * 3),
     "one_token": PrefixLayout.of_lengths([1], [NONE]),
     "no_tokens": PrefixLayout.of_lengths([], []),
@@ -108,7 +108,7 @@ CAPPED = {
 @pytest.mark.parametrize(("name", "window"), CAPPED.values(), ids=CAPPED)
 def test_a_softcap_bounds_the_scaled_scores(name, window, dtype):
     layout = LAYOUTS[name]
-    held_to_the_oracle(draw(layout, (4, 2), 16, dtype), layout, dtype, window, Softcapped(0.9, 2.5))
+    held_to_the_oracle(draw(layout, (2, 1), 16, dtype), layout, dtype, window, Softcapped(0.9, 2.5))
 
 
 def test_its_reference_is_the_formula_of_a_softcap():
@@ -204,7 +204,7 @@ def alone(layout, tensors, segments):
 def test_the_bits_of_a_long_sequence_depend_on_itself_and_its_root_alone(implementation, dtype, heads):
     if implementation == "reference":
         pytest.skip("its softmax is over all tokens")
-    layout = PrefixLayout.of_lengths([30, 170, 17, 2, 80, 19, 80], [NONE, NONE, NONE, 0, 0, 1, 0])
+    layout = PrefixLayout.of_lengths([30, 110, 17, 2, 70, 19, 70], [NONE, NONE, NONE, 0, 0, 1, 0])
     tensors = draw(layout, heads, 32, dtype)[:3]
     together = prefix_shared_attention(*tensors, layout)
     for segment, parent in enumerate(layout.parents):
