@@ -97,12 +97,12 @@ class RunModels:
 def of_version(model: ModelSpec, found: RunModel, field: str = "model") -> ModelSpec:
     """`model`, which names a run, with the files, the step and the lineage of the version that was found.
 
-    A stored spec that is submitted again has them already, and they must be the same. Raises SpecError if they are not.
+    A stored spec that is submitted again has a lineage already, and it must be the same. Raises SpecError if it is not.
     """
     parent = found.lineage.ancestors[0]
-    if model.lineage not in (None, found.lineage) or (model.lineage is None and model.files not in (None, found.files)):
-        message = f"`files` or `lineage` is not that of version {parent.version} of run {parent.run}"
-        raise _refusal(field, message, "", "neither of them with `run`: the gateway fills them in")
+    if model.lineage not in (None, found.lineage):
+        message = f"is not that of version {parent.version} of run {parent.run}"
+        raise _refusal(f"{field}.lineage", message, "", "none: the gateway fills it in")
     return model.model_copy(update={"run": parent.run, "version": parent.version, "files": found.files, "lineage": found.lineage})
 
 

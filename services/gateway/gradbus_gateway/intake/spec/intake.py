@@ -115,6 +115,7 @@ class SpecIntake:
         """The model of `field`, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
         if model is None or any(model_faults(model)):
             return None, []
+        given = model.files
         try:
             if model.run is not None:
                 version: Version = "last" if model.version is None else model.version
@@ -122,6 +123,8 @@ class SpecIntake:
         except SpecError as error:
             return None, list(error.faults)
         stored, faults = await store(model, caller)
+        if stored and model.run is not None and given not in (None, stored.spec.files):
+            faults = [Fault("model.files", f"are not those of {model.source}", allowed="none: the gateway fills them in")]
         return stored, [replace(fault, path=field + fault.path.removeprefix("model")) for fault in faults]
 
 
