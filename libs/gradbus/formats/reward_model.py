@@ -41,9 +41,14 @@ def check_reward_folder(path: Path) -> ModelInfo:
     return ModelInfo(config.family, config.context_length, config.vocab_size, stored_files(path))
 
 
+def names_reward_model(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names the architecture of a reward model."""
+    return config.get("architectures") in [[name] for name in REWARD_ARCHITECTURES.values()]
+
+
 def folder_info(path: Path) -> ModelInfo:
     """ModelInfo of a folder with a language model or a reward model, without a look at its weights. Raises ModelError."""
-    if read_object(path / CONFIG).get("architectures") not in [[name] for name in REWARD_ARCHITECTURES.values()]:
+    if not names_reward_model(read_object(path / CONFIG)):
         return check_model_folder(path)
     config = read_reward_config(path)
     return ModelInfo(config.family, config.context_length, config.vocab_size, stored_files(path))

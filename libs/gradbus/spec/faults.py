@@ -58,11 +58,11 @@ def parse_spec(body: object) -> RunSpec:
     faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
     if (kind := body.get("kind", "rl")) in get_args(Kind):
-        faults.extend(kind_faults(kind, sections))
+        faults.extend(kind_faults(kind, sections, body.get("numerics")))
     if kind == "rl" and "reward" in sections:
         faults.extend(_reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
-    if body.get("numerics") == "batch_invariant":
+    if body.get("numerics") == "batch_invariant" and kind == "rl":
         faults.extend(_numerics_faults(sections))
     if faults or spec is None:
         raise SpecError(faults)

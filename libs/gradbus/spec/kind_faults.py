@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gradbus.errors import Fault
@@ -30,7 +30,7 @@ _OF_LOSS: Final = {
 """Fields of `preference` that only some kinds read."""
 
 
-def kind_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
+def kind_faults(kind: str, sections: Mapping[str, Any], numerics: object) -> Iterator[Fault]:
     """Fields that a run of this kind would not read. `sections` are those that are valid by themselves."""
     yield from _column_faults(kind, sections.get("data"))
     yield from _preference_faults(kind, sections.get("preference"))
@@ -40,6 +40,8 @@ def kind_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
         given = sections.get(name)
         if given is not None and given.model_copy(update={"dtype": None} if name == "weights" else {}) != unset:
             yield Fault(name, f"a run of kind {kind} {reason}", allowed=f'no [{name}], or kind = "rl"')
+    if numerics == "batch_invariant":
+        yield Fault("numerics", f"a run of kind {kind} has no rollout whose bits could differ", '"batch_invariant"', '"fast"')
     schedule, default = sections.get("schedule"), ScheduleSpec(steps=1)
     if schedule and (schedule.mode, schedule.max_staleness) != (default.mode, default.max_staleness):
         message = f"a run of kind {kind} samples nothing that could be stale"
@@ -82,11 +84,19 @@ def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
                 f"data.{field}", f"a run of kind {kind} does not read it", json.dumps(getattr(data, field)), f"none, or kind = {kinds}"
             )
 
+    if data is not None and kind in _COLUMNS and data.messages is None:
+        yield from _equal_columns(data, ("prompt", *(field for field in read if field != "messages")))
     if kind == "sft" and data is not None and data.messages is not None:
         for field in ("prompt", "completion"):
             if getattr(data, field) != DataSpec.model_fields[field].default:
                 message = "`messages` stands in place of prompt and completion"
                 yield Fault(f"data.{field}", message, json.dumps(getattr(data, field)), "none, or no `messages`")
+
+
+def _equal_columns(data: DataSpec, fields: Sequence[str]) -> Iterator[Fault]:
+    for at, field in enumerate(fields):
+        if (name := getattr(data, field)) in [getattr(data, other) for other in fields[:at]]:
+            yield Fault(f"data.{field}", "is the column of another field", json.dumps(name), "a column for each of " + ", ".join(fields))
 
 
 def _preference_faults(kind: str, preference: Any) -> Iterator[Fault]:

@@ -52,6 +52,7 @@ def with_kind(given: Any) -> Any:
     if not isinstance(given, Mapping) or given.get("kind") not in get_args(Kind)[1:]:
         return given
     given = {"algorithm": GIVEN_RESPONSES, **given}
-    if given["kind"] not in PAIR_KINDS or not isinstance(preference := given.get("preference", {}), Mapping):
+    preference = given.get("preference") or {}
+    if given["kind"] not in PAIR_KINDS or not isinstance(preference, Mapping):
         return given
     return {**given, "preference": {**_PAPERS.get(given["kind"], {}), **preference}}

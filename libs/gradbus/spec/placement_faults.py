@@ -42,7 +42,7 @@ def _timed_faults(rollout: Any, sections: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("algorithm.kl", "the reference service would keep its memory on the device", str(algorithm.kl), allowed)
     if (reward := sections.get("reward")) and reward.model is not None:
         allowed = f"a grader or a service, or rollout.placement = {others}"
-        yield Fault("reward.model", "the reference service would keep its memory on the device", reward.model.path, allowed)
+        yield Fault("reward.model", "the reference service would keep its memory on the device", reward.model.source, allowed)
     if trainer and trainer.lora is not None and not rollout.traits.embedded:
         allowed = f'no [trainer.lora], rollout.engine = "torch", or rollout.placement = {others}'
         yield Fault("trainer.lora", "nobody can prove the base model that comes back beneath a server's adapters", allowed=allowed)

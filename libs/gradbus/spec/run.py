@@ -88,7 +88,7 @@ class RunSpec(RunOptions):
 
     @property
     def steps_ahead(self) -> int:
-        """`fixed_lag`: how many steps' groups are dispatched beyond the newest version: two more than could be sampled in vain."""
+        """`fixed_lag`: how many steps' groups are dispatched beyond the newest version, one more than its workers can take up at once."""
         return self.publish_every + 1 if self.trains_given else self.schedule.max_staleness + 2
 
     @property

@@ -29,6 +29,8 @@ _KINDS: Final = "a prompt is a text, or a list of {role, content} messages; corr
 _MAX_PROMPT_TOKENS: Final = 1 << 20
 """As many as a row of a dataset has bytes: a tokenizer may make any number of tokens of a character."""
 _MAX_STOP_IDS: Final = 1024
+_MAX_MESSAGES: Final = 256
+"""Of a row with given responses: the template writes the conversation twice for each turn."""
 _MAX_ID: Final = 2**31 - 1
 _MAX_CHARACTERS_PER_TOKEN: Final = 1024
 """A decoder may replace every token by any text; this bounds what a response brings into the buffer."""
@@ -109,6 +111,8 @@ class PromptEncoder:
         if len(set(encoded)) < len(encoded):
             raise DatasetError(f"the responses of line {line} have the same tokens, which teaches nothing; leave the row out")
         for ids in encoded:
+            if not any(token >= 0 and token not in self.stop_token_ids for token in ids):
+                raise DatasetError(f"a response of line {line} has no token but the stop token; give it text, or correct the chat template")
             self._check_known([max(token, ~token) for token in ids])
             if prompt_tokens + len(ids) > self._context_length:
                 raise DatasetError(
@@ -128,6 +132,8 @@ class PromptEncoder:
 
     def _turns(self, messages: list[dict[str, Any]], answers: Sequence[dict[str, Any]], line: int) -> tuple[int, ...]:
         """The tokens after `messages` up to the end of the assistant's last turn. What others say and the template adds is not trained."""
+        if len(messages) + len(answers) > _MAX_MESSAGES:
+            raise DatasetError(f"line {line} has {len(messages) + len(answers)} messages, at most {_MAX_MESSAGES} are taken; split it")
         ids: list[int] = []
         written, end = self._rendered(messages, line), 0
         for answer in answers:

@@ -80,7 +80,7 @@ class Conductor:
             del self._tasks[run_id]
         needed = runs.to_drive(_MAX_WAITING, pool.assigned_runs(), pool.runs_with_trainers())
         for run_id in self._tasks.keys() - needed:
-            if runs.place(run_id) in _UNDRIVEN:
+            if (place := runs.place(run_id)) is None or place in _UNDRIVEN:  # None: its submission was withdrawn
                 self._tasks[run_id].cancel()
         for run_id in needed:
             if run_id not in self._tasks:

@@ -1,8 +1,8 @@
 """The train loop: the experience log goes in step by step, policy versions and checkpoints come out.
 
-    restore ─▶ [ next step's groups ─▶ train ─▶ export ─▶ publish (in the background) ─▶ now and then: checkpoint (in the background) ]
+    restore ─▶ [ next step's groups ─▶ train ─▶ if due: export, publish ─▶ if due: checkpoint ]
 
-Its result is a function of the checkpoint it starts from, the spec and the groups it reads.
+Publishing and commits go on in the background. Its result is a function of the checkpoint it starts from, the spec and the groups it reads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class TrainLoop:
     async def run(self) -> None:
         """Trains to the last step and commits it. Raises FencedError when another trainer has the run.
 
-        If the source ends earlier, the loop ends with all steps published; steps after the newest due checkpoint are not committed.
+        If the source ends earlier, the loop ends with the versions published that were due; steps after the newest due checkpoint are not
+        committed.
         """
         parts, state = self._parts, self._state
         try:

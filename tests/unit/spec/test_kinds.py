@@ -118,3 +118,21 @@ def test_deepspeed_trains_completions_and_weights_may_be_rounded():
 
 def test_the_default_algorithm_of_other_runs_is_what_it_was():
     assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).algorithm == AlgorithmSpec()
+
+
+def test_a_stored_spec_of_another_kind_gets_the_preference_of_its_new_kind():
+    stored = parse_spec(body("sft")).model_dump(mode="json")
+    assert stored["preference"] is None
+    assert parse_spec(stored | {"kind": "simpo"}).preference.beta == 2.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [("sft", {"completion": "prompt"}), ("dpo", {"chosen": "same", "rejected": "same"}), ("dpo", {"prompt": "rejected"})]
+)
+def test_two_fields_of_one_column_are_refused(kind, data):
+    assert [path.split(".")[0] for path in faults(kind, data={"train": "t"} | data)] == ["data"]
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_numerics_of_a_rollout_are_refused_where_there_is_none(kind):
+    assert faults(kind, numerics="batch_invariant", trainer={"threads": 2}) == ["numerics"]

@@ -69,3 +69,16 @@ def test_of_a_conversation_the_assistants_turns_are_trained_and_nothing_else(cha
     [ids] = responses(chat_folder, CHAT, turns, template=TEMPLATE)
     other = tuple(~token for token in ids_of("zbija"))
     assert ids == (*ids_of("gh"), STOP, *other, *ids_of("kl"), STOP)
+
+
+def test_a_response_of_nothing_but_the_stop_token_is_refused(chat_folder, model_folder):
+    with pytest.raises(DatasetError, match="a response of line 7 has no token but the stop token"):
+        responses(chat_folder, CHAT, "gh", template=TEMPLATE.replace("{{ m.content }}<eos>", "<eos>"))
+    with pytest.raises(DatasetError, match="no token but the stop token"):
+        responses(model_folder, "abc", "<eos>")
+
+
+def test_a_conversation_of_very_many_messages_is_refused(chat_folder):
+    turns = [{"role": role, "content": "a"} for _ in range(128) for role in ("assistant", "user")]
+    with pytest.raises(DatasetError, match="line 7 has 257 messages, at most 256"):
+        responses(chat_folder, CHAT, turns, template=TEMPLATE)

@@ -71,7 +71,7 @@ class Schedule(Protocol):
 
 
 class FixedLag:
-    """Step s trains groups [s*B, (s+1)*B), each sampled wholly by version max(0, s - k)."""
+    """Step s trains groups [s*B, (s+1)*B), each sampled wholly by version max(0, s - k); given responses count as version 0's."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec

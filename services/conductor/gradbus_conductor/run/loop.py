@@ -70,6 +70,8 @@ class RunLoop:
         self._stall = StallDetector()
         self._is_registered = False
         """Whether outstanding groups were registered; only groups that are new since then are dispatched without a search."""
+        self._reached = -1
+        """The highest version that a trainer has reached."""
         self._repair_at = 0.0
         self._missing_report: TrainerProgress | None = None
         """Progress of a trainer that lacks groups which the log should hold."""
@@ -104,6 +106,7 @@ class RunLoop:
         desired = self._context.desired
         if desired == "cancelled":
             return Ending("cancelled")
+        self._reached = max(self._reached, self._present_version)
         if fault := self._fault(desired) or await self._buffer_quota.fault(self._pipeline.waiting_bytes + self._evaluator.waiting_bytes):
             return Ending("failed", fault)
         if self._missing_report is not None:
@@ -117,7 +120,7 @@ class RunLoop:
             await self._repair(rollouts)
         await self._checkpoints.archive()
         status = await self._write_status(rollouts, paused=desired == "paused")
-        if self._trainer_watch.should_yield(self._heads.version, status.state):
+        if self._trainer_watch.should_yield(self._reached, status.state):
             return _yielded(status)
         return await self._checkpoints.ending() if self._is_complete() else None
 
@@ -127,14 +130,21 @@ class RunLoop:
             return self._learning_signal.warning
         scoring = self._pipeline.scoring_fault or self._evaluator.scoring_fault
         reported = scoring or self._context.pool.run_fault(self._context.run_id)
-        died = self._step_watch.fault(self._heads.version, has_work=desired == "running" and self._trainer_has_work())
+        died = self._step_watch.fault(self._reached, has_work=desired == "running" and self._trainer_has_work())
         return reported or self._preparation.fault() or died
 
     def _trainer_has_work(self) -> bool:
         """Whether the log has all groups of the next step, or only the last checkpoint is missing."""
         if self._heads.version >= self._steps:
             return self._heads.checkpoint < self._steps
-        return not self._schedule.is_incomplete(self._heads.version)
+        return not self._schedule.is_incomplete(self._present_version)
+
+    @property
+    def _present_version(self) -> int:
+        """The newest version that is published or in a trainer's hands: of a run on given responses not every one is published."""
+        if not self._context.record.spec.trains_given:
+            return self._heads.version
+        return max([self._heads.version, *(trainer.version for trainer in self._context.pool.serving(self._context.run_id, "trainer"))])
 
     async def _recover(self) -> None:
         """Rebuilds the schedule from the log, and from the progress of the newest checkpoint or of a trainer that misses groups."""
@@ -178,18 +188,16 @@ class RunLoop:
 
     async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> RunStatus:
         scoring_failure = self._pipeline.scoring_failure(_SCORING_GRACE_SECONDS) or self._evaluator.scoring_failure(_SCORING_GRACE_SECONDS)
-        trainers = self._context.pool.serving(self._context.run_id, "trainer")
-        # A version is not published after every step of a run on given responses.
-        reached = max([self._heads.version, *(trainer.version for trainer in trainers if self._context.record.spec.trains_given)])
         snapshot = RunSnapshot(
-            version=reached,
+            version=self._heads.version,
+            step=self._reached,
             checkpoint=self._heads.checkpoint,
             accuracy=self._evaluator.newest.accuracy if self._evaluator.newest else None,
             warning=self._learning_signal.warning,
             scoring_seconds=self._pipeline.scoring_seconds,
             reference_seconds=self._pipeline.reference_seconds,
             response_tokens=self._pipeline.response_tokens,
-            trainers=trainers,
+            trainers=self._context.pool.serving(self._context.run_id, "trainer"),
             rollouts=rollouts,
         )
         state: RunState
@@ -204,7 +212,7 @@ class RunLoop:
             state = "starting" if self._heads.version < 0 else "evaluating" if evaluating else "running"
             outstanding = self._schedule.outstanding()
             blockers = Blockers(snapshot.trainers, rollouts, outstanding, self._evaluator.running)
-            waiting_for = self._stall.reason(reached, len(outstanding), blockers)
+            waiting_for = self._stall.reason(self._present_version, len(outstanding), blockers)
         await self._context.status.write(state, snapshot, waiting_for)
         return self._context.status.status
 

@@ -26,6 +26,8 @@ class RunSnapshot:
     """Newest published version; -1 before the first."""
     checkpoint: int
     """Step of the newest checkpoint; -1 before the first."""
+    step: int = -1
+    """Steps that a trainer has made, if that is more than the version says."""
     accuracy: float | None = None
     """Of the newest evaluation."""
     warning: str = ""
@@ -140,7 +142,8 @@ class RunStatusWriter:
         return self._status.to_bytes()
 
     def _update_progress(self, progress: RunProgress, snapshot: RunSnapshot) -> None:
-        progress.version = progress.step = max(0, snapshot.version)
+        progress.version = max(0, snapshot.version)
+        progress.step = max(progress.version, snapshot.step)
         progress.checkpoint_step = snapshot.checkpoint
         progress.accuracy = snapshot.accuracy
         progress.workers = len(snapshot.rollouts)

@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import Any, Final
 
+from grpc.aio import AioRpcError
 from starlette.requests import Request
 
 from gradbus.control.condemned import CondemnedBlobs
@@ -111,12 +112,12 @@ class RunIntake:
         return spec
 
     async def _create(self, record: RunRecord) -> Run:
-        """The stored run. Raises SpecError, and stores none, if its model is gone since the check."""
+        """The stored run. Raises SpecError, and stores none, if its model is gone since the check; AioRpcError if nobody can tell."""
         run = await self._runs.create(record)
         if run.record is record:
             try:
                 await self._specs.keep_model(record.spec)
-            except SpecError:
+            except (SpecError, AioRpcError):
                 await self._runs.withdraw(record.run_id)
                 raise
         return run

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradbus.spec import RunSpec
+from gradbus.spec import PreferenceSpec, RunSpec
 from gradbus_kernels.operators import PairTokens, PreferenceSettings, preference_loss
 from gradbus_trainer.learners.base import LossMetrics, PreferenceMetrics, StepMetrics
 from gradbus_trainer.step.batch import Batch
@@ -39,9 +39,9 @@ class WeighedPairs:
 
 def preference_settings(spec: RunSpec) -> PreferenceSettings | None:
     """The loss of a run on pairs; None for every other kind of run."""
-    chosen = spec.preference
-    if chosen is None or not spec.trains_pairs:
+    if not spec.trains_pairs:
         return None
+    chosen = spec.preference or PreferenceSpec()
     loss = cast("Literal['dpo', 'ipo', 'simpo', 'orpo']", spec.kind)
     return PreferenceSettings(loss, chosen.beta, chosen.margin, chosen.label_smoothing)
 

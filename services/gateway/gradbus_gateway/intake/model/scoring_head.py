@@ -11,10 +11,11 @@ from typing import Final
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import CONFIG, INDEX, most_bytes, weight_files
-from gradbus.formats.reward_model import REWARD_ARCHITECTURES, SCORE
+from gradbus.formats.reward_model import REWARD_ARCHITECTURES, SCORE, names_reward_model
 from gradbus.formats.safetensors import header, read_headers
 from gradbus.ids import is_digest
 from gradbus.objects import ObjectStore
+from gradbus.strict_json import parse_json
 from gradbus_gateway.intake.model.outline import write_outline
 
 _FLOAT32_BYTES: Final = 4
@@ -26,11 +27,12 @@ async def is_reward_model(objects: ObjectStore, files: Mapping[str, str]) -> boo
     size = await objects.blob_size(digest) if is_digest(digest) else None
     if size is None or size > (most_bytes(CONFIG) or 0):
         return False
+    content = await objects.get_blob(digest)
     try:
-        config = json.loads(await objects.get_blob(digest))
+        config = await asyncio.to_thread(parse_json, content)
     except ValueError:
         return False
-    return isinstance(config, dict) and config.get("architectures") in [[name] for name in REWARD_ARCHITECTURES.values()]
+    return isinstance(config, dict) and names_reward_model(config)
 
 
 async def with_scoring_head(objects: ObjectStore, files: Mapping[str, str]) -> dict[str, str]:
