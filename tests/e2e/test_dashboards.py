@@ -89,6 +89,22 @@ def run(exporting, lab_on, prometheus, spec, rows):
     return run_id, began
 
 
+@pytest.fixture(scope="module")
+def pairs(exporting, lab_on, models, rows):
+    """Id of a run on pairs."""
+    body = {
+        "name": "pairs",
+        "kind": "dpo",
+        "model": {"path": str(models / "llama")},
+        "data": {"train": rows([{"prompt": "sun and", "chosen": " moon", "rejected": " sun"}])},
+        "schedule": {"groups_per_step": 1, "steps": 300},
+    }
+    with lab_on(exporting) as lab:
+        run_id = lab.submit(body)
+        lab.ends(run_id)
+    return run_id
+
+
 def gives_time(condition, seconds=60.0):
     """Waits until it is true or the time is up: exports, scrapes and rules have their own intervals."""
     deadline = time.monotonic() + seconds
@@ -121,13 +137,13 @@ def name_of(value):
 
 
 @NEEDS
-def test_every_panel_of_every_dashboard_shows_data(prometheus, run):
+def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs):
     run_id, began = run
+    shown = [(f"{board['title']}: {panel['title']}", target["expr"]) for board, panel in PANELS for target in panel["targets"]]
     empty = {
-        f"{board['title']}: {panel['title']}: {target['expr']}": filled(target["expr"], run_id)
-        for board, panel in PANELS
-        for target in panel["targets"]
-        if panel["title"] not in QUIET
+        f"{title}: {expr}": filled(expr, pairs if "gradbus_preference" in expr else run_id)
+        for title, expr in shown
+        if title.partition(": ")[2] not in QUIET
     }
 
     def all_show():
@@ -186,7 +202,7 @@ def test_points_lead_to_traces(prometheus, run, panel):
     assert leads()
 
 
-def test_what_a_run_emits_is_in_the_registry(received, run):
+def test_what_a_run_emits_is_in_the_registry(received, run, pairs):
     known = {metric.name: metric for metric in METRICS}
     for service, emitted in received.emitted.items():
         for name, kind, unit, attributes in emitted:
@@ -209,7 +225,7 @@ def lacking(received):
     return (pairs - emitted) | {pair for pair in ours - named if pair[1] != "error.type"}
 
 
-def test_what_is_in_the_registry_is_emitted(received, run):
+def test_what_is_in_the_registry_is_emitted(received, run, pairs):
     gives_time(lambda: not lacking(received))
     assert set(received.emitted) == set(EVERY)
     assert lacking(received) == set()

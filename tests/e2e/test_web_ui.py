@@ -45,14 +45,14 @@ UTILIZATION = """async () => {
   const utilization = new MeanUtilization();
   const mean = (share, time) => utilization.mean([{ worker: "rollout-0", role: "rollout", busy: share }], time);
   const [, live, later] = [mean(0, 0), mean(1, 5000), mean(1, 12000)];
-  const run = { progress: { shares: { generate: 0.9, score: 0.1, reference: 0.3, wait: 0.7 } } };
+  const run = { spec: { kind: "rl" }, progress: { shares: { generate: 0.9, score: 0.1, reference: 0.3, wait: 0.7 } } };
   return [live[0].busy, later[0].busy, timeShares(run, { shares: () => ({ wait: 0.2, train: 0.8 }) }, live)];
 }"""
 BARS = """async rewards => {
   const { sampleCard, rewardRange } = await import("/static/any/samples/sample_card.js");
   const samples = rewards.map(reward => ({ reward, id: "0.1", text: "", components: {}, verdict: "filtered", finish_reason: "stop" }));
   const shown = { colour: "", texts: null, range: rewardRange(samples) };
-  return samples.map(sample => sampleCard({ id: "run-1" }, sample, shown).querySelector("meter").value);
+  return samples.map(sample => sampleCard({ id: "run-1", spec: { kind: "rl" } }, sample, shown).querySelector("meter").value);
 }"""
 PAIRS = [
     [text, paper] for text in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad") for paper in ("--paper", "--raised", "--faint")

@@ -213,7 +213,7 @@ RUN = Board(
                 ),
                 Panel(
                     "Loss",
-                    "The loss says little about progress in GRPO; watch the reward.",
+                    "The loss says little about progress in GRPO; watch the reward. In a run on given responses it should fall.",
                     [_one("gradbus_policy_loss", "loss")],
                     unit="none",
                     width=12,
@@ -252,6 +252,32 @@ RUN = Board(
                     "Of the step's first update, before clipping at `trainer.max_grad_norm`. If it grows without end, lower"
                     " `trainer.critic.learning_rate`. Empty without a critic.",
                     [_one("gradbus_critic_grad_norm", "norm")],
+                    unit="none",
+                ),
+            ],
+        ),
+        Row(
+            "Pairs",
+            [
+                Panel(
+                    "Accuracy of pairs",
+                    "Share of the step's pairs whose chosen response has the higher reward. 0.5 is a guess. If it stays at 1 while the loss"
+                    " falls on, the run learns the rows by heart: take fewer epochs. Empty for a run without pairs.",
+                    [_one("gradbus_preference_accuracy", "accuracy")],
+                    unit="percentunit",
+                    defaults=_SHARE,
+                ),
+                Panel(
+                    "Margin of pairs",
+                    "Reward of the chosen response minus that of the rejected one. It should rise from 0. Empty for a run without pairs.",
+                    [_one("gradbus_preference_margin", "margin")],
+                    unit="none",
+                ),
+                Panel(
+                    "Chosen and rejected",
+                    "Log-probability of the responses in nats, or their scores by a reward model. If both fall together, the policy moves"
+                    " away from both: lower `trainer.learning_rate` or raise `preference.beta`. Empty for a run without pairs.",
+                    [_each("gradbus_preference_response", "gradbus_label")],
                     unit="none",
                 ),
             ],

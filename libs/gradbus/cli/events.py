@@ -18,7 +18,7 @@ from gradbus.cli.output import JsonLines, print_json_line, print_notice, printab
 if TYPE_CHECKING:
     from gradbus.client import Client
 
-_CHARTED = ("reward", "loss", "entropy", "grad_norm")
+_CHARTED = ("reward", "loss", "accuracy", "margin", "entropy", "grad_norm")
 _MOST = 100_000
 Json = dict[str, Any]
 
@@ -107,6 +107,7 @@ def _selected(client: Client, run_id: str, options: EventOptions, wanted: EventF
 
 def _event_line(event: Json) -> str:
     mark = "" if event["level"] == "info" else f"{event['level'].upper()} "
-    charted = [f"  {name} {number(event['data'].get(name))}" for name in _CHARTED] if event["type"] == "metrics" else []
+    data = event["data"] if event["type"] == "metrics" else {}
+    charted = [f"  {name} {number(data[name])}" for name in _CHARTED if name in data]
     message = printable(event["message"])
     return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{message}{''.join(charted)}"

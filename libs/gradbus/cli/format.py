@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 _SHARES = {"generate": "gen", "score": "score", "reference": "reference", "wait": "wait", "train": "train", "switch": "switch"}
+_OF_SAMPLING = ("generate", "score")
 
 
 def number(value: float | None) -> str:
@@ -19,29 +20,45 @@ def progress_line(run: dict[str, Any]) -> str:
 
 
 def run_line(run: dict[str, Any]) -> str:
-    """A run in a list: id, local time of submission, name, state, step and scores."""
+    """A run in a list: id, local time of submission, name, kind, state, step and scores."""
     created = "-" if run["created_at"] is None else datetime.fromisoformat(run["created_at"]).astimezone().strftime("%Y-%m-%d %H:%M")
     progress = run["progress"]
-    scores = f"reward {number(progress['reward'])}  held-out {number(progress['accuracy'])}"
-    return f"{run['id']}  {created:<16}  {run['name']:<24}  {run['state']:<18}  step {progress['step']}/{run['steps']}  {scores}"
+    kind = run["kind"] or "-"
+    state = f"{kind:<12}  {run['state']:<18}"
+    return f"{run['id']}  {created:<16}  {run['name']:<24}  {state}  step {progress['step']}/{run['steps']}  {'  '.join(_scores(run))}"
 
 
 def figures(run: dict[str, Any]) -> str:
-    """Step, version, reward, held-out accuracy, staleness, a critic's explained variance, tokens per second, time by phase, workers."""
+    """Step, version, scores, staleness, a critic's explained variance, tokens per second, time by phase, workers."""
     progress = run["progress"]
     speed = progress["tokens_per_second"]
     shares = progress["shares"]
+    given = _trains_given(run)
+    shown = {short: shares[name] for name, short in _SHARES.items() if name in shares and not (given and name in _OF_SAMPLING)}
     staleness = "-" if progress["staleness"] is None else f"{progress['staleness']:.1f}"
     explained = progress["explained_variance"]
     parts = [
         f"step {progress['step']}/{run['steps']}",
         f"v{progress['version'] if progress['version'] >= 0 else '-'}",
-        f"reward {number(progress['reward'])}",
-        f"held-out {number(progress['accuracy'])}",
-        f"stale {staleness}",
+        *_scores(run),
+        "" if given else f"stale {staleness}",
         "" if explained is None else f"explained {explained:.2f}",
         f"{'-' if speed is None else round(speed)} tok/s",
-        " ".join(f"{short} {shares[name]:.0%}" for name, short in _SHARES.items() if name in shares),
+        " ".join(f"{short} {share:.0%}" for short, share in shown.items()),
         f"{progress['workers']} {'worker' if progress['workers'] == 1 else 'workers'}",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def _trains_given(run: dict[str, Any]) -> bool:
+    """Whether the run trains on given responses: nothing is sampled or scored."""
+    return run["kind"] not in {"rl", None}
+
+
+def _scores(run: dict[str, Any]) -> list[str]:
+    """Reward and held-out accuracy; of a run on given responses the loss and, if they are pairs, the accuracy."""
+    progress = run["progress"]
+    if not _trains_given(run):
+        return [f"reward {number(progress['reward'])}", f"held-out {number(progress['accuracy'])}"]
+    pairs = progress["pair_accuracy"]
+    return [f"loss {number(progress['loss'])}", *([] if pairs is None else [f"accuracy {number(pairs)}"])]

@@ -47,6 +47,7 @@ def show(
         print_json(run)
         return
     typer.echo(f"{run['id']}  {run['name']}")
+    typer.echo(f"kind        {run['kind']}")
     typer.echo(f"state       {run['state']} (requested: {run['desired']})")
     for label in ("reason", "waiting_for"):
         if run[label]:
@@ -67,7 +68,7 @@ def samples(
     as_json: AsJson = False,
     state: State = None,
 ) -> None:
-    """Show prompts, responses and rewards."""
+    """Show prompts, responses and rewards, or which response of a pair is the chosen one."""
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
         query = {"step": step, "index": index, "limit": limit}
@@ -78,7 +79,7 @@ def samples(
         print_json(page)
         return
     for sample in page["data"]:
-        _print_sample(sample)
+        _print_sample(sample, run["kind"])
     if not page["data"]:
         asked = step is not None or index is not None
         typer.echo(f"no such samples; the run is at step {run['progress']['step']} of {run['steps']}" if asked else "no samples yet")
@@ -101,15 +102,27 @@ def open_web_ui(
         webbrowser.open(link)
 
 
-def _print_sample(sample: dict[str, Any]) -> None:
-    versions = ", ".join(f"{span['version']}" for span in sample["versions"])
-    parts = "".join(f"  {printable(name)} {number(value)}" for name, value in sample["components"].items())
-    step = "" if sample["step"] is None else f"step {sample['step']}  "
-    typer.echo(f"{sample['id']}  {step}version {versions}  reward {number(sample['reward'])}{parts}  {sample['verdict']}")
+def _print_sample(sample: dict[str, Any], kind: str) -> None:
+    step = [] if sample["step"] is None else [f"step {sample['step']}"]
+    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if kind == "rl" else _label(sample, kind)), sample["verdict"]]))
     typer.echo(f"  prompt   {sample['prompt']!r}")
     typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
     if sample["reason"]:
         typer.echo(f"  reason   {printable(sample['reason'])}")
+
+
+def _judgement(sample: dict[str, Any]) -> list[str]:
+    """Of a response that a policy sampled and a scorer judged."""
+    versions = ", ".join(f"{span['version']}" for span in sample["versions"])
+    parts = [f"{printable(name)} {number(value)}" for name, value in sample["components"].items()]
+    return [f"version {versions}", f"reward {number(sample['reward'])}", *parts]
+
+
+def _label(sample: dict[str, Any], kind: str) -> list[str]:
+    """Of a response of the dataset: which one of its pair it is. A completion has none."""
+    if kind == "sft":
+        return []
+    return ["chosen" if sample["id"].endswith(".0") else "rejected"]
 
 
 def _print_more_hint(page: dict[str, Any], how: str) -> None:

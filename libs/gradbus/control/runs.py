@@ -58,6 +58,11 @@ class RunProgress(StoredModel):
     checkpoint_step: int = -1
     reward: float | None = None
     accuracy: float | None = None
+    """On held-out rows."""
+    loss: float | None = None
+    """Of the newest step; None for a run that samples."""
+    pair_accuracy: float | None = None
+    """Share of the newest step's pairs whose chosen response has the higher reward; None for a run without pairs."""
     staleness: float | None = None
     explained_variance: float | None = None
     """Of the critic; None for a run without one."""
@@ -133,7 +138,11 @@ class WorkerPresence(StoredModel):
     shares: dict[str, float] = Field(default_factory=dict)
     """Of a trainer: share of its time by phase (wait, train)."""
     staleness: float | None = None
-    """Of a trainer: mean staleness of the samples of its newest step, in versions."""
+    """Of a trainer: mean staleness of the samples of its newest step, in versions; None for a run that samples nothing."""
+    loss: float | None = None
+    """Of a trainer: the newest step's loss; None for a run that samples, whose loss says little."""
+    pair_accuracy: float | None = None
+    """Of a trainer on pairs: share of the newest step's pairs whose chosen response has the higher reward."""
     explained_variance: float | None = None
     """Of a trainer with a critic: how well the critic told the returns of the newest step."""
     warning: str = ""

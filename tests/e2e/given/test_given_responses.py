@@ -132,6 +132,20 @@ def test_a_run_on_pairs_is_a_plain_loop_over_its_loss(lab, paired, models, loss_
     assert steps[-1]["accuracy"] > steps[0]["accuracy"]
     assert steps[-1]["margin"] > steps[0]["margin"]
     assert "reward" not in steps[0]
+    assert run["kind"] == loss_of.__name__
+
+
+def test_the_command_shows_a_run_on_pairs_by_its_loss_and_its_labels(lab, gradbus, paired):
+    run = lab.train(paired("dpo"))
+    (listed,) = [line for line in gradbus("runs").stdout.splitlines() if run["id"] in line]
+    assert listed.split()[4:6] == ["dpo", "succeeded"]
+    for line in (listed, gradbus("show", run["id"]).stdout.partition("progress")[2].splitlines()[0]):
+        assert "  loss " in line
+        assert "reward" not in line
+    samples = gradbus("samples", run["id"], "--index", 0).stdout.splitlines()
+    assert [line for line in samples if line.startswith("0.")] == ["0.0  step 0  chosen  train", "0.1  step 0  rejected  train"]
+    steps = gradbus("events", run["id"], "--type", "metrics").stdout.splitlines()
+    assert all(" margin " in line and "reward" not in line for line in steps)
 
 
 def test_a_reward_model_learns_the_order_of_its_pairs_and_then_scores_a_run(lab, paired, spec, tmp_path):

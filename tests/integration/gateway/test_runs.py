@@ -20,7 +20,7 @@ def test_a_submitted_run_has_an_address_and_every_digest(http, stored_spec):
     assert answer.status_code == 201
     run = http.get(answer.headers["location"]).json()
     assert run == answer.json()
-    assert (run["state"], run["desired"]) == ("queued", "running")
+    assert (run["state"], run["desired"], run["kind"]) == ("queued", "running", "rl")
     assert set(run["spec"]["model"]["files"]) == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert run["spec"]["data"]["train"].startswith("sha256:")
 
@@ -99,7 +99,7 @@ async def test_a_run_that_cannot_be_read_hides_no_other_and_says_what_to_do(http
     try:
         listed = http.get("/v1/runs").json()["data"]
         assert [run["id"] for run in listed[:2]] == [broken, submitted["id"]]
-        assert listed[0]["state"] == "unreadable"
+        assert [(run["state"], run["kind"]) for run in listed[:2]] == [("unreadable", None), ("queued", "rl")]
         answer = http.get(f"/v1/runs/{broken}")
         assert (answer.status_code, answer.json()["type"]) == (500, "urn:gradbus:problem:unreadable-run")
         assert f"{broken}.{key} in the bucket `runs` cannot be read" in listed[0]["reason"] == answer.json()["detail"]

@@ -12,6 +12,8 @@ PROGRESS = {
     "version": 3,
     "reward": 0.5,
     "accuracy": None,
+    "loss": None,
+    "pair_accuracy": None,
     "staleness": 1.0,
     "explained_variance": None,
     "tokens_per_second": 10.0,
@@ -28,7 +30,7 @@ class Runs:
         self._looks = iter(looks)
 
     def run(self, run_id):
-        return {"state": "running", "steps": 9, "reason": "", "waiting_for": "", "progress": PROGRESS} | next(self._looks)
+        return {"kind": "rl", "state": "running", "steps": 9, "reason": "", "waiting_for": "", "progress": PROGRESS} | next(self._looks)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from gradbus.cli.format import progress_line, run_line
 
 PROGRESS = {
@@ -9,6 +11,8 @@ PROGRESS = {
     "version": 2,
     "reward": 0.25,
     "accuracy": None,
+    "loss": None,
+    "pair_accuracy": None,
     "staleness": 1.0,
     "explained_variance": None,
     "tokens_per_second": 1234.5,
@@ -18,7 +22,7 @@ PROGRESS = {
 
 
 def line(**changes):
-    return progress_line({"state": "running", "steps": 9, "waiting_for": "", "progress": PROGRESS} | changes)
+    return progress_line({"kind": "rl", "state": "running", "steps": 9, "waiting_for": "", "progress": PROGRESS} | changes)
 
 
 def test_a_running_run_shows_every_number_in_one_line():
@@ -44,6 +48,18 @@ def test_a_run_that_has_not_begun_shows_dashes():
 
 def test_a_list_says_when_each_run_was_submitted():
     here = datetime(2026, 1, 2, 23, 4, tzinfo=UTC).astimezone()
-    run = {"id": "run-1", "name": "sums", "state": "running", "steps": 9, "progress": PROGRESS, "created_at": "2026-01-02T23:04:05Z"}
-    assert run_line(run).split() == f"run-1 {here:%Y-%m-%d %H:%M} sums running step 3/9 reward 0.250 held-out -".split()
-    assert run_line(run | {"created_at": None, "state": "unreadable"}).startswith("run-1  - ")
+    run = {"id": "run-1", "name": "sums", "kind": "rl", "state": "running", "steps": 9, "progress": PROGRESS}
+    run["created_at"] = "2026-01-02T23:04:05Z"
+    assert run_line(run).split() == f"run-1 {here:%Y-%m-%d %H:%M} sums rl running step 3/9 reward 0.250 held-out -".split()
+    assert run_line(run | {"created_at": None, "kind": None, "state": "unreadable"}).split()[:4] == ["run-1", "-", "sums", "-"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs", "scores"), [("sft", None, "loss 0.693"), ("dpo", 0.75, "loss 0.693  accuracy 0.750"), ("orpo", None, "loss -")]
+)
+def test_given_responses_have_a_loss_and_pairs_an_accuracy(kind, pairs, scores):
+    progress = PROGRESS | {"loss": None if scores.endswith("-") else 0.6931, "pair_accuracy": pairs, "reward": None, "staleness": None}
+    progress["shares"] = {"generate": 0.0, "score": 0.0, "reference": 0.1, "train": 0.9}
+    assert line(kind=kind, progress=progress) == f"step 3/9  v2  {scores}  1234 tok/s  reference 10% train 90%  2 workers"
+    run = {"id": "run-1", "name": "sums", "kind": kind, "state": "running", "steps": 9, "progress": progress, "created_at": None}
+    assert run_line(run).split() == f"run-1 - sums {kind} running step 3/9 {scores}".split()

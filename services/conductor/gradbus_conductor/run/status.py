@@ -153,6 +153,8 @@ class RunStatusWriter:
             progress.shares |= trainer.shares
             progress.staleness = trainer.staleness
             progress.explained_variance = trainer.explained_variance
+            progress.loss = trainer.loss
+            progress.pair_accuracy = trainer.pair_accuracy
         if self._rewards:
             progress.reward = sum(self._rewards) / len(self._rewards)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from gradbus.bus import Event
 from gradbus.control.runs import RunProgress, RunState
-from gradbus.spec import RunSpec
+from gradbus.spec import Kind, RunSpec
 from gradbus_gateway.resources.public_text import public_text
 from gradbus_gateway.runs.store import Run, UnreadableRun
 
@@ -20,6 +20,7 @@ class RunSummary(BaseModel):
     object: Literal["run"] = "run"
     id: str
     name: str
+    kind: Kind | None = Field(description="What the run trains on, as in its spec; null for an unreadable run.")
     state: RunState | Literal["unreadable"]
     desired: Literal["running", "paused", "cancelled"]
     reason: str = Field("", description="Why the run is in this state, and what to do about it.")
@@ -34,7 +35,7 @@ class RunSummary(BaseModel):
     def of(cls, run: Run | UnreadableRun) -> Self:
         """The summary of `run`; an unreadable run has only its id and the reason."""
         if isinstance(run, UnreadableRun):
-            unknown = {"name": "", "desired": "running", "steps": 0, "progress": RunProgress(), "created_at": None}
+            unknown = {"name": "", "kind": None, "desired": "running", "steps": 0, "progress": RunProgress(), "created_at": None}
             return cls(id=run.run_id, state="unreadable", reason=run.reason, **unknown)
         return cls(**_fields(run))
 
@@ -79,6 +80,7 @@ def _fields(run: Run) -> dict[str, Any]:
     return {
         "id": run.record.run_id,
         "name": run.record.spec.name,
+        "kind": run.record.spec.kind,
         "state": run.state,
         "desired": run.desired,
         "reason": public_text(status.reason) if status else "",

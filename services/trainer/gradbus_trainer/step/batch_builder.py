@@ -41,7 +41,7 @@ class BatchStats:
     rewards: list[float] = field(default_factory=list)
     components: dict[str, list[float]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
-    """By sample: versions between the step and the oldest version that sampled it."""
+    """By sample that a policy sampled: versions between the step and the oldest version that sampled it."""
     lengths: list[int] = field(default_factory=list)
     """By sample: response tokens."""
     truncated: int = 0
@@ -110,7 +110,8 @@ class BatchStats:
         self.truncated += decoded.truncated
         self.masked += decoded.masked
         self.replayed, self.not_replayed = self.replayed + decoded.routed[0], self.not_replayed + decoded.routed[1]
-        self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
+        if self.judged:
+            self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
 
 
 def build_batch(step: int, groups: Sequence[LoggedGroup], *, judged: bool = True) -> tuple[Batch, BatchStats]:

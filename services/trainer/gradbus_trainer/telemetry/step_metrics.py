@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gradbus.telemetry import CardinalityLimit, Metrics, is_exporting
-from gradbus_trainer.learners.base import CriticMetrics, StepMetrics
+from gradbus_trainer.learners.base import CriticMetrics, PreferenceMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 
 WHOLE: Final = "reward"
@@ -34,8 +34,12 @@ class StepMetricsRecorder:
             self._metrics.count("gradbus.run.time", spent, {"gradbus.phase": phase})
         if not step.noop:
             self._policy(step)
+            if stats.judged:
+                self._sampling(step)
         if step.critic is not None:
             self._critic(step.critic)
+        if step.preference is not None:
+            self._preference(step.preference)
         self._rewards(stats)
         self._responses(stats)
 
@@ -49,12 +53,17 @@ class StepMetricsRecorder:
         self._metrics.set("gradbus.groups.waiting", waiting, {"gradbus.stage": "log"})
 
     def _policy(self, step: StepMetrics) -> None:
-        set_gauge, ratio = self._metrics.set, step.ratio
-        set_gauge("gradbus.policy.kl", step.loss.kl)
-        set_gauge("gradbus.policy.entropy", step.loss.entropy)
+        set_gauge = self._metrics.set
         set_gauge("gradbus.policy.loss", step.loss.total)
         set_gauge("gradbus.policy.grad_norm", step.grad_norm)
         set_gauge("gradbus.policy.learning_rate", step.learning_rate)
+        if step.preference is None:
+            set_gauge("gradbus.policy.entropy", step.loss.entropy)
+
+    def _sampling(self, step: StepMetrics) -> None:
+        """What compares the policy with the one that sampled, and with the base model."""
+        set_gauge, ratio = self._metrics.set, step.ratio
+        set_gauge("gradbus.policy.kl", step.loss.kl)
         set_gauge("gradbus.policy.logprob_difference", ratio.logprob_diff)
         set_gauge("gradbus.policy.clip_fraction", ratio.clipped_low, {"gradbus.side": "low"})
         set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})
@@ -65,6 +74,12 @@ class StepMetricsRecorder:
         self._metrics.set("gradbus.critic.loss", critic.loss)
         self._metrics.set("gradbus.critic.explained_variance", critic.explained_variance)
         self._metrics.set("gradbus.critic.grad_norm", critic.grad_norm)
+
+    def _preference(self, preference: PreferenceMetrics) -> None:
+        self._metrics.set("gradbus.preference.accuracy", preference.accuracy)
+        self._metrics.set("gradbus.preference.margin", preference.margin)
+        self._metrics.set("gradbus.preference.response", preference.chosen, {"gradbus.label": "chosen"})
+        self._metrics.set("gradbus.preference.response", preference.rejected, {"gradbus.label": "rejected"})
 
     def _rewards(self, stats: BatchStats) -> None:
         if not stats.rewards:

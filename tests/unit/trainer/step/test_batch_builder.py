@@ -44,9 +44,9 @@ def logged(entry, digest=""):
     return LoggedGroup(entry, digest, 1, DecodedGroup())
 
 
-def build(step, groups, algorithm=None):
+def build(step, groups, algorithm=None, **options):
     algorithm = Algorithm(algorithm or AlgorithmSpec(), 8)
-    return build_batch(step, [replace(group, decoded=decode_group(group.entry, algorithm)) for group in groups])
+    return build_batch(step, [replace(group, decoded=decode_group(group.entry, algorithm)) for group in groups], **options)
 
 
 def single(advantages):
@@ -137,6 +137,12 @@ def test_staleness_is_the_step_minus_the_oldest_trainable_version():
     np.testing.assert_array_equal(batch.samples[1].trainable, [True, False, False, True])
     shown = stats.to_json()
     assert (shown["staleness_mean"], shown["staleness_max"]) == (2.0, 4)
+
+
+def test_given_responses_are_not_stale():
+    _, stats = build(8, [collected(0, [(OK, 0.0), (OK, 1.0)])], judged=False)
+    assert (stats.lengths, stats.staleness) == ([3, 3], [])
+    assert "staleness_mean" not in stats.to_json()
 
 
 def test_truncated_samples_are_masked_only_when_the_spec_says_so():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gradbus.telemetry import Metrics
-from gradbus_trainer.learners.base import CriticMetrics, LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.learners.base import CriticMetrics, LossMetrics, PreferenceMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 from gradbus_trainer.telemetry import step_metrics
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
@@ -82,6 +82,28 @@ def test_a_critic_has_curves_of_its_own_also_in_a_warm_up_that_leaves_the_policy
     assert [read(name) for name in names] == [{(): 0.5}, {(): -0.25}, {(): 2.0}]
     steps.step(StepMetrics(noop=True, learning_rate=1e-3), BatchStats(), SECONDS)
     assert read("gradbus.critic.loss") == {(): 0.5}, "a step that trained no critic"
+
+
+def test_pairs_have_curves_of_their_own_and_none_of_sampling(exporting):
+    steps, read = exporting
+    steps.step(replace(METRICS, preference=PreferenceMetrics(0.75, 0.5, -3.0, -4.0)), BatchStats(judged=False, lengths=[4, 6]), SECONDS)
+    assert read("gradbus.preference.accuracy") == {(): 0.75}
+    assert read("gradbus.preference.margin") == {(): 0.5}
+    assert read("gradbus.preference.response") == {("chosen",): -3.0, ("rejected",): -4.0}
+    assert read("gradbus.policy.loss") == {(): 1.0}
+    assert read("gradbus.policy.learning_rate") == {(): 1e-3}
+    assert read("gradbus.response.length")["mean",] == 5.0
+    names = ("kl", "entropy", "ratio", "clip_fraction", "logprob_difference")
+    assert [read(f"gradbus.policy.{name}") for name in names] == [{}] * 5
+    assert read("gradbus.reward.mean") == {}
+    assert set(read("gradbus.samples.staleness").values()) == {0}
+
+
+def test_completions_have_an_entropy_and_no_pairs(exporting):
+    steps, read = exporting
+    steps.step(METRICS, BatchStats(judged=False), SECONDS)
+    assert read("gradbus.policy.entropy") == {(): 3.0}
+    assert read("gradbus.policy.kl") == read("gradbus.preference.accuracy") == {}
 
 
 def test_each_kind_of_alarm_is_0_or_1(exporting):

@@ -7,7 +7,7 @@ import pytest
 
 from gradbus.control.runs import WorkerPresence
 from gradbus.telemetry import Metrics
-from gradbus_trainer.learners.base import CriticMetrics, LossMetrics, RatioMetrics, StepMetrics
+from gradbus_trainer.learners.base import CriticMetrics, LossMetrics, PreferenceMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 from gradbus_trainer.telemetry.learning_alarms import LearningAlarms
 from gradbus_trainer.telemetry.step_metrics import StepMetricsRecorder
@@ -45,6 +45,17 @@ def test_the_time_of_switches_is_a_share_of_a_trainer_that_takes_turns_alone(rep
     reporter.trained(0, USUAL, BatchStats(staleness=[0, 1]), seconds)
     presence = reporter.heartbeat.presence
     assert (presence.shares, presence.staleness, presence.explained_variance) == (shares, 0.5, None)
+
+
+def test_given_responses_show_a_loss_and_pairs_an_accuracy_in_place_of_staleness(reporter):
+    presence = reporter.heartbeat.presence
+    reporter.trained(0, USUAL, BatchStats(staleness=[0, 1]), {})
+    assert (presence.staleness, presence.loss, presence.pair_accuracy) == (0.5, None, None)
+    learned = replace(USUAL, loss=LossMetrics(total=0.25))
+    reporter.trained(1, learned, BatchStats(judged=False), {})
+    assert (presence.staleness, presence.loss, presence.pair_accuracy) == (None, 0.25, None)
+    reporter.trained(2, replace(learned, preference=PreferenceMetrics(accuracy=0.75)), BatchStats(judged=False), {})
+    assert (presence.staleness, presence.loss, presence.pair_accuracy) == (None, 0.25, 0.75)
 
 
 def test_what_a_critic_explained_last_is_shown(reporter):

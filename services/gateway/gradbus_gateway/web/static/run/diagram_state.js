@@ -1,9 +1,12 @@
 // The numbers that the system diagram shows, from a run, its history and its workers.
 import { number, percent, FINAL } from "../lib/format.js";
+import { groupSize, trainsGiven, usesReferenceLogprobs } from "../lib/run_kind.js";
 
 /** The state that `SystemDiagram.set` takes. */
 export function diagramState(run, history, workers, shares) {
-  const { schedule, rollout, reward, algorithm, trainer } = run.spec;
+  const { schedule, reward } = run.spec;
+  const isGiven = trainsGiven(run.spec);
+  const usesReward = !isGiven && !reward.model;
   const isOver = FINAL.has(run.state);
   const rates = history.rates(isOver);
   const rollouts = workers.filter((worker) => worker.role === "rollout");
@@ -11,8 +14,8 @@ export function diagramState(run, history, workers, shares) {
   // Heartbeats are newer than the run's status.
   const version = Math.max(run.progress.version, ...workers.map((worker) => worker.version));
   const groups = rates && rates.steps * schedule.groups_per_step;
-  const samples = groups && groups * rollout.group_size;
-  const asks = [reward.model && "scores", algorithm.kl > 0 && !trainer.lora && "log-probabilities"].filter(Boolean).join(", ");
+  const samples = groups && groups * groupSize(run.spec);
+  const asks = [reward.model && "scores", usesReferenceLogprobs(run.spec) && "log-probabilities"].filter(Boolean).join(", ");
   const usesReference = Boolean(asks);
   const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
   const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", isFlowing: Boolean(value) && !isOver });
@@ -21,26 +24,27 @@ export function diagramState(run, history, workers, shares) {
   return {
     rolloutCount: rollouts.length,
     usesReference,
+    usesReward,
     stats: {
       gateway: "REST, web UI",
       conductor: run.state.replaceAll("_", " "),
-      reward: reward.model ? "not used" : reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
+      reward: !usesReward ? "not used" : reward.service ? "your service" : isOver ? "idle" : `busy ${percent(shares.score)}`,
       reference: !usesReference ? "not used" : isOver ? "idle" : `busy ${percent(Math.max(shares.reference, reward.model ? shares.score : 0))}`,
-      rollout: isOver ? "idle" : rollouts.length ? `busy ${percent(shares.generate)}` : "no worker",
-      buffer: isOver ? "archived" : claimed ? `${claimed} groups sampling` : "experience log",
+      rollout: isOver ? "idle" : !rollouts.length ? "no worker" : isGiven ? "reads the rows" : `busy ${percent(shares.generate)}`,
+      buffer: isOver ? "archived" : claimed ? `${claimed} groups ${isGiven ? "reading" : "sampling"}` : "experience log",
       trainer: isOver ? `${run.progress.step} steps` : trainers.length ? `waits ${percent(shares.wait)}` : "no trainer",
       store: version >= 0 ? `version ${version}` : "no version yet",
     },
     flows: {
       spec: { long: "spec, desired state", short: "spec", isFlowing: false },
-      tasks: flow(groups, "prompts/s", "/s"),
-      sampled: flow(samples, "samples/s", "/s"),
-      admitted: { long: groups ? "scored, admitted once" : "", short: "", isFlowing: Boolean(groups) && !isOver },
-      score: reward.model ? nothing : flow(samples, "scores/s", "/s scored"),
+      tasks: flow(groups, isGiven ? "rows/s" : "prompts/s", "/s"),
+      sampled: flow(samples, isGiven ? "responses/s" : "samples/s", "/s"),
+      admitted: { long: groups ? `${isGiven ? "" : "scored, "}admitted once` : "", short: "", isFlowing: Boolean(groups) && !isOver },
+      score: !usesReward ? nothing : flow(samples, "scores/s", "/s scored"),
       logprobs: usesReference ? flow(samples, `${asks}/s`, "/s") : nothing,
       read: flow(groups, "groups/s", "/s"),
       publish: shortOnly(flow(rates?.steps, "", "/s")),
-      load: loadFlow(version, rollouts, run.state),
+      load: isGiven ? nothing : loadFlow(version, rollouts, run.state),
     },
   };
 }

@@ -1,6 +1,7 @@
 // The top of a run's view: name, state, progress, key figures and buttons.
 import { make, setText, setTextWithCode, withCode } from "../lib/elements.js";
 import { age, duration, FINAL, fixed, number, stateClass, stateText } from "../lib/format.js";
+import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
 import { runActions } from "./run_actions.js";
 
 export class RunHeader {
@@ -10,11 +11,11 @@ export class RunHeader {
     this.progress = make("progress", { "aria-label": "steps done" });
     this.problem = make("p", { class: "note bad hidden", role: "alert" });
     this.reason = make("p", { class: "note warn hidden", role: "status" });
-    this.figures = Object.fromEntries(["Step", "Reward", "Held-out", "Staleness", "Speed", "Checkpoint"].map((name) => [name, make("dd", { class: "num" }, "–")]));
+    this.figures = Object.fromEntries(["Step", ...Object.keys(scores(run)), "Speed", "Checkpoint"].map((name) => [name, make("dd", { class: "num" }, "–")]));
     this.actions = runActions(context, run, onChange);
     this.element = make(
       "header", { class: "run-head" },
-      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${run.spec.algorithm.name} · ${age(run.created_at)}`)), this.actions.element),
+      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${trainsGiven(run.spec) ? run.kind : `${run.kind} · ${run.spec.algorithm.name}`} · ${age(run.created_at)}`)), this.actions.element),
       make("p", { class: "state-line" }, this.chip, " ", this.detail),
       this.progress, this.reason, this.problem,
       make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side")),
@@ -34,9 +35,7 @@ export class RunHeader {
     setTextWithCode(this.reason, reason);
     this.problem.classList.add("hidden");
     setText(this.figures.Step, `${progress.step} of ${run.steps}`);
-    setText(this.figures.Reward, fixed(progress.reward));
-    setText(this.figures["Held-out"], fixed(progress.accuracy));
-    setText(this.figures.Staleness, fixed(progress.staleness, 1));
+    for (const [name, text] of Object.entries(scores(run))) setText(this.figures[name], text);
     setText(this.figures.Speed, rates ? `${number(rates.tokens, 0)} tok/s` : "–");
     setText(this.figures.Checkpoint, progress.checkpoint_step > 0 ? `step ${progress.checkpoint_step}` : "–");
     this.actions.set(run);
@@ -47,6 +46,12 @@ export class RunHeader {
     this.problem.classList.remove("hidden");
     this.problem.replaceChildren(...withCode(error.message), " The numbers below are the last that were received.");
   }
+}
+
+/** How well the run learns: text by name, the same names for the whole run. */
+function scores({ spec, progress }) {
+  if (!trainsGiven(spec)) return { Reward: fixed(progress.reward), "Held-out": fixed(progress.accuracy), Staleness: fixed(progress.staleness, 1) };
+  return { Loss: fixed(progress.loss), ...(trainsPairs(spec) ? { Accuracy: fixed(progress.pair_accuracy) } : {}) };
 }
 
 function detail(run, rates) {

@@ -48,17 +48,23 @@ function table(runs) {
 
 function row(run) {
   const { progress } = run;
-  const labelled = (label, value) => make("td", { class: "right" }, make("span", { class: "only-narrow soft small" }, `${label} `), value);
+  const score = (label, value, style = "only-narrow ") => make("td", { class: "right" }, make("span", { class: `${style}soft small` }, `${label} `), value);
+  // The columns are those of runs with rewards; the figures of another run say what they are.
+  const scores = isRewarded(run)
+    ? [score("reward", fixed(progress.reward)), score("held-out", fixed(progress.accuracy))]
+    : [score("loss", fixed(progress.loss), ""), progress.pair_accuracy === null ? make("td") : score("accuracy", fixed(progress.pair_accuracy), "")];
   return make(
     "tr", {},
-    make("td", {}, make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small mono" }, run.id)),
+    make("td", {}, make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : "")),
     make("td", {}, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]), reason(run)),
     make("td", { class: "steps" }, make("span", {}, `${progress.step} of ${run.steps}`), make("progress", { max: run.steps || 1, value: progress.step, "aria-label": "steps done" })),
-    labelled("reward", fixed(progress.reward)),
-    labelled("held-out", fixed(progress.accuracy)),
+    ...scores,
     make("td", { class: "right soft" }, run.created_at ? make("time", { datetime: run.created_at, title: new Date(run.created_at).toLocaleString() }, age(run.created_at)) : "–"),
   );
 }
+
+/** Whether it samples and has rewards; nothing is known of an unreadable run. */
+const isRewarded = (run) => run.kind === "rl" || run.kind === null;
 
 function reason(run) {
   const text = run.waiting_for ? `waits for ${run.waiting_for}` : run.reason;

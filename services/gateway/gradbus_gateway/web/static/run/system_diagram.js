@@ -74,7 +74,7 @@ class Drawing {
     return makeSvg("g", { class: `at-${name}` }, ...this.boxes[name], this.titles[name], this.stats[name]);
   }
 
-  set({ stats, flows, rolloutCount, usesReference }) {
+  set({ stats, flows, rolloutCount, usesReference, usesReward }) {
     for (const [name, text] of Object.entries(stats)) setText(this.stats[name], text);
     for (const [name, { long, short, isFlowing }] of Object.entries(flows)) {
       setText(this.labels[name], this.element.classList.contains("wide") ? long : short);
@@ -82,8 +82,10 @@ class Drawing {
     }
     setText(this.titles.rollout, rolloutCount > 1 ? `rollout × ${rolloutCount}` : "rollout");
     this.boxes.rollout.slice(0, 2).forEach((box, at) => box.classList.toggle("hidden", rolloutCount < 3 - at));
-    this.element.querySelector(".at-reference").classList.toggle("idle", !usesReference);
-    this.lines.logprobs.classList.toggle("idle", !usesReference);
+    for (const [node, edge, isUsed] of [["reference", "logprobs", usesReference], ["reward", "score", usesReward]]) {
+      this.element.querySelector(`.at-${node}`).classList.toggle("idle", !isUsed);
+      this.lines[edge].classList.toggle("idle", !isUsed);
+    }
   }
 }
 

@@ -11,15 +11,16 @@ function bottleneck(shares) {
   if (shares.wait === undefined) return null;
   const { generate = 0, score = 0, reference = 0 } = shares;
   const wait = percent(shares.wait);
+  const rollouts = shares.generate === undefined ? "" : `; rollouts are busy ${percent(generate)}`;
   if (shares.wait >= HIGH_WAIT && reference > Math.max(generate, score) && reference > 0.5)
     return ["Reference-bound", `The trainer waits ${wait} of its time, and the reference is busy ${percent(reference)}.`, "A faster device for the reference service, or several replicas of it, would help most. With adapters (trainer.lora) a run needs none."];
   if (shares.wait >= HIGH_WAIT && score > generate && score > 0.5)
     return ["Reward-bound", `The trainer waits ${wait} of its time, and the scorer is busy ${percent(score)}.`, "A faster scorer, or several replicas of it, would help most."];
   if (shares.wait >= HIGH_WAIT)
-    return ["Rollout-bound", `The trainer waits ${wait} of its time for samples; rollouts are busy ${percent(generate)}.`, "More rollout workers would help most."];
+    return ["Rollout-bound", `The trainer waits ${wait} of its time for samples${rollouts}.`, "More rollout workers would help most."];
   if (shares.wait <= LOW_WAIT)
-    return ["Train-bound", `The trainer waits only ${wait} of its time; rollouts are busy ${percent(generate)}.`, "A faster trainer would help most; more rollout workers would not."];
-  return ["In balance", `The trainer waits ${wait} of its time; rollouts are busy ${percent(generate)}.`, "Neither the trainer nor the rollouts slow the other down by much."];
+    return ["Train-bound", `The trainer waits only ${wait} of its time${rollouts}.`, "A faster trainer would help most; more rollout workers would not."];
+  return ["In balance", `The trainer waits ${wait} of its time${rollouts}.`, "Neither the trainer nor the rollouts slow the other down by much."];
 }
 
 export class TimeBreakdown {

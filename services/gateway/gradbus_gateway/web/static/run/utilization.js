@@ -1,4 +1,6 @@
 // How busy each service is: one number for the diagram, the time breakdown and the table of workers.
+import { trainsGiven } from "../lib/run_kind.js";
+
 const SECONDS = 10;
 
 /** Means over ten seconds of the busy shares that workers report: a report covers two seconds, and a step may take longer. */
@@ -16,10 +18,11 @@ export class MeanUtilization {
   }
 }
 
-/** Busy shares: `generate` is the mean of the live rollouts, `wait`, `train` and `publish` are shares of the trainer's newest steps. */
+/** Busy shares: `generate` is the mean of the live rollouts, `wait`, `train` and `publish` are shares of the trainer's newest steps. A run on given responses has no `generate` and no `score`. */
 export function timeShares(run, history, workers) {
   const rollouts = workers.filter((worker) => worker.role === "rollout");
   const { score, reference, generate } = run.progress.shares;
+  if (trainsGiven(run.spec)) return { reference, ...history.shares() };
   return { score, reference, generate: rollouts.length ? average(rollouts.map((worker) => worker.busy)) : generate, ...history.shares() };
 }
 

@@ -30,10 +30,13 @@ function row(worker, newest, busy) {
     "tr", {},
     make("td", {}, worker.worker, make("div", { class: "soft small" }, [worker.role, worker.engine].filter(Boolean).join(", "))),
     make("td", { class: "right" }, version, lag),
-    make("td", { class: "right" }, percent(busy)),
+    make("td", { class: "right" }, isReading(worker) ? "–" : percent(busy)),
     make("td", {}, worker.trouble ? make("span", { class: "bad" }, worker.trouble) : activity(worker)),
   );
 }
+
+/** Whether it reads given responses: it has no engine that could be busy. */
+const isReading = (worker) => worker.engine === "dataset";
 
 function activity(worker) {
   if (worker.preparing) return make("span", { class: "soft" }, worker.preparing);
@@ -41,5 +44,5 @@ function activity(worker) {
   const parts = [];
   if (worker.claims.length) parts.push(`${worker.claims.length} groups`);
   if (worker.evaluation_claims.length) parts.push(`${worker.evaluation_claims.length} held-out rows`);
-  return parts.length ? `sampling ${parts.join(", ")}` : make("span", { class: "soft" }, "idle");
+  return parts.length ? `${isReading(worker) ? "reading" : "sampling"} ${parts.join(", ")}` : make("span", { class: "soft" }, "idle");
 }

@@ -1,10 +1,14 @@
 // What the comparison shows, and the controls that change it. The selection is kept in the address.
 import { make } from "../lib/elements.js";
+import { trainsGiven } from "../lib/run_kind.js";
 
 const MAX_STEPS = 4;
 
 /** Whether the schedule is `free`, where no step owns a group: group numbers are then only near those of the steps that train them. */
 export const isFree = (run) => run.spec.schedule.mode === "free";
+
+/** Whether the samples of a step can be ordered by reward. */
+const isRanked = (run) => !isFree(run) && !trainsGiven(run.spec);
 
 /** The selection in the address's query; by default the first, the last and two steps between. */
 export function selectionOf(query, run) {
@@ -14,8 +18,8 @@ export function selectionOf(query, run) {
   return {
     steps: given.length ? given.slice(0, MAX_STEPS) : [...new Set(evenly)],
     at: Number(query.get("at")) || 0,
-    show: isFree(run) ? "prompt" : query.get("show") ?? "prompt",
-    colour: query.get("colour") ?? "",
+    show: isRanked(run) ? query.get("show") ?? "prompt" : "prompt",
+    colour: trainsGiven(run.spec) ? "" : query.get("colour") ?? "",
     row: query.has("row") ? Number(query.get("row")) : null,
   };
 }
@@ -30,14 +34,15 @@ export function queryOf({ steps, at, show, colour, row }) {
 export function controls(run, selection, update) {
   const choice = (label, name, options) =>
     make("label", { class: "field" }, make("span", {}, label), make("select", { "aria-label": label, onchange: (event) => update({ [name]: event.target.value }) }, ...options.map(([value, text]) => make("option", { value, selected: selection[name] === value }, text))));
-  const colour = choice("Colour", "colour", [["", "none"], ["probability", "token probability"], ["advantage", "advantage"]]);
+  // Given responses have neither probabilities nor advantages.
+  const colour = !trainsGiven(run.spec) && choice("Colour", "colour", [["", "none"], ["probability", "token probability"], ["advantage", "advantage"]]);
   if (selection.row !== null) {
     return make("div", { class: "controls" }, make("p", {}, `Row ${selection.row} of the dataset, every group. `, make("button", { class: "plain", onclick: () => update({ row: null }) }, "Back to steps")), colour);
   }
   return make(
     "div", { class: "controls" },
     stepFields(run, selection, update),
-    !isFree(run) && choice("Show", "show", [["prompt", "one prompt, all its samples"], ["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]]),
+    isRanked(run) && choice("Show", "show", [["prompt", "one prompt, all its samples"], ["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]]),
     selection.show === "prompt" && groupField(run, selection, update), colour,
   );
 }

@@ -4,6 +4,7 @@ import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
 import { controls, isFree, queryOf, selectionOf } from "./comparison_controls.js";
 import { number } from "../lib/format.js";
+import { groupSize, trainsGiven } from "../lib/run_kind.js";
 import { rewardRange, sampleCard } from "./sample_card.js";
 import { byGroup, readSamples } from "./sample_log.js";
 import { tokenTexts } from "./tokens.js";
@@ -72,7 +73,7 @@ async function readStep(run, runHistory, selection, step, signal) {
 }
 
 async function readRow(run, selection, signal) {
-  const query = new URLSearchParams({ row: selection.row, limit: MAX_GROUPS * run.spec.rollout.group_size, ...(selection.colour === "probability" ? { include: "tokens" } : {}) });
+  const query = new URLSearchParams({ row: selection.row, limit: MAX_GROUPS * groupSize(run.spec), ...(selection.colour === "probability" ? { include: "tokens" } : {}) });
   const page = await fetchJson(`/v1/runs/${run.id}/samples?${query}`, { signal });
   return byGroup(page.data).map((samples) => ({ title: samples[0].step === null ? `Group ${samples[0].index}` : `Step ${samples[0].step}`, samples }));
 }
@@ -81,11 +82,13 @@ function columnElement(run, { title, samples, mixed, more }, { colour, texts, ra
   const rewards = samples.map((sample) => sample.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const first = samples[0];
+  const isGiven = trainsGiven(run.spec);
   const versions = [...new Set(samples.flatMap((sample) => sample.versions.map((span) => span.version)))].sort((a, b) => a - b);
   return make(
     "section", { class: "column" },
     make("h2", {}, title),
-    first ? make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed ? "" : ` · mean reward ${number(mean)}`}`) : make("p", { class: "soft" }, "Not in the log: not sampled or not scored yet, or dropped."),
+    !first ? make("p", { class: "soft" }, isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
+      : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed ? "" : ` · mean reward ${number(mean)}`}`),
     first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
     make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt)), sampleCard(run, sample, { colour, texts, range })])),
     more && make("p", { class: "soft small" }, mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),
@@ -93,7 +96,7 @@ function columnElement(run, { title, samples, mixed, more }, { colour, texts, ra
 }
 
 function hint(selection, found) {
-  if (selection.row !== null) return found.length > 1 ? "" : "The log has no other group of this prompt yet; the next pass over the data samples it again.";
+  if (selection.row !== null) return found.length > 1 ? "" : "The log has no other group of this prompt yet; the next pass over the data takes it again.";
   if (selection.colour === "probability") return "The stronger a token's colour, the less probable it was when it was sampled.";
   return selection.colour === "advantage" ? "Green: better than the group's mean. Red: worse. The stronger the colour, the larger the advantage." : "";
 }

@@ -1,7 +1,8 @@
-// One sample as a card: its response, its reward and its advantage.
+// One sample as a card: its response, and its reward and advantage or its label in a pair.
 import { make } from "../lib/elements.js";
 import { shadedTokens } from "./tokens.js";
 import { number, signed } from "../lib/format.js";
+import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
 
 /** [lowest, highest] reward, with 0 included: one scale for the bars of all samples that are shown. */
 export function rewardRange(samples) {
@@ -17,7 +18,7 @@ export function sampleCard(run, sample, { colour, texts, range }) {
     "li", { class: "sample" },
     make("a", { class: `response-text ${tone}${strength}`, href: `#/runs/${run.id}/samples/${sample.id}`, "aria-label": `sample ${sample.id}: ${sample.text || "empty"}` },
       ...(colour === "probability" ? shadedTokens(sample, texts) : [sample.text || make("span", { class: "soft" }, "(empty)")])),
-    rewardBar(sample, range),
+    trainsGiven(run.spec) ? make("p", { class: "label" }, labelOf(run, sample)) : rewardBar(sample, range),
     make("p", { class: "soft small" }, details(run, sample)),
   );
 }
@@ -28,14 +29,18 @@ function rewardBar(sample, [low, high]) {
   return make("p", { class: "reward num" }, number(sample.reward), make("meter", { min: 0, max: 1, value: share, "aria-label": "reward, relative to the samples shown" }));
 }
 
+/** Which response of its pair a sample is; empty in a run without pairs. */
+export const labelOf = (run, sample) => (!trainsPairs(run.spec) ? "" : sample.id.endsWith(".0") ? "chosen" : "rejected");
+
 /** Whether a sample of a group that is trained is left out of its step. */
 export function isMasked(run, sample) {
+  if (trainsGiven(run.spec)) return false;
   return sample.reward === null || (sample.finish_reason === "length" && run.spec.algorithm.truncated === "mask");
 }
 
 function details(run, sample) {
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
-  const trained = sample.advantage === null ? [] : [`advantage\u00a0${signed(sample.advantage)}`];
+  const trained = sample.advantage === null || trainsGiven(run.spec) ? [] : [`advantage\u00a0${signed(sample.advantage)}`];
   const outcome = sample.verdict === "train" ? (isMasked(run, sample) ? ["masked"] : trained) : [sample.verdict];
   return [...parts, ...outcome, ...(sample.finish_reason === "stop" ? [] : ["truncated"])].join(" · ");
 }

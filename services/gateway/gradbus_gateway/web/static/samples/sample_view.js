@@ -1,11 +1,12 @@
 // One sample: prompt, response, the rest of its group, and its timeline from dispatch to training.
 import { fetchJson } from "../lib/api.js";
-import { isMasked, rewardRange, sampleCard } from "./sample_card.js";
+import { isMasked, labelOf, rewardRange, sampleCard } from "./sample_card.js";
 import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
 import { readSamples } from "./sample_log.js";
 import { shadedTokens, tokenTexts } from "./tokens.js";
 import { clock, duration, number, plural, signed } from "../lib/format.js";
+import { trainsGiven } from "../lib/run_kind.js";
 
 export async function showSample({ root, signal }, runId, sampleId) {
   const run = await fetchJson(`/v1/runs/${runId}`, { signal });
@@ -19,16 +20,17 @@ export async function showSample({ root, signal }, runId, sampleId) {
     root.append(make("p", { class: "empty" }, "This sample is not in the experience log: not sampled yet, or its group was dropped before."));
     return;
   }
-  const texts = await tokenTexts(run, signal);
+  const isGiven = trainsGiven(run.spec);
+  const texts = isGiven ? null : await tokenTexts(run, signal);
   const range = rewardRange(page.data);
   root.append(
     make("section", { class: "text" },
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
       make("h2", {}, "Response"), make("pre", { class: "response" }, ...shadedTokens(sample, texts)),
-      make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
+      !isGiven && make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
     make("div", { class: "panels" },
       make("section", { class: "panel" }, make("h2", {}, "Timeline"), timeline(run, history, sample)),
-      make("section", { class: "panel" }, make("h2", {}, `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: "advantage", texts: null, range })))),
+      make("section", { class: "panel" }, make("h2", {}, isGiven ? "Responses of the row" : `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: isGiven ? "" : "advantage", texts: null, range })))),
     ),
   );
 }
@@ -43,26 +45,41 @@ function timeline(run, history, sample) {
   const published = history.timeOf(sample.dispatched_version - 1);
   const admitted = Date.parse(sample.admitted_at);
   const trained = sample.step === null ? undefined : history.timeOf(sample.step);
-  const spans = sample.versions.map((span) => `tokens ${span.start} to ${span.end - 1} by version ${span.version}${span.trainable ? "" : " (not trained)"}`);
-  const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
   return make(
     "ol", { class: "timeline" },
-    stage("Dispatched", published, `Group ${sample.index}, row ${sample.row_index} of the dataset, for policy version ${sample.dispatched_version}.${published ? " The time shown is when that version was published." : ""}`),
-    stage("Generated", null, `By ${sample.worker}${sample.engine ? ` (${sample.engine})` : ""}: ${plural(sample.token_count, "token")}, ${spans.join("; ")}. ${sample.finish_reason === "length" ? "Truncated at max_new_tokens." : "Ended with a stop token."}`),
-    stage("Scored", null, sample.reward === null ? `${sample.reward_status}: ${sample.reason || "no reason given"}` : `Reward ${number(sample.reward)}${parts.length ? `, from ${parts.join(", ")}` : ""}.`, sample.reward === null),
+    ...(trainsGiven(run.spec) ? [read(run, sample)] : sampled(sample, published)),
     stage("Admitted", admitted, `${{ train: "To be trained", filtered: "Filtered: not part of its step", dropped: "Dropped" }[sample.verdict] ?? sample.verdict}${sample.verdict !== "train" && sample.reason ? `, ${sample.reason}` : ""}.${elapsed(published, admitted, "after its version was published")}`, sample.verdict !== "train"),
     sample.verdict === "train" && trainedStage(run, sample, trained, admitted),
     stage("Trace", null, sample.trace_id ? make("code", {}, sample.trace_id) : "None recorded: no exporter is configured, or traces of this group were not sampled."),
   );
 }
 
+/** The stages of a response of the dataset before its admission. */
+function read(run, sample) {
+  const which = labelOf(run, sample) ? `the ${labelOf(run, sample)} response` : "the completion";
+  return stage("Read", null, `Group ${sample.index}: ${which} of row ${sample.row_index} of the dataset, ${plural(sample.token_count, "token")}, by ${sample.worker}.`);
+}
+
+/** The stages of a sampled response before its admission; `published`: when the version that its task names was. */
+function sampled(sample, published) {
+  const spans = sample.versions.map((span) => `tokens ${span.start} to ${span.end - 1} by version ${span.version}${span.trainable ? "" : " (not trained)"}`);
+  const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
+  return [
+    stage("Dispatched", published, `Group ${sample.index}, row ${sample.row_index} of the dataset, for policy version ${sample.dispatched_version}.${published ? " The time shown is when that version was published." : ""}`),
+    stage("Generated", null, `By ${sample.worker}${sample.engine ? ` (${sample.engine})` : ""}: ${plural(sample.token_count, "token")}, ${spans.join("; ")}. ${sample.finish_reason === "length" ? "Truncated at max_new_tokens." : "Ended with a stop token."}`),
+    stage("Scored", null, sample.reward === null ? `${sample.reward_status}: ${sample.reason || "no reason given"}` : `Reward ${number(sample.reward)}${parts.length ? `, from ${parts.join(", ")}` : ""}.`, sample.reward === null),
+  ];
+}
+
 function trainedStage(run, sample, trained, admitted) {
   if (isMasked(run, sample)) return stage("Masked", null, "Not trained: it could not be scored, or was truncated.", true);
   const oldest = Math.min(...sample.versions.filter((span) => span.trainable).map((span) => span.version));
-  const advantage = sample.advantage === null ? "Its advantage depends on the whole step or on the token." : `Advantage ${signed(sample.advantage)}.`;
+  const isGiven = trainsGiven(run.spec);
+  const behind = isGiven ? "" : `, ${plural(Math.max(0, sample.step - oldest), "version")} behind; it made version ${sample.step + 1}`;
+  const advantage = isGiven ? "" : sample.advantage === null ? "Its advantage depends on the whole step or on the token." : `Advantage ${signed(sample.advantage)}.`;
   if (sample.step === null) return stage("Trained", null, withCode(`With a \`free\` schedule the order of the log decides by which step. ${advantage}`));
   if (trained === undefined && run.progress.step <= sample.step) return stage("Waiting", null, `Step ${sample.step} will train it. ${advantage}`);
-  return stage("Trained", trained, `By step ${sample.step}, ${plural(Math.max(0, sample.step - oldest), "version")} behind; it made version ${sample.step + 1}. ${advantage}${elapsed(admitted, trained, "after it was admitted")}`);
+  return stage("Trained", trained, `By step ${sample.step}${behind}. ${advantage}${elapsed(admitted, trained, "after it was admitted")}`);
 }
 
 const elapsed = (from, until, what) => (from && until && until >= from ? ` ${duration((until - from) / 1000)} ${what}.` : "");

@@ -1,0 +1,242 @@
+"""What the page shows of each kind of run: its scripts, run by node over a document of text."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+STATIC = Path(__file__).parents[3] / "services/gateway/gradbus_gateway/web/static"
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="no `node` on the PATH")
+
+DOCUMENT = """
+class Part {
+  classList = { toggle() {}, add() {}, remove() {} };
+  constructor(tag) { Object.assign(this, { tag, parts: [], dataset: {}, attributes: {} }); }
+  append(...parts) { this.parts.push(...parts); }
+  replaceChildren(...parts) { this.parts = parts; }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  addEventListener() {}
+  get textContent() { return this.parts.map((part) => part.textContent ?? part).join(" ").replace(/ +/g, " ").trim(); }
+  set textContent(text) { this.parts = [text]; }
+}
+globalThis.document = { createElement: (tag) => new Part(tag) };
+"""
+SAMPLE = {
+    "id": "5.1",
+    "index": 5,
+    "row_index": 9,
+    "step": 1,
+    "text": "moon",
+    "reward": None,
+    "reward_status": "none",
+    "components": {},
+    "verdict": "train",
+    "advantage": -1.0,
+    "finish_reason": "stop",
+    "versions": [{"start": 0, "end": 2, "version": 0, "trainable": True}],
+}
+SHARED = ["Gradient norm", "Learning rate", "Response length", "Speed"]
+PAIRS = ["Loss", "Accuracy", "Margin", "Chosen / rejected", *SHARED]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """Runs `body` with the exports of some modules as `page` and with `given`; returns what it returns."""
+    folder = tmp_path_factory.mktemp("page") / "static"
+    shutil.copytree(STATIC, folder)
+    (folder / "package.json").write_text('{"type": "module"}')
+
+    def run(modules, body, *given):
+        imports = "".join(f"...await import({json.dumps(str(folder / module))}), " for module in modules.split())
+        source = f"{DOCUMENT}\nconst page = {{ {imports} }}, given = {json.dumps(given)};\n"
+        source += f"console.log(JSON.stringify((() => {{ {body} }})()));"
+        command = [NODE, "--input-type=module", "--eval", source]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+
+    return run
+
+
+def run_of(kind, lora=None, model=None, **progress):
+    return {
+        "id": "run-1",
+        "name": "pairs",
+        "kind": kind,
+        "state": "running",
+        "steps": 9,
+        "created_at": "2026-01-02T23:04:05Z",
+        "waiting_for": "",
+        "reason": "",
+        "progress": {"step": 3, "version": 2, "checkpoint_step": 0, "reward": 0.25, "accuracy": 0.5, "staleness": 1.0, "loss": None}
+        | {"pair_accuracy": None, "shares": {}}
+        | progress,
+        "spec": {
+            "kind": kind,
+            "schedule": {"groups_per_step": 4, "max_staleness": 0, "mode": "fixed_lag"},
+            "rollout": {"group_size": 8},
+            "reward": {"model": model, "service": None},
+            "algorithm": {"name": "grpo", "kl": 0.0, "truncated": "keep"},
+            "trainer": {"lora": lora, "critic": None},
+            "checkpoint": {"every": 50},
+            "evaluation": {"metric": "mean"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "titles"),
+    [("sft", ["Loss", "Entropy", *SHARED]), *((kind, PAIRS) for kind in ("dpo", "ipo", "simpo", "orpo", "reward_model"))],
+)
+def test_the_charts_of_given_responses_are_those_of_their_metrics(script, kind, titles):
+    body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
+    assert script("charts/run_charts.js", body, run_of(kind)["spec"]) == titles
+
+
+def test_a_run_with_rewards_has_the_charts_of_sampling_and_with_a_critic_its_own(script):
+    body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
+    spec = run_of("rl")["spec"]
+    titles = script("charts/run_charts.js", body, spec)
+    assert {"Reward", "Held-out", "KL", "Staleness", "Clipped"} < set(titles)
+    assert not {"Loss", "Accuracy"} & set(titles)
+    assert script("charts/run_charts.js", body, spec | {"trainer": {"critic": {}}}) == [*titles, "Explained variance", "Value loss"]
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("dpo", "chosen_logprob"), ("reward_model", "chosen_score")])
+def test_each_chart_of_pairs_shows_its_columns_of_the_history(script, kind, chosen):
+    body = """
+      const history = new page.RunHistory();
+      history.add({ id: 1, type: "metrics", created_at: "2026-01-02T23:04:05Z", data: given[1] });
+      return Object.fromEntries(page.chartsOf(given[0]).map(({ options, data }) => [options.title, data(history)]));
+    """
+    rejected = chosen.replace("chosen", "rejected")
+    data = {
+        "step": 7,
+        "loss": 0.5,
+        "accuracy": 0.75,
+        "margin": 0.25,
+        chosen: -1.0,
+        rejected: -2.0,
+        "grad_norm": 3.0,
+        "learning_rate": 0.125,
+    }
+    shown = script("charts/run_charts.js run/run_history.js", body, run_of(kind)["spec"], data | {"response_length": 6.5})
+    assert shown == {
+        "Loss": [[7], [0.5]],
+        "Accuracy": [[7], [0.75]],
+        "Margin": [[7], [0.25]],
+        "Chosen / rejected": [[7], [-1.0], [-2.0]],
+        "Gradient norm": [[7], [3.0]],
+        "Learning rate": [[7], [0.125]],
+        "Response length": [[7], [6.5]],
+        "Speed": [[7], [None]],
+    }
+
+
+DIAGRAM = """
+  const history = { rates: () => ({ steps: 2, tokens: 100 }) };
+  const workers = [{ role: "rollout", version: -1, claims: [5], busy: 0 }, { role: "trainer", version: 3 }];
+  return page.diagramState(given[0], history, workers, { reference: 0.5, wait: 0.25 });
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "reference"), [("sft", None, False), ("dpo", None, True), ("ipo", {}, False), ("orpo", None, False)]
+)
+def test_the_diagram_of_given_responses_has_no_scorer_and_a_reference_only_if_the_loss_compares(script, kind, lora, reference):
+    state = script("run/diagram_state.js", DIAGRAM, run_of(kind, lora))
+    assert (state["usesReward"], state["usesReference"]) == (False, reference)
+    assert state["stats"]["reward"] == "not used"
+    assert state["stats"]["reference"] == ("busy 50 %" if reference else "not used")
+    assert (state["flows"]["score"]["long"], state["flows"]["load"]["long"]) == ("", "")
+    assert state["flows"]["sampled"]["long"] == ("8 responses/s" if kind == "sft" else "16 responses/s")
+    assert state["flows"]["logprobs"]["long"] == ("16 log-probabilities/s" if reference else "")
+    assert state["flows"]["admitted"]["long"] == "admitted once"
+
+
+def test_the_diagram_of_a_run_with_rewards_has_its_scorer(script):
+    state = script("run/diagram_state.js", DIAGRAM, run_of("rl"))
+    assert (state["usesReward"], state["usesReference"]) == (True, False)
+    assert state["flows"]["score"]["long"] == "64 scores/s"
+    state = script("run/diagram_state.js", DIAGRAM, run_of("rl", model={"path": "m"}))
+    assert (state["usesReward"], state["usesReference"], state["flows"]["logprobs"]["long"]) == (False, True, "64 scores/s")
+
+
+HEADER = """
+  const header = new page.RunHeader({ can: () => true }, given[0], () => {});
+  header.set(given[0], { rates: () => null });
+  return header.element.textContent;
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "progress", "figures"),
+    [
+        ("rl", {}, "Reward 0.250 Held-out 0.500 Staleness 1.0 Speed"),
+        ("sft", {"loss": 0.6931}, "Step 3 of 9 Loss 0.693 Speed"),
+        ("dpo", {"loss": 0.6931, "pair_accuracy": 0.75}, "Step 3 of 9 Loss 0.693 Accuracy 0.750 Speed"),
+    ],
+)
+def test_the_header_shows_the_kind_and_its_figures(script, kind, progress, figures):
+    text = script("run/run_header.js", HEADER, run_of(kind, **progress))
+    assert figures in text
+    assert (f" · {kind} · grpo · " if kind == "rl" else f" · {kind} · ") in text
+    assert ("grpo" in text) is (kind == "rl")
+
+
+CARD = "return page.sampleCard(given[0], given[1], { colour: '', texts: null, range: [0, 1] }).textContent;"
+
+
+@pytest.mark.parametrize(("kind", "number", "shown"), [("dpo", 0, "moon chosen"), ("dpo", 1, "moon rejected"), ("sft", 0, "moon")])
+def test_a_given_response_shows_its_label_in_place_of_a_reward(script, kind, number, shown):
+    assert script("samples/sample_card.js", CARD, run_of(kind), SAMPLE | {"id": f"5.{number}"}) == shown
+
+
+def test_a_sampled_response_shows_its_reward_and_its_advantage(script):
+    judged = SAMPLE | {"reward": 0.5, "reward_status": "ok"}
+    assert script("samples/sample_card.js", CARD, run_of("rl"), judged) == "moon 0.5 advantage\xa0\u22121.00"
+    assert script("samples/sample_card.js", CARD, run_of("rl"), SAMPLE) == "moon not scored masked"
+
+
+CONTROLS = """
+  const selection = page.selectionOf(new URLSearchParams("show=low&colour=advantage"), given[0]);
+  return [selection.show, selection.colour, page.controls(given[0], selection, () => {}).textContent];
+"""
+
+
+def test_given_responses_are_neither_ordered_by_reward_nor_coloured(script):
+    show, colour, text = script("samples/comparison_controls.js", CONTROLS, run_of("dpo"))
+    assert (show, colour, "Colour" in text, "lowest" in text) == ("prompt", "", False, False)
+    show, colour, text = script("samples/comparison_controls.js", CONTROLS, run_of("rl"))
+    assert (show, colour, "Colour" in text, "lowest" in text) == ("low", "advantage", True, True)
+
+
+def test_the_time_of_given_responses_names_no_rollouts_that_are_busy(script):
+    body = """
+      const history = { shares: () => ({ wait: 0.5, train: 0.5, publish: 0 }) };
+      const shares = page.timeShares(given[0], history, [{ role: "rollout", busy: 0 }]);
+      const breakdown = new page.TimeBreakdown();
+      for (const part of Object.values(breakdown.parts)) part.bar.style = {};
+      breakdown.set(shares, false);
+      return [shares, breakdown.element.textContent];
+    """
+    run = run_of("sft", shares={"generate": 0.0, "score": 0.0, "reference": 0.1})
+    shares, text = script("run/utilization.js run/time_breakdown.js", body, run)
+    assert shares == {"reference": 0.1, "wait": 0.5, "train": 0.5, "publish": 0}
+    assert "Rollout-bound The trainer waits 50 % of its time for samples. More" in text
+
+
+def test_a_worker_that_reads_the_dataset_is_not_said_to_sample(script):
+    body = """
+      const table = new page.WorkerTable();
+      const claims = { claims: [5], evaluation_claims: [] };
+      const worker = { worker: "rollout-0", role: "rollout", version: -1, busy: 0, trouble: "", preparing: "", ...claims };
+      return ["dataset", "torch"].map((engine) => {
+        table.set([{ ...worker, engine }], 3, {});
+        return table.body.textContent;
+      });
+    """
+    given, sampled = script("run/workers.js", body)
+    assert given.endswith("\u2013 \u2013 reading 1 groups")
+    assert sampled.endswith("\u2013 0 % sampling 1 groups")
