@@ -108,6 +108,8 @@ class PromptEncoder:
         if len(set(encoded)) < len(encoded):
             raise DatasetError(f"the responses of line {line} have the same tokens, which teaches nothing; leave the row out")
         for ids in encoded:
+            if not ids:
+                raise DatasetError(f"a response of line {line} has no tokens, so there is nothing to train; leave the row out")
             self._check_known(ids)
             if prompt_tokens + len(ids) > self._context_length:
                 raise DatasetError(
