@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from gradbus.client import Client
 
@@ -224,6 +231,18 @@ def models(tmp_path_factory, tokenizer):
         model.save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     return root
+
+
+@pytest.fixture(scope="session")
+def reward_model(tmp_path_factory, tokenizer):
+    """A folder whose scores differ from sample to sample, with the policies' tokenizer."""
+    torch.manual_seed(7)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = LlamaConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.4, num_labels=1)
+    folder = tmp_path_factory.mktemp("reward") / "model"
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,11 @@ def tree(found: dict[str, Any], state: str) -> Iterator[str]:
         yield _line(depth, run["id"], run["name"], run["state"], taken)
         taken, depth = f"  from version {run['version']}", depth + 1
     yield _line(depth, found["run_id"], found["name"], state, taken) + "  *"
+    for run in found["reward_model"][-1:]:
+        yield f"{_INDENT * (depth + 1)}scored by version {run['version']} of {run['id']}  {run['name']}  {run['state']}"
     for run in found["children"]:
-        yield _line(depth + 1, run["id"], run["name"], run["state"], f"  from version {run['version']}")
+        verb = "from" if run["role"] == "model" else "scored by"
+        yield _line(depth + 1, run["id"], run["name"], run["state"], f"  {verb} version {run['version']}")
 
 
 def _line(depth: int, run_id: str, name: str, state: str, taken: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -18,6 +18,7 @@ MAX_LINES: Final = 2_000_000
 MAX_COLUMNS: Final = 1000
 _MAX_NAME: Final = 256
 _NAMES_SHOWN: Final = 20
+_ASSISTANT: Final = "assistant"
 
 Row = dict[str, object]
 
@@ -78,16 +79,35 @@ def _row(line: bytes, number: int) -> Row:
     return row
 
 
-def inspect(data: bytes, prompt: str, responses: Sequence[str] = ()) -> DatasetInfo:
-    """Checks every row, its prompt in the column `prompt` and its responses in theirs. Raises DatasetError for the first wrong row."""
-    count, columns, chat, longest = 0, frozenset[str](), False, 0
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """The columns of a dataset that a run reads."""
+
+    prompt: str = "prompt"
+    responses: tuple[str, ...] = ()
+    """Responses that the run trains on, if the dataset gives them."""
+    conversation: str | None = None
+    """A whole conversation, in place of prompt and response: the response begins with its first message of the assistant."""
+
+    def given(self, row: Row, line: int) -> tuple[object, list[object]]:
+        """The prompt, text or messages, and the responses to it. Raises DatasetError, naming the line, if the row has none."""
+        if self.conversation is not None:
+            return _split_conversation(row, self.conversation, line)
+        _checked_prompt(row, self.prompt, line)
+        _check_responses(row, self, line)
+        return row[self.prompt], [row[column] for column in self.responses]
+
+
+def inspect(data: bytes, columns: RowColumns) -> DatasetInfo:
+    """Checks every row, its prompt and its responses. Raises DatasetError for the first wrong row."""
+    count, common, chat, longest = 0, frozenset[str](), False, 0
     for count, (line, row, size) in enumerate(_measured(data), start=1):
         _check_columns(row, line)
-        columns = columns.intersection(row) if count > 1 else frozenset(row)
-        chat = _checked_prompt(row, prompt, line) or chat
-        _check_responses(row, prompt, responses, line)
+        common = common.intersection(row) if count > 1 else frozenset(row)
+        prompt, _ = columns.given(row, line)
+        chat = chat or not isinstance(prompt, str)
         longest = max(longest, size)
-    return DatasetInfo(count, columns, chat, longest)
+    return DatasetInfo(count, common, chat, longest)
 
 
 def _check_columns(row: Row, line: int) -> None:
@@ -97,21 +117,32 @@ def _check_columns(row: Row, line: int) -> None:
         raise DatasetError(f"line {line} has a column whose name is longer than {_MAX_NAME} characters; give it a shorter one")
 
 
-def prompts_object(data: bytes, prompt: str, responses: Sequence[str] = ()) -> bytes:
+def prompts_object(data: bytes, columns: RowColumns) -> bytes:
     """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but the responses that are given."""
     lines: list[str] = []
     for line, row in numbered(data):
-        _checked_prompt(row, prompt, line)
-        _check_responses(row, prompt, responses, line)
+        prompt, responses = columns.given(row, line)
         lines.extend([""] * (line - 1 - len(lines)))
-        given = {"responses": [row[column] for column in responses]} if responses else {}
-        lines.append(json.dumps({"prompt": row[prompt], **given}, ensure_ascii=False))
+        lines.append(json.dumps({"prompt": prompt, **({"responses": responses} if responses else {})}, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()
 
 
-def _check_responses(row: Row, prompt: str, columns: Sequence[str], line: int) -> None:
+def _split_conversation(row: Row, column: str, line: int) -> tuple[object, list[object]]:
+    _checked_prompt(row, column, line)
+    messages = row[column]
+    if not isinstance(messages, list):
+        raise DatasetError(f"line {line} has text as {column!r}; give a list of messages, or name prompt and completion in [data]")
+    start = next((at for at, message in enumerate(messages) if message["role"] == _ASSISTANT), None)
+    if not start:
+        missing = "no message of the assistant" if start is None else "nothing before the assistant's first message"
+        raise DatasetError(f"the conversation of line {line} has {missing}; add it or leave the row out")
+    return messages[:start], [messages[start:]]
+
+
+def _check_responses(row: Row, columns: RowColumns, line: int) -> None:
     """Raises DatasetError if a response is not one to the row's prompt, or if two are equal."""
-    for column in columns:
+    prompt, responses = columns.prompt, columns.responses
+    for column in responses:
         if column not in row:
             nearest = nearest_name(column, row)
             advice = f"did you mean {nearest!r}?" if nearest else "name the columns of the responses in [data]"
@@ -126,10 +157,12 @@ def _check_responses(row: Row, prompt: str, columns: Sequence[str], line: int) -
                 f"line {line} has {_kind(value)} as {column!r}; give text, or a list of messages such as "
                 '{"role": "assistant", "content": "..."}'
             )
+        if value[0]["role"] != _ASSISTANT:
+            raise DatasetError(f"line {line} has a {column!r} that does not begin with a message of the assistant; move it to the prompt")
         if not is_chat:
             raise DatasetError(f"line {line} has messages as {column!r} and a prompt of text; give both as text, or both as messages")
-    if len(columns) > 1 and row[columns[0]] == row[columns[1]]:
-        raise DatasetError(f"line {line} has the same {columns[0]!r} and {columns[1]!r}, which teaches nothing; leave the row out")
+    if len(responses) > 1 and row[responses[0]] == row[responses[1]]:
+        raise DatasetError(f"line {line} has the same {responses[0]!r} and {responses[1]!r}, which teaches nothing; leave the row out")
 
 
 def _checked_prompt(row: Row, column: str, line: int) -> bool:

@@ -19,7 +19,7 @@ _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
     "weights": (WeightsSpec(), "sends its weights to nobody"),
 }
 """Sections that a run on given responses does not read, and why."""
-_COLUMNS: Final = {"sft": ("completion",)} | dict.fromkeys(PAIR_KINDS, ("chosen", "rejected"))
+_COLUMNS: Final = {"sft": ("completion", "messages")} | dict.fromkeys(PAIR_KINDS, ("chosen", "rejected"))
 """Fields of `data` with the responses of each kind."""
 _OF_LOSS: Final = {
     "beta": ("dpo", "ipo", "simpo", "orpo"),
@@ -75,12 +75,18 @@ def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
 
 def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
     read = _COLUMNS.get(kind, ())
-    for field in ("completion", "chosen", "rejected"):
+    for field in ("completion", "messages", "chosen", "rejected"):
         if data is not None and field not in read and getattr(data, field) != DataSpec.model_fields[field].default:
             kinds = ", ".join(name for name, fields in _COLUMNS.items() if field in fields)
             yield Fault(
                 f"data.{field}", f"a run of kind {kind} does not read it", json.dumps(getattr(data, field)), f"none, or kind = {kinds}"
             )
+
+    if kind == "sft" and data is not None and data.messages is not None:
+        for field in ("prompt", "completion"):
+            if getattr(data, field) != DataSpec.model_fields[field].default:
+                message = "`messages` stands in place of prompt and completion"
+                yield Fault(f"data.{field}", message, json.dumps(getattr(data, field)), "none, or no `messages`")
 
 
 def _preference_faults(kind: str, preference: Any) -> Iterator[Fault]:

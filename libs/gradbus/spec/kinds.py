@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
+from gradbus.formats.jsonl import RowColumns
 from gradbus.spec.sections import DataSpec, Number, Section
 
 Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "reward_model"]
@@ -39,11 +40,11 @@ class PreferenceSpec(Section):
     )
 
 
-def response_columns(kind: Kind, data: DataSpec) -> tuple[str, ...]:
-    """Columns of the dataset with responses, in the order of a group's samples; none if they are sampled."""
-    if kind == "rl":
-        return ()
-    return (data.completion,) if kind == "sft" else (data.chosen, data.rejected)
+def columns_of(kind: Kind, data: DataSpec) -> RowColumns:
+    """The columns of the dataset that a run of this kind reads; responses in the order of a group's samples."""
+    if kind == "sft":
+        return RowColumns(data.prompt, (data.completion,), data.messages)
+    return RowColumns(data.prompt, () if kind == "rl" else (data.chosen, data.rejected))
 
 
 def with_kind(given: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gradbus.formats.jsonl import RowColumns
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, response_columns, with_kind
+from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, columns_of, with_kind
 from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,
@@ -76,9 +77,9 @@ class RunSpec(RunOptions):
         return self.kind in PAIR_KINDS
 
     @property
-    def response_columns(self) -> tuple[str, ...]:
-        """Columns of the dataset with responses, in the order of a group's samples; none if they are sampled."""
-        return response_columns(self.kind, self.data)
+    def columns(self) -> RowColumns:
+        """The columns of the dataset that the run reads."""
+        return columns_of(self.kind, self.data)
 
     @property
     def publish_every(self) -> int:

@@ -98,6 +98,10 @@ class DataSpec(Section):
     eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
     prompt: ColumnName = Field("prompt", description="Column with the prompt: text, or a list of chat messages.")
     completion: ColumnName = Field("completion", description="`sft`: column with the response to the prompt: text, or chat messages.")
+    messages: ColumnName | None = Field(
+        None,
+        description="`sft`: column with whole conversations, in place of prompt and completion. Every turn of the assistant is trained.",
+    )
     chosen: ColumnName = Field("chosen", description="Pairs: column with the better response.")
     rejected: ColumnName = Field("rejected", description="Pairs: column with the worse response.")
 

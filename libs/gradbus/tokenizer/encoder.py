@@ -24,6 +24,7 @@ CHAT_TEMPLATE: Final = "chat_template.jinja"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 """Where older folders have their chat template."""
 _STOP_FILES: Final = ("config.json", "generation_config.json")
+_ASSISTANT: Final = "assistant"
 _KINDS: Final = "a prompt is a text, or a list of {role, content} messages; correct the dataset's prompt column"
 _MAX_PROMPT_TOKENS: Final = 1 << 20
 """As many as a row of a dataset has bytes: a tokenizer may make any number of tokens of a character."""
@@ -99,10 +100,10 @@ class PromptEncoder:
         return ids
 
     def encode_responses(self, prompt: object, responses: Sequence[object], prompt_tokens: int, line: int) -> list[tuple[int, ...]]:
-        """Token ids `[T]` of given responses to a prompt of so many tokens, each up to its first stop token, which it ends with.
+        """Token ids `[T]` of given responses to a prompt of so many tokens; in place of an id that is not trained stands its complement.
 
-        They are what the policy would have to sample: text after text, by the chat template after messages. Raises as `encode`, and
-        DatasetError for a response that does not fit the context after its prompt.
+        They are what the policy would have to sample: text after text, by the chat template after messages, up to the stop token. Raises
+        as `encode`, and DatasetError for a response that does not fit the context after its prompt.
         """
         encoded = [self._response(prompt, response, line) for response in responses]
         if len(set(encoded)) < len(encoded):
@@ -110,7 +111,7 @@ class PromptEncoder:
         for ids in encoded:
             if not ids:
                 raise DatasetError(f"a response of line {line} has no tokens, so there is nothing to train; leave the row out")
-            self._check_known(ids)
+            self._check_known([max(token, ~token) for token in ids])
             if prompt_tokens + len(ids) > self._context_length:
                 raise DatasetError(
                     f"line {line} has {prompt_tokens} tokens of prompt and {len(ids)} of response, {self._context_length} fit the model; "
@@ -121,36 +122,37 @@ class PromptEncoder:
     def _response(self, prompt: object, response: object, line: int) -> tuple[int, ...]:
         if isinstance(prompt, str):
             _check_text(str(response), line)
-            ids = self._ids(str(response), line, special=False)
+            trained, _ = self._turn(self._ids(str(response), line, special=False))
         else:
-            ids = self._ids(self._rendered_response(prompt, response, line), line, special=False)
-        end = next((at for at, token in enumerate(ids) if token in self.stop_token_ids), None)
-        if end is not None:
-            return ids[: end + 1]
-        if not self.stop_token_ids:
-            return ids
-        return (*ids, self._stop_token)
+            answers = [{"role": _ASSISTANT, "content": response}] if isinstance(response, str) else _messages(response, line)
+            trained = self._turns(_messages(prompt, line), answers, line)
+        return trained if trained[-1:] and trained[-1] in self.stop_token_ids else (*trained, *self._stop_token)
+
+    def _turns(self, messages: list[dict[str, Any]], answers: Sequence[dict[str, Any]], line: int) -> tuple[int, ...]:
+        """The tokens after `messages` up to the end of the assistant's last turn. What others say and the template adds is not trained."""
+        ids: list[int] = []
+        written, end = self._rendered(messages, line), 0
+        for answer in answers:
+            if answer["role"] == _ASSISTANT:
+                before = self._rendered(messages, line)
+                ids += [~token for token in self._ids(_rest(before, written, line), line, special=False)]
+                written = self._rendered([*messages, answer], line, generation_prompt=False)
+                trained, after = self._turn(self._ids(_rest(written, before, line), line, special=False))
+                ids, end = [*ids, *trained], len(ids) + len(trained)
+                ids += [~token for token in after]
+            messages = [*messages, answer]
+        return tuple(ids[:end])
+
+    def _turn(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens up to the first stop token, and what follows it."""
+        end = next((at + 1 for at, token in enumerate(ids) if token in self.stop_token_ids), len(ids))
+        return ids[:end], ids[end:]
 
     @property
-    def _stop_token(self) -> int:
-        """The stop token that ends a response: the tokenizer's own, if it has one."""
-        own = _as_ids(self._tokenizer.eos_token_id, TOKENIZER)
-        return min(own or self.stop_token_ids)
-
-    def _rendered_response(self, prompt: object, response: object, line: int) -> str:
-        """What the chat template writes after the prompt's own text if the response follows.
-
-        Raises DatasetError if it changes that text.
-        """
-        before = self._rendered(prompt, line)
-        answers = [{"role": "assistant", "content": response}] if isinstance(response, str) else _messages(response, line)
-        whole = self._rendered([*_messages(prompt, line), *answers], line, generation_prompt=False)
-        if not whole.startswith(before):
-            raise DatasetError(
-                f"the chat template writes the prompt of line {line} in another way when a response follows, so the policy would learn to "
-                "continue a text that it never sees; correct the template, or give prompts and responses as text"
-            )
-        return whole[len(before) :]
+    def _stop_token(self) -> tuple[int, ...]:
+        """The stop token that ends a response: the tokenizer's own, if it has one; none if the model has none."""
+        found = _as_ids(self._tokenizer.eos_token_id, TOKENIZER) or self.stop_token_ids
+        return (min(found),) if found else ()
 
     def _check_known(self, ids: Sequence[int]) -> None:
         if max(ids) >= self._vocab_size:
@@ -204,6 +206,16 @@ class PromptEncoder:
             message = f"the chat template does not render the messages of line {line} ({_cause(error)}); correct the template"
             raise ModelFileError(self._template_file, message) from error
         return text
+
+
+def _rest(text: str, beginning: str, line: int) -> str:
+    """What follows `beginning` in `text`. Raises DatasetError for a template that changes what it has written."""
+    if not text.startswith(beginning):
+        raise DatasetError(
+            f"the chat template writes the prompt of line {line} in another way when a response follows, so the policy would learn to "
+            "continue a text that it never sees; correct the template, or give prompts and responses as text"
+        )
+    return text[len(beginning) :]
 
 
 def _loaded(folder: Path) -> Any:

@@ -24,7 +24,7 @@ from gradbus.v1.group_pb2 import Group
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
 from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
-from gradbus_rollout.tasks.prompts import PromptTable
+from gradbus_rollout.tasks.prompts import GivenResponse, PromptTable
 
 ENGINE: Final = "dataset"
 """What stands in a group, in place of an engine's name."""
@@ -68,14 +68,14 @@ class DatasetWorker:
     async def _groups(self, task: Task) -> list[Group]:
         table, rows = self._parts.table, [group.row for group in task.groups]
         prompts, texts, responses = await table.ids(rows), await table.texts(rows), await table.responses(rows)
-        decoded = iter(await table.decode([ids for given in responses for ids in given]))
+        decoded = iter(await table.decode([response.ids for given in responses for response in given]))
         columns = zip(task.groups, prompts, texts, responses, strict=True)
         return [
             self._group(task, group, (ids, text), [(response, next(decoded)) for response in given]) for group, ids, text, given in columns
         ]
 
-    def _group(self, task: Task, of: GroupTask, prompt: tuple[Sequence[int], str], responses: Sequence[tuple[Sequence[int], str]]) -> Group:
-        """The group of a row; `prompt` and `responses` are token ids, each with its text."""
+    def _group(self, task: Task, of: GroupTask, prompt: tuple[Sequence[int], str], responses: Sequence[tuple[GivenResponse, str]]) -> Group:
+        """The group of a row; `prompt` is token ids and text, and each response has its text."""
         group = Group(
             run_id=self._run_id,
             index=of.index,
@@ -87,11 +87,12 @@ class DatasetWorker:
             engine=ENGINE,
             traceparent=of.traceparent,
         )
-        for n, (ids, text) in enumerate(responses):
+        for n, (response, text) in enumerate(responses):
             sample = group.samples.add(
-                sample_id=sample_id(of.index, n), n=n, token_ids=pack_ids(ids), finish_reason=FINISH_REASON_STOP, text=text
+                sample_id=sample_id(of.index, n), n=n, token_ids=pack_ids(response.ids), finish_reason=FINISH_REASON_STOP, text=text
             )
-            sample.spans.add(start=0, end=len(ids), version=task.version, trainable=True)
+            for start, end, trained in response.spans:
+                sample.spans.add(start=start, end=end, version=task.version, trainable=trained)
         return group
 
     @contextmanager

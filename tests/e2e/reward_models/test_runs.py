@@ -4,23 +4,11 @@ import numpy as np
 import pytest
 import torch
 from smoke import train
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from gradbus.embedded import Stack, StackConfig
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def reward_model(tmp_path_factory, tokenizer):
-    """A folder whose scores differ from sample to sample, with the policy's tokenizer."""
-    torch.manual_seed(7)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
-    config = LlamaConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.4, num_labels=1)
-    folder = tmp_path_factory.mktemp("reward") / "model"
-    LlamaForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

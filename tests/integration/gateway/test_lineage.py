@@ -235,10 +235,9 @@ async def test_a_stored_spec_is_submitted_again_and_a_forged_one_is_not(http, tr
     await trainer.commit(4)
     again = http.post("/v1/runs", json=stored)
     assert (again.status_code, again.json()["spec"]) == (201, stored), "its version is a step by now"
-    forged = json.loads(json.dumps(stored))
-    forged["model"]["files"]["model.safetensors"] = submitted["spec"]["model"]["files"]["model.safetensors"]
-    answer = http.post("/v1/runs", json=forged)
-    assert (answer.status_code, [error["path"] for error in answer.json()["errors"]]) == (422, ["model"])
+    for field, value in {"files": submitted["spec"]["model"]["files"], "lineage": stored["model"]["lineage"] | {"base": "other"}}.items():
+        answer = http.post("/v1/runs", json=stored | {"model": stored["model"] | {field: value}})
+        assert (answer.status_code, [error["path"] for error in answer.json()["errors"]]) == (422, [f"model.{field}"])
 
 
 async def test_a_spec_check_resolves_the_version_too(http, trainer, submitted, stored_spec):
@@ -314,6 +313,42 @@ async def test_a_lineage_has_ancestors_and_children(client, http, trainer, train
     assert http.get("/v1/runs/nobody/lineage").status_code == 404
 
 
+@pytest.fixture
+async def judge(client, spec, tmp_path, trainer_of):
+    """A run of a reward model with a checkpoint of step 3."""
+    pair = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    body = {"name": "judge", "kind": "reward_model", "data": {"train": "pairs.jsonl"}}
+    run = client.submit({"model": spec["model"], "schedule": spec["schedule"]} | body, tmp_path)
+    trainer = await trainer_of(run["id"])
+    trainer.weights["score.weight"] = torch.zeros(1, 4)
+    await trainer.commit(3)
+    return run
+
+
+async def test_the_stored_spec_of_a_reward_model_from_a_run_is_submitted_again(http, trainer, judge, submitted):
+    await trainer.commit(2)
+    body = judge["spec"] | {"model": {"run": submitted["id"]}}
+    stored = http.post("/v1/runs", json=body).json()["spec"]
+    assert len(stored["model"]["files"]) > len(submitted["spec"]["model"]["files"]), "a head is added"
+    again = http.post("/v1/runs", json=stored)
+    assert (again.status_code, again.json()["spec"]) == (201, stored)
+
+
+async def test_a_run_is_the_child_of_the_run_whose_reward_model_scores_it(client, spec, tmp_path, trainer, judge, submitted, set_state):
+    await trainer.commit(2)
+    scored = spec | {"name": "scored", "model": {"run": submitted["id"]}, "reward": {"model": {"run": "judge"}}}
+    child = client.submit(scored, tmp_path)
+    found = client.lineage(child["id"])
+    assert [(one["id"], one["role"], one["version"]) for one in found["ancestors"]] == [(submitted["id"], "model", 2)]
+    assert [(one["id"], one["role"], one["version"]) for one in found["reward_model"]] == [(judge["id"], "reward_model", 3)]
+    of_judge = client.lineage(judge["id"])
+    assert [(one["id"], one["role"], one["version"]) for one in of_judge["children"]] == [(child["id"], "reward_model", 3)]
+    await set_state(judge["id"], "succeeded")
+    client.delete(judge["id"])
+    assert [one["state"] for one in client.lineage(child["id"])["reward_model"]] == ["deleted"]
+
+
 async def test_a_run_without_relations_has_a_lineage_too(client, submitted):
     found = client.lineage(submitted["id"])
-    assert (found["base"], found["ancestors"], found["children"]) == (submitted["spec"]["model"]["path"], [], [])
+    assert (found["base"], found["ancestors"], found["reward_model"], found["children"]) == (submitted["spec"]["model"]["path"], [], [], [])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradbus.algorithms import ESTIMATORS, Algorithm
@@ -16,6 +16,9 @@ from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Samp
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 MOST_TOKENS = 8
 ALWAYS_OK = st.just(OK)
+
+of_each = settings(max_examples=40)
+"""The presets are many and share their estimators, so that each part is tried with hundreds of examples."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def test_the_spec_knows_every_estimator_and_no_other():
     assert set(get_args(AlgorithmSpec.model_fields["advantage"].annotation)) == set(ESTIMATORS)
 
 
+@of_each
 @given(rewards=group_of(scored(st.floats(0, 100), st.sampled_from([OK, OK, OK, INVALID]))))
 @pytest.mark.parametrize("name", PRESETS)
 def test_only_valid_samples_have_an_advantage_and_a_group_of_too_few_is_filtered(name, rewards):
@@ -63,6 +67,7 @@ def test_only_valid_samples_have_an_advantage_and_a_group_of_too_few_is_filtered
     assert judged.filtered or sum(judged.valid) >= algorithm.estimator.least_samples
 
 
+@of_each
 @given(rewards=group_of(scored(st.floats() | st.floats(-1e6, 1e6))))
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("normalize_std", [True, False])
@@ -72,6 +77,7 @@ def test_advantages_are_finite_in_float32_whatever_the_rewards(name, normalize_s
     assert all(math.isfinite(advantage) for values in tokens for advantage in values)
 
 
+@of_each
 @given(rewards=group_of(scored(st.floats(0, 100))), random=st.randoms())
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_order_of_the_samples_changes_no_bit(name, rewards, random):
@@ -82,6 +88,7 @@ def test_the_order_of_the_samples_changes_no_bit(name, rewards, random):
     assert shuffled == tuple(straight[place] for place in order)
 
 
+@of_each
 @given(value=st.floats(0, 100), size=st.integers(2, 9))
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "ppo"}))
 def test_equal_rewards_of_samples_of_one_length_give_exactly_zero(name, value, size):
@@ -89,6 +96,7 @@ def test_equal_rewards_of_samples_of_one_length_give_exactly_zero(name, value, s
     assert judge(algorithm_of(name), rewards, [3] * size).advantages == (0.0,) * size
 
 
+@of_each
 @given(rewards=group_of(scored(st.integers(0, 100).map(float))))
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - {"maxrl", "reinforce_pp", "ppo"}))
 def test_a_number_added_to_all_rewards_changes_nothing(name, rewards):

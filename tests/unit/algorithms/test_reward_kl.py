@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl import RLOOTrainer
 
@@ -96,6 +96,7 @@ def test_the_expected_gradient_is_that_of_the_kl(name, size):
     assert gradient == pytest.approx(-0.1779326, abs=5e-8)
 
 
+@settings(max_examples=40)  # of each of many presets
 @given(groups)
 @pytest.mark.parametrize("name", TAKES_KL)
 def test_a_policy_that_is_its_reference_loses_nothing(name, rows):
@@ -104,6 +105,7 @@ def test_a_policy_that_is_its_reference_loses_nothing(name, rows):
     assert trained(algorithm_of(name), samples, rewards, same) == trained(algorithm_of(name, 0.0), samples, rewards, same)
 
 
+@settings(max_examples=40)  # of each of many presets
 @given(groups)
 @pytest.mark.parametrize("name", TAKES_KL)
 def test_the_verdict_is_the_one_that_is_made_before_the_reference_answers(name, rows):

@@ -3,8 +3,8 @@
 from gradbus.cli.lineage import tree
 
 
-def related(name, version, state="succeeded"):
-    return {"id": f"run-{name}", "name": name, "state": state, "version": version, "digest": "sha256:0"}
+def related(name, version, state="succeeded", role="model"):
+    return {"id": f"run-{name}", "name": name, "state": state, "role": role, "version": version, "digest": "sha256:0"}
 
 
 def test_a_run_stands_between_its_ancestors_and_its_children():
@@ -13,18 +13,20 @@ def test_a_run_stands_between_its_ancestors_and_its_children():
         "name": "ppo",
         "base": "models/base",
         "ancestors": [related("sft", 40, "deleted"), related("grpo", 7)],
-        "children": [related("more", 3, "running"), related("other", 2)],
+        "reward_model": [related("older", 1, role="reward_model"), related("judge", 9, role="reward_model")],
+        "children": [related("more", 3, "running"), related("other", 2, role="reward_model")],
     }
     assert list(tree(found, "succeeded")) == [
         "models/base",
         "└─ run-sft  sft  deleted",
         "   └─ run-grpo  grpo  succeeded  from version 40",
         "      └─ run-ppo  ppo  succeeded  from version 7  *",
+        "         scored by version 9 of run-judge  judge  succeeded",
         "         └─ run-more  more  running  from version 3",
-        "         └─ run-other  other  succeeded  from version 2",
+        "         └─ run-other  other  succeeded  scored by version 2",
     ]
 
 
 def test_a_run_without_relations_stands_below_its_model():
-    found = {"run_id": "run-1", "name": "first", "base": "owner/name@0", "ancestors": [], "children": []}
+    found = {"run_id": "run-1", "name": "first", "base": "owner/name@0", "ancestors": [], "reward_model": [], "children": []}
     assert list(tree(found, "queued")) == ["owner/name@0", "└─ run-1  first  queued  *"]

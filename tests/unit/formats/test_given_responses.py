@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradbus.errors import DatasetError
-from gradbus.formats.jsonl import inspect, prompts_object, rows
+from gradbus.formats.jsonl import RowColumns, inspect, prompts_object, rows
 
 CHAT = [{"role": "user", "content": "hi"}]
 ANSWER = [{"role": "assistant", "content": "ho"}]
@@ -17,12 +17,12 @@ def lines(*given):
 
 def test_workers_see_prompts_and_responses_in_the_order_of_the_columns_and_nothing_else():
     data = lines({"worse": "c", "q": "a", "better": "b", "note": 1})
-    assert rows(prompts_object(data, "q", ("better", "worse"))) == [{"prompt": "a", "responses": ["b", "c"]}]
+    assert rows(prompts_object(data, RowColumns("q", ("better", "worse")))) == [{"prompt": "a", "responses": ["b", "c"]}]
 
 
 @pytest.mark.parametrize("response", ["ho", ANSWER])
 def test_a_response_to_messages_is_text_or_messages(response):
-    assert inspect(lines({"prompt": CHAT, "completion": response}), "prompt", ("completion",)).chat
+    assert inspect(lines({"prompt": CHAT, "completion": response}), RowColumns("prompt", ("completion",))).chat
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,38 @@ def test_a_row_without_a_response_is_refused_with_its_line(row, fault):
     data = lines({"prompt": "a", "completion": "b"}, row)
     for read in (inspect, prompts_object):
         with pytest.raises(DatasetError, match=f"line 2 .*{fault}"):
-            read(data, "prompt", ("completion",))
+            read(data, RowColumns("prompt", ("completion",)))
 
 
 def test_a_pair_of_equal_responses_is_refused():
     with pytest.raises(DatasetError, match="line 1 has the same 'chosen' and 'rejected'"):
-        inspect(lines({"prompt": "a", "chosen": "b", "rejected": "b"}), "prompt", ("chosen", "rejected"))
+        inspect(lines({"prompt": "a", "chosen": "b", "rejected": "b"}), RowColumns("prompt", ("chosen", "rejected")))
+
+
+TURNS = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user", "assistant")]
+
+
+def test_a_conversation_is_a_prompt_up_to_the_assistants_first_message():
+    data = lines({"messages": TURNS})
+    assert rows(prompts_object(data, RowColumns(conversation="messages"))) == [{"prompt": TURNS[:2], "responses": [TURNS[2:]]}]
+    assert inspect(data, RowColumns(conversation="messages")).chat
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"messages": TURNS[:2]}, "conversation of line 1 has no message of the assistant"),
+        ({"messages": TURNS[2:]}, "conversation of line 1 has nothing before"),
+        ({"messages": "hi"}, "line 1 has text as 'messages'"),
+        ({"messages": []}, "line 1 has a prompt that is a list"),
+        ({"prompt": TURNS}, "line 1 has no column 'messages'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(row, fault):
+    with pytest.raises(DatasetError, match=fault):
+        inspect(lines(row), RowColumns(conversation="messages"))
+
+
+def test_a_response_of_messages_begins_with_the_assistant():
+    with pytest.raises(DatasetError, match="does not begin with a message of the assistant"):
+        inspect(lines({"prompt": CHAT, "completion": CHAT}), RowColumns("prompt", ("completion",)))

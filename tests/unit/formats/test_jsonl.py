@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.errors import DatasetError
-from gradbus.formats.jsonl import MAX_COLUMNS, MAX_LINES, MAX_ROW_BYTES, inspect, prompts_object, rows
+from gradbus.formats.jsonl import MAX_COLUMNS, MAX_LINES, MAX_ROW_BYTES, RowColumns, inspect, prompts_object, rows
 
 CHAT = [{"role": "user", "content": "hello"}]
 TEXT = st.text(min_size=1)
@@ -25,12 +25,12 @@ def test_rows_survive_a_round_trip(found):
 @given(st.lists(TEXT, min_size=1))
 def test_the_prompts_object_keeps_order_and_drops_all_else(prompts):
     data = lines(*({"question": prompt, "answer": "secret"} for prompt in prompts))
-    assert rows(prompts_object(data, "question")) == [{"prompt": prompt} for prompt in prompts]
+    assert rows(prompts_object(data, RowColumns("question"))) == [{"prompt": prompt} for prompt in prompts]
 
 
 def test_the_prompts_object_keeps_every_prompt_on_its_line():
     data = b'\n{"prompt": "a", "answer": 1}\n\n \n{"prompt": "b"}\n'
-    assert prompts_object(data, "prompt") == b'\n{"prompt": "a"}\n\n\n{"prompt": "b"}\n'
+    assert prompts_object(data, RowColumns("prompt")) == b'\n{"prompt": "a"}\n\n\n{"prompt": "b"}\n'
 
 
 def test_blank_lines_and_windows_line_ends_are_no_rows():
@@ -68,7 +68,7 @@ def test_rows_and_lines_are_bounded():
 
 
 def test_inspection_finds_rows_common_columns_and_chat():
-    info = inspect(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}), "prompt")
+    info = inspect(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}), RowColumns("prompt"))
     assert (info.rows, info.columns, info.chat) == (2, {"prompt", "answer"}, True)
     assert info.longest == len(lines({"prompt": CHAT, "answer": 2, "note": "x"}))
 
@@ -88,13 +88,13 @@ def test_inspection_finds_rows_common_columns_and_chat():
 )
 def test_a_wrong_prompt_is_named_by_its_line(row, words):
     with pytest.raises(DatasetError, match=words) as refused:
-        inspect(b"\n" + lines({"prompt": "fine"}, row), "prompt")
+        inspect(b"\n" + lines({"prompt": "fine"}, row), RowColumns("prompt"))
     assert "line 3" in str(refused.value)
 
 
 def test_a_fault_of_a_wide_row_is_short():
     with pytest.raises(DatasetError, match="and 880 more") as refused:
-        inspect(lines({f"{'wide' * 50}{number}": 0 for number in range(900)}), "prompt")
+        inspect(lines({f"{'wide' * 50}{number}": 0 for number in range(900)}), RowColumns("prompt"))
     assert len(str(refused.value)) < 6000
 
 
@@ -102,7 +102,7 @@ def test_a_fault_of_a_wide_row_is_short():
 def test_every_row_is_refused_or_can_be_sent_as_json_and_utf_8(row):
     data = json.dumps(row | {"prompt": "a"}).encode()
     try:
-        inspect(data, "prompt")
+        inspect(data, RowColumns("prompt"))
     except DatasetError:
         return
     [found] = rows(data)

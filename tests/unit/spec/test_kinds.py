@@ -36,9 +36,9 @@ def test_a_run_on_given_responses_has_no_ratio_and_is_deterministic(kind):
 
 def test_the_columns_of_responses_are_those_of_the_kind():
     data = {"train": "t.jsonl", "chosen": "better"}
-    assert parse_spec(body("sft")).response_columns == ("completion",)
-    assert parse_spec(body("dpo", data=data)).response_columns == ("better", "rejected")
-    assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).response_columns == ()
+    assert parse_spec(body("sft")).columns.responses == ("completion",)
+    assert parse_spec(body("dpo", data=data)).columns.responses == ("better", "rejected")
+    assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).columns.responses == ()
 
 
 def test_pairs_have_the_numbers_of_their_paper_unless_they_are_given():
@@ -95,6 +95,8 @@ def test_what_a_run_on_given_responses_does_not_read_is_refused(kind, changes, p
         ("dpo", {"preference": {"label_smoothing": 0.5}}, "preference.label_smoothing"),
         ("dpo", {"preference": {"beta": 0.0}}, "preference.beta"),
         ("dpo", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
+        ("sft", {"data": {"train": "t", "messages": "m", "completion": "c"}}, "data.completion"),
+        ("dpo", {"data": {"train": "t", "messages": "m"}}, "data.messages"),
         ("distil", {}, "kind"),
         (["sft"], {}, "kind"),
         ("dpo", {"preference": 3}, "preference"),

@@ -62,3 +62,10 @@ def test_a_row_that_does_not_fit_the_context_is_refused(model_folder):
 def test_a_response_of_half_a_character_is_refused(model_folder):
     with pytest.raises(DatasetError, match="no Unicode text"):
         responses(model_folder, "abc", "\ud800")
+
+
+def test_of_a_conversation_the_assistants_turns_are_trained_and_nothing_else(chat_folder):
+    turns = [{"role": role, "content": text} for role, text in (("assistant", "gh"), ("user", "ij"), ("assistant", "kl"), ("user", "mn"))]
+    [ids] = responses(chat_folder, CHAT, turns, template=TEMPLATE)
+    other = tuple(~token for token in ids_of("zbija"))
+    assert ids == (*ids_of("gh"), STOP, *other, *ids_of("kl"), STOP)

@@ -63,7 +63,7 @@ SPANS = (
     SpanEntry("wait_in_log", ("trainer",), _STEP, "Wait in the log for the step that consumes the group; links to the step."),
     SpanEntry("train", ("trainer",), _STEP, "The step that trains the group; links to the step."),
     # A call's trace: a call carries many groups and links to them.
-    SpanEntry("score_call", ("conductor",), _RUN, "A call of the reward service; links to the groups' `score`. First span of its trace."),
+    SpanEntry("score_call", ("conductor",), _RUN, "A call of the scorer's service; links to the groups' `score`. First span of its trace."),
     SpanEntry(
         "reference_call",
         ("conductor",),

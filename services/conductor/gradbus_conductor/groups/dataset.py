@@ -6,13 +6,12 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
-from gradbus.formats.jsonl import iterate, prompts_object
+from gradbus.formats.jsonl import RowColumns, iterate, prompts_object
 from gradbus.objects import ObjectStore
 
 _CACHED_EPOCHS = 2  # steps at the end of an epoch use two, and a large dataset takes long to shuffle
@@ -66,7 +65,7 @@ async def load_run_data(objects: ObjectStore, condemned: CondemnedBlobs, record:
     Raises DatasetError, ObjectMissingError.
     """
     spec = record.spec
-    columns = (spec.data.prompt, *spec.response_columns)
+    columns = spec.columns
     train = await _dataset(objects, spec.data.train, columns)
     evaluation = await _dataset(objects, spec.data.eval, columns, spec.evaluation.samples) if spec.data.eval else None
     if await condemned.keep([train.prompts, *([evaluation.prompts] if evaluation else [])]):
@@ -74,13 +73,12 @@ async def load_run_data(objects: ObjectStore, condemned: CondemnedBlobs, record:
     return RunData(train, evaluation, DataOrder(spec.data.train, len(train.items), spec.seed))
 
 
-async def _dataset(objects: ObjectStore, digest: str, columns: Sequence[str], most: int | None = None) -> Dataset:
+async def _dataset(objects: ObjectStore, digest: str, columns: RowColumns, most: int | None = None) -> Dataset:
     content = await objects.get_blob(digest)
     # In a thread: a large dataset takes longer than a lease lasts without renewal.
     items, prompts = await asyncio.to_thread(_rows, content, columns)
     return Dataset(items[:most], await objects.put_blob(prompts))
 
 
-def _rows(content: bytes, columns: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
-    prompt, *responses = columns
-    return tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content)), prompts_object(content, prompt, responses)
+def _rows(content: bytes, columns: RowColumns) -> tuple[tuple[str, ...], bytes]:
+    return tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content)), prompts_object(content, columns)

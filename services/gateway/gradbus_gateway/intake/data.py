@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gradbus.errors import DatasetError, Fault
-from gradbus.formats.jsonl import DatasetInfo, inspect
+from gradbus.formats.jsonl import DatasetInfo, RowColumns, inspect
 from gradbus.ids import is_digest
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec
@@ -19,8 +18,6 @@ from gradbus_gateway.settings import GatewaySettings
 
 _AT_A_TIME: Final = 2
 """Datasets that are in memory at a time, however many are submitted."""
-_Columns = tuple[str, ...]
-"""Of the prompt, and of the responses that a run trains on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +40,15 @@ class DataIntake:
     def __init__(self, objects: ObjectStore, settings: GatewaySettings) -> None:
         self._objects = objects
         self._settings = settings
-        self._checked = LruCache[tuple[str, _Columns], DatasetInfo]()
+        self._checked = LruCache[tuple[str, RowColumns], DatasetInfo]()
         """By digest and columns."""
         self._turns = CheckTurns(_AT_A_TIME)
 
-    async def store(self, data: DataSpec, caller: str, responses: Sequence[str] = ()) -> tuple[StoredData | None, list[Fault]]:
-        """The stored datasets, or None and every fault; `responses` are the columns of responses that the run trains on.
+    async def store(self, data: DataSpec, columns: RowColumns, caller: str) -> tuple[StoredData | None, list[Fault]]:
+        """The stored datasets, of which the run reads `columns`; or None and every fault.
 
         Raises the problem 503 if this gateway is too busy to tell.
         """
-        columns = (data.prompt, *responses)
         faults: list[Fault] = []
         digests: dict[str, str] = {}
         infos: list[DatasetInfo] = []
@@ -73,20 +69,20 @@ class DataIntake:
         stored = data.model_copy(update=digests)
         return StoredData(stored, common, any(info.chat for info in infos), max(info.longest for info in infos)), []
 
-    async def _check(self, source: str, columns: _Columns) -> tuple[str, DatasetInfo] | Fault:
+    async def _check(self, source: str, columns: RowColumns) -> tuple[str, DatasetInfo] | Fault:
         """Digest and content of a dataset that is stored by now; a fault, without its path, if it cannot be used."""
         content = await self._content(source)
         if isinstance(content, Fault):
             return content
         try:
-            info = await asyncio.to_thread(inspect, content, columns[0], columns[1:])
+            info = await asyncio.to_thread(inspect, content, columns)
         except DatasetError as error:
             return Fault("", str(error), source)
         digest = await self._objects.put_blob(content)
         self._checked.put((digest, columns), info)
         return digest, info
 
-    async def _earlier_check(self, source: str, columns: _Columns) -> tuple[str, DatasetInfo] | None:
+    async def _earlier_check(self, source: str, columns: RowColumns) -> tuple[str, DatasetInfo] | None:
         """The result of an earlier check of this digest, if the content is still stored."""
         info = self._checked.get((source, columns))
         return (source, info) if info is not None and await self._objects.has_blobs([source]) else None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from gradbus.errors import DatasetError, Fault, ModelError
-from gradbus.formats.jsonl import numbered
+from gradbus.formats.jsonl import RowColumns, numbered
 from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.tokenizer.encoder import PromptLimits
@@ -33,7 +33,7 @@ _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
 _CACHED: Final = 1024
 
-_Key = tuple[frozenset[tuple[str, str]], str, str | None, tuple[str, ...], PromptLimits]
+_Key = tuple[frozenset[tuple[str, str]], str, str | None, RowColumns, PromptLimits]
 """Files of the model, datasets, columns of prompt and responses, limits."""
 
 
@@ -50,7 +50,7 @@ class PromptCheck:
         """The first fault of a spec whose model and data are stored. Raises the problem 503 if this gateway is too busy to tell."""
         files, limits = spec.model.files or {}, limits_of(spec)
         small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
-        key = (small, spec.data.train, spec.data.eval, (spec.data.prompt, *spec.response_columns), limits)
+        key = (small, spec.data.train, spec.data.eval, spec.columns, limits)
         if self._passed.get(key):
             return None
         async with self._turns.turn(caller):
@@ -83,17 +83,17 @@ class PromptCheck:
         for field, digest in {"train": data.train, "eval": data.eval}.items():
             try:
                 if digest is not None:
-                    await self._check_first_rows(tokenizer, await self._first_rows(digest, data.prompt, spec.response_columns), deadline)
+                    await self._check_first_rows(tokenizer, await self._first_rows(digest, spec.columns), deadline)
             except DatasetError as error:
                 return Fault(f"data.{field}", str(error), str(digest))
         return None
 
-    async def _first_rows(self, digest: str, column: str, responses: Sequence[str]) -> list[NumberedPrompt]:
+    async def _first_rows(self, digest: str, columns: RowColumns) -> list[NumberedPrompt]:
         content = await self._objects.get_blob(digest)
 
         def read() -> list[NumberedPrompt]:
             rows = islice(numbered(content), _ROWS)
-            return [NumberedPrompt(line, row[column], [row[response] for response in responses]) for line, row in rows]
+            return [NumberedPrompt(line, *columns.given(row, line)) for line, row in rows]
 
         return await asyncio.to_thread(read)  # because a row may have a megabyte of JSON
 

@@ -19,9 +19,9 @@ class RunRelations:
         self._named: defaultdict[str, list[str]] = defaultdict(list)
         """Runs of each name, oldest first."""
         self._children: defaultdict[str, list[str]] = defaultdict(list)
-        """Runs whose model comes directly from each run, oldest first."""
-        self._known: dict[str, tuple[str, str]] = {}
-        """Name and parent of each run; the parent is empty for a run that has none."""
+        """Runs that take a model directly from each run, oldest first."""
+        self._known: dict[str, tuple[str, frozenset[str]]] = {}
+        """Name and parents of each run."""
         view.listen(self._update)
 
     async def newest(self, name: str) -> str | None:
@@ -30,7 +30,7 @@ class RunRelations:
         return self._named[name][-1] if name in self._named else None
 
     async def children(self, run_id: str) -> list[str]:
-        """Ids of the runs whose model is a version of this run, newest first."""
+        """Ids of the runs whose model or reward model is a version of this run, newest first."""
         await self._view.catch_up()
         return self._children[run_id][::-1] if run_id in self._children else []
 
@@ -41,14 +41,14 @@ class RunRelations:
         record = self._view.get(f"{run_id}.spec")
         exists = record is not None and self._view.get(f"{run_id}.desired") != DELETED
         if record is not None and exists and run_id not in self._known:
-            self._known[run_id] = name, parent = _relations(record)
+            self._known[run_id] = name, parents = _relations(record)
             insort(self._named[name], run_id)
-            if parent:
+            for parent in parents:
                 insort(self._children[parent], run_id)
         elif not exists and run_id in self._known:
-            name, parent = self._known.pop(run_id)
+            name, parents = self._known.pop(run_id)
             _remove(self._named, name, run_id)
-            if parent:
+            for parent in parents:
                 _remove(self._children, parent, run_id)
 
 
@@ -58,11 +58,11 @@ def _remove(ids: dict[str, list[str]], key: str, run_id: str) -> None:
         del ids[key]
 
 
-def _relations(record: bytes) -> tuple[str, str]:
-    """Name and parent in a stored record; empty if it cannot be read."""
+def _relations(record: bytes) -> tuple[str, frozenset[str]]:
+    """Name and parents in a stored record; none if it cannot be read."""
     try:
         spec: dict[str, Any] = json.loads(record)["spec"]
-        ancestors = (spec["model"].get("lineage") or {"ancestors": ()})["ancestors"]
-        return str(spec["name"]), str(ancestors[0]["run"]) if ancestors else ""
+        lineages = [(model or {}).get("lineage") for model in (spec["model"], spec["reward"].get("model"))]
+        return str(spec["name"]), frozenset(str(lineage["ancestors"][0]["run"]) for lineage in lineages if lineage)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return "", ""
+        return "", frozenset()

@@ -9,7 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import Final
 
 from gradbus.aio.threads import in_run_thread
@@ -36,6 +36,25 @@ class _Row:
     @property
     def size(self) -> int:
         return sum(map(token_count, (self.ids, *self.responses))) + len(self.text or "")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenResponse:
+    """A response of the dataset."""
+
+    ids: tuple[int, ...]
+    """Token ids `[T]`."""
+    spans: Sequence[tuple[int, int, bool]]
+    """(start, end, whether its tokens are trained), which cover `[0, T)` without gaps."""
+
+    @classmethod
+    def of(cls, encoded: Sequence[int]) -> GivenResponse:
+        """Reads what `PromptEncoder.encode_responses` gives: the complement stands in place of an id that is not trained."""
+        spans, end = [], 0
+        for trained, part in groupby(encoded, key=lambda token: token >= 0):
+            start, end = end, end + len(list(part))
+            spans.append((start, end, trained))
+        return cls(tuple(max(token, ~token) for token in encoded), spans)
 
 
 class PromptTable:
@@ -65,9 +84,9 @@ class PromptTable:
         """Token ids `[P]` of each row's prompt."""
         return [unpack_ids(row.ids) for row in await self._rows(rows)]
 
-    async def responses(self, rows: Sequence[int]) -> list[Sequence[tuple[int, ...]]]:
-        """Token ids of each row's given responses, `[T]` each."""
-        return [[unpack_ids(ids) for ids in row.responses] for row in await self._rows(rows)]
+    async def responses(self, rows: Sequence[int]) -> list[Sequence[GivenResponse]]:
+        """The responses that the dataset gives to each row's prompt."""
+        return [[GivenResponse.of(unpack_ids(ids)) for ids in row.responses] for row in await self._rows(rows)]
 
     async def texts(self, rows: Sequence[int]) -> list[str]:
         """The prompts as text, for the scorer; of chat messages, the text that the template made."""

@@ -51,7 +51,7 @@ class RunModels:
         self._objects = objects
         self._keyring = keyring
 
-    async def resolve(self, run: str, version: Version, caller: str, field: str = "model", kind: object = "rl") -> RunModel:
+    async def resolve(self, run: str, version: Version, caller: str, field: str = "model", kind: Kind = "rl") -> RunModel:
         """The files of a committed version of the run with the id or name `run`; `caller` is the API key that asks for it.
 
         `kind` is that of the run that has the field. Raises SpecError with a fault of `<field>.run` or `<field>.version`.
@@ -96,21 +96,19 @@ class RunModels:
         return answer.versions
 
 
-def of_version(model: ModelSpec, found: RunModel, field: str = "model", kind: object = "rl") -> ModelSpec:
+def of_version(model: ModelSpec, found: RunModel, field: str = "model") -> ModelSpec:
     """`model`, which names a run, with the files, the step and the lineage of the version that was found.
 
-    A stored spec that is submitted again has them already, and they must be the same, but for the scoring head
-    that a run of kind `reward_model` has beside them. Raises SpecError if they are not.
+    A stored spec that is submitted again has a lineage already, and it must be the same. Raises SpecError if it is not.
     """
     parent = found.lineage.ancestors[0]
-    may_have_head = kind == _REWARD_MODEL and model.lineage is not None
-    if model.lineage not in (None, found.lineage) or (model.files not in (None, found.files) and not may_have_head):
-        message = f"`files` or `lineage` is not that of version {parent.version} of run {parent.run}"
-        raise _refusal(field, message, "", "neither of them with `run`: the gateway fills them in")
+    if model.lineage not in (None, found.lineage):
+        message = f"is not that of version {parent.version} of run {parent.run}"
+        raise _refusal(f"{field}.lineage", message, "", "none: the gateway fills it in")
     return model.model_copy(update={"run": parent.run, "version": parent.version, "files": found.files, "lineage": found.lineage})
 
 
-def _check_kind(parent: Kind, child: object, path: str, run: str) -> None:
+def _check_kind(parent: Kind, child: Kind, path: str, run: str) -> None:
     """Raises SpecError if a run of kind `child` cannot use a version of a run of kind `parent` as its model, or as its scorer."""
     if path != "model.run" and parent != _REWARD_MODEL:
         raise _refusal(

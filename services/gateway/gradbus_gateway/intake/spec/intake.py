@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +13,7 @@ from gradbus.algorithms import need_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, Version, parse_spec
+from gradbus.spec.kinds import Kind, columns_of
 from gradbus.spec.model_faults import model_faults
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
@@ -64,22 +65,21 @@ class SpecIntake:
             faults.extend(error.faults)
         # If the spec has faults, its valid sections are checked further, so that one response lists all faults.
         sections: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+        kind: Kind = sections["kind"] if sections.get("kind") in get_args(Kind) else "rl"
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
-            kind = sections.get("kind", "rl")
             store = self._models.store_with_head if kind == "reward_model" else self._models.store
             model, found = await self._stored(model_spec, caller, store, kind=kind)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
-            data, found = await self._datasets.store(data_spec, caller, spec.response_columns if spec else ())
+            data, found = await self._datasets.store(data_spec, columns_of(kind, data_spec), caller)
             faults.extend(found)
         if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
             # In a thread as well: a source is parsed in another process.
             async with self._graders.turn(caller):
                 faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
         scorer, found = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
-        samples = sections.get("kind", "rl") == "rl"
-        rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if samples else None
+        rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if kind == "rl" else None
         faults.extend([*found, *reward_model_faults(scorer, model, rollout), *fit_faults(model, data, rollout)])
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
@@ -110,19 +110,22 @@ class SpecIntake:
             raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
 
     async def _stored(
-        self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model", kind: object = "rl"
+        self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model", kind: Kind = "rl"
     ) -> tuple[StoredModel | None, list[Fault]]:
         """The model of `field`, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
         if model is None or any(model_faults(model)):
             return None, []
+        given = model.files
         try:
             if model.run is not None:
                 version: Version = "last" if model.version is None else model.version
                 found = await self._run_models.resolve(model.run, version, caller, field, kind)
-                model = of_version(model, found, field, kind)
+                model = of_version(model, found, field)
         except SpecError as error:
             return None, list(error.faults)
         stored, faults = await store(model, caller)
+        if stored and model.run is not None and given not in (None, stored.spec.files):
+            faults = [Fault("model.files", f"are not those of {model.source}", allowed="none: the gateway fills them in")]
         return stored, [replace(fault, path=field + fault.path.removeprefix("model")) for fault in faults]
 
 

@@ -47,7 +47,15 @@ def _small_blocks(monkeypatch):
 
 
 @pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize(("name", "window"), [("short", 6), ("short and long", 70), ("long", None), ("one token", None)])
+@pytest.mark.parametrize(
+    ("name", "window", "dtype"),
+    [
+        ("short", 6, torch.float32),
+        ("long", None, torch.float32),
+        ("one token", None, torch.float32),
+        *(("short and long", 70, dtype) for dtype in BOUNDS),
+    ],
+)
 def test_output_and_gradients_are_those_of_a_softmax_that_counts_the_sink(name, window, dtype):
     tensors = [tensor.to(dtype).double() for tensor in draw(LAYOUTS[name])]
     exact = results(prefix_shared_attention_with_sinks_reference, tensors, LAYOUTS[name], window, torch.float64)

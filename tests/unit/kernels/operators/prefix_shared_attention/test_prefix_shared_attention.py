@@ -200,7 +200,7 @@ def alone(layout, tensors, segments):
     return prefix_shared_attention(*(tensor[indices] for tensor in tensors), kept), indices
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
+@pytest.mark.parametrize("heads", [(1, 1), (2, 1)])
 def test_the_bits_of_a_long_sequence_depend_on_itself_and_its_root_alone(implementation, dtype, heads):
     if implementation == "reference":
         pytest.skip("its softmax is over all tokens")
@@ -208,8 +208,8 @@ def test_the_bits_of_a_long_sequence_depend_on_itself_and_its_root_alone(impleme
     tensors = draw(layout, heads, 32, dtype)[:3]
     together = prefix_shared_attention(*tensors, layout)
     for segment, parent in enumerate(layout.parents):
-        output, indices = alone(layout, tensors, [segment] if parent is None else [parent, segment])
         if parent is None or sum(layout.lengths[one] for one in (parent, segment)) > 96:
+            output, indices = alone(layout, tensors, [segment] if parent is None else [parent, segment])
             assert torch.equal(output, together[indices]), segment
 
 
