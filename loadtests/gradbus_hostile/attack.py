@@ -75,7 +75,7 @@ def send(client: Client, body: Json, material: Material) -> Json:
     """Submits a body with its damaged files as they are: `Client.submit` alone would refuse them before the gateway sees them."""
     body = copy.deepcopy(body)
     data = body["data"]
-    for model in (body["model"], body["reward"].get("model") or {}):
+    for model in (body["model"], body.get("reward", {}).get("model") or {}):
         if folder := material.own(model.get("path")):
             model["files"] = {file.name: _uploaded(client, file) for file in sorted(folder.iterdir())}
     for field in ("train", "eval"):

@@ -58,6 +58,14 @@ class Material:
         damage(folder)
         return self.spec(reward={"model": {"path": str(folder)}})
 
+    def given(self, kind: object, lines: Iterable[str], **changes: Any) -> Json:
+        """A spec on given responses: the good one without the sections of runs that sample, with a dataset of these lines."""
+        body = self.rows(lines, **changes)
+        unread = {"rollout", "reward", "algorithm", "evaluation", "weights"} - changes.keys()
+        body["data"].pop("eval", None)
+        body["schedule"] = {name: value for name, value in body["schedule"].items() if name not in {"mode", "max_staleness"}}
+        return {name: value for name, value in body.items() if name not in unread} | {"kind": kind}
+
     def own(self, path: object) -> Path | None:
         """The path, if it was made here."""
         return Path(path) if isinstance(path, str) and Path(path).is_relative_to(self._folder) else None
@@ -71,6 +79,11 @@ class Material:
 def row(prompt: object = "sun and", **columns: object) -> str:
     """A line of a dataset."""
     return json.dumps({"prompt": prompt, "answer": "moon", **columns})
+
+
+def pair(prompt: object = "sun and", chosen: object = "moon", rejected: object = "sun") -> str:
+    """A line of a dataset of pairs."""
+    return json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected})
 
 
 def chat(text: str = "sun and", role: str = "user") -> str:

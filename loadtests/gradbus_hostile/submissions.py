@@ -6,6 +6,7 @@ from typing import Final
 
 from gradbus_hostile.table.conduct import CONDUCTS
 from gradbus_hostile.table.families import FAMILIES
+from gradbus_hostile.table.given import GIVEN
 from gradbus_hostile.table.graders import GRADERS
 from gradbus_hostile.table.reward_models import REWARD_MODELS
 from gradbus_hostile.table.rows import DATA
@@ -17,5 +18,5 @@ from gradbus_hostile.table.weights import CONFIGS, WEIGHTS
 
 SUBMISSIONS: Final[tuple[Submission, ...]] = (
     *(*TEMPLATES, *TOKENIZERS, *CONFIGS, *WEIGHTS, *FAMILIES),
-    *(*DATA, *GRADERS, *SPECS, *SCORERS, *REWARD_MODELS, *CONDUCTS),
+    *(*DATA, *GIVEN, *GRADERS, *SPECS, *SCORERS, *REWARD_MODELS, *CONDUCTS),
 )

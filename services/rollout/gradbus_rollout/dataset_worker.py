@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from gradbus import crash_points
 from gradbus.bus import Bus, TaskQueue
 from gradbus.control.runs import RunRecord
 from gradbus.errors import DatasetError, ModelError
@@ -59,6 +60,7 @@ class DatasetWorker:
             for task in tasks:
                 with self._fatal():
                     groups = await self._groups(task)
+                crash_points.reached("mid-encode")
                 await self._publisher.publish(task, groups)
                 self._parts.heartbeat.progressed(max(group.index for group in groups))
             self._presence.claims = []

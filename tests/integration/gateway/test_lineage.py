@@ -132,6 +132,45 @@ async def test_what_cannot_be_used_is_refused_with_its_field(client, spec, tmp_p
     assert (fault.path, f"gradbus export {adapted['id']}" in fault.allowed) == ("model.run", True)
 
 
+@pytest.fixture
+async def ranks(client, spec, tmp_path, trainer_of):
+    """A run of kind reward_model with a checkpoint."""
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n')
+    kept = {name: spec[name] for name in ("model", "schedule")}
+    run = client.submit(kept | {"name": "ranks", "kind": "reward_model", "data": {"train": "pairs.jsonl"}}, tmp_path)
+    trainer = await trainer_of(run["id"])
+    trainer.weights |= {"score.weight": torch.zeros(1, 4)}
+    await trainer.commit(2)
+    return run
+
+
+async def test_a_reward_model_scores_runs_and_starts_reward_models_and_nothing_else(client, spec, tmp_path, trainer, ranks, submitted):
+    await trainer.commit(2)
+
+    def submit(**changes):
+        return client.submit(spec | {"data": {"train": "train.jsonl"}} | changes, tmp_path)
+
+    def fault(**changes):
+        with pytest.raises(SpecError) as error:
+            submit(**changes)
+        [found] = error.value.faults
+        return found
+
+    scored = submit(reward={"model": {"run": ranks["id"]}})
+    assert scored["spec"]["reward"]["model"]["run"] == ranks["id"]
+    found = fault(reward={"model": {"run": submitted["id"]}})
+    assert (found.path, found.allowed) == ("reward.model.run", "a run of kind reward_model")
+    found = fault(model={"run": ranks["id"]})
+    assert (found.path, "reward.model.run" in found.allowed) == ("model.run", True)
+    given = {name: ranks["spec"][name] for name in ("kind", "schedule", "data")} | {"name": "next"}
+    for parent in (ranks, submitted):  # a reward model, and a language model that gets a head
+        stored = client.submit(given | {"model": {"run": parent["id"]}}, tmp_path)["spec"]
+        assert stored["model"]["run"] == parent["id"]
+        assert client.submit(stored)["spec"] == stored
+    with pytest.raises(SpecError, match=r"model\.run"):
+        client.submit(given | {"kind": "dpo", "model": {"run": ranks["id"]}}, tmp_path)
+
+
 async def test_faults_of_the_rest_of_the_spec_are_listed_too(client, spec, tmp_path, submitted):
     with pytest.raises(SpecError) as error:
         client.submit(spec | {"model": {"run": submitted["id"]}, "data": {"train": "gone.jsonl"}, "schedule": {"steps": 0}}, tmp_path)

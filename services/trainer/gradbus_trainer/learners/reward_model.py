@@ -112,7 +112,7 @@ class RewardModelLearner:
             updates=1,
             tokens=sum(batch.trainable_counts),
             grad_norm=norm,
-            loss=LossMetrics(total=float(loss.total)),
+            loss=LossMetrics(total=float(loss.total.detach())),
             preference=PreferenceMetrics(float(loss.accuracy), chosen - rejected, chosen, rejected),
             phases=phase.recorded,
         )

@@ -41,7 +41,7 @@ def objects(tmp_path):
 
 @pytest.fixture
 def intake(tmp_path, fork_server, objects):
-    return SpecIntake(objects, fork_server, GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache"))
+    return SpecIntake(objects, fork_server, GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache"), None)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_a_score_has_no_components(refused, body):
 
 async def test_the_operators_scorer_takes_the_place_of_a_reward_model(tmp_path, fork_server, objects, body):
     given = {"reward_service": "grpc://scorer:1", "model_roots": (tmp_path / "roots",), "cache_dir": tmp_path / "cache"}
-    spec = await SpecIntake(objects, fork_server, GatewaySettings(**given)).accept(body, "key")
+    spec = await SpecIntake(objects, fork_server, GatewaySettings(**given), None).accept(body, "key")
     assert (spec.reward.service, spec.reward.model) == ("grpc://scorer:1", None)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
-from gradbus.spec import AncestorSpec, LineageSpec, ModelSpec, Version
+from gradbus.spec import AncestorSpec, Kind, LineageSpec, ModelSpec, Version
 from gradbus.v1.weight_store_service_pb2 import ListCheckpointsRequest
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_gateway.auth.keyring import Keyring
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
 
 _SCOPE: Final = "runs:read"
+_REWARD_MODEL: Final = "reward_model"
 _TIMEOUT_SECONDS: Final = 15.0
 _MAX_ANCESTORS: Final = 64
 _MAX_SHOWN: Final = 10
@@ -50,13 +51,14 @@ class RunModels:
         self._objects = objects
         self._keyring = keyring
 
-    async def resolve(self, run: str, version: Version, caller: str, field: str = "model") -> RunModel:
+    async def resolve(self, run: str, version: Version, caller: str, field: str = "model", kind: Kind = "rl") -> RunModel:
         """The files of a committed version of the run with the id or name `run`; `caller` is the API key that asks for it.
 
-        Raises SpecError with a fault of `<field>.run` or `<field>.version`.
+        `kind` is that of the run that has the field. Raises SpecError with a fault of `<field>.run` or `<field>.version`.
         """
         parent = await self._find(run, caller, f"{field}.run")
         spec = parent.record.spec
+        _check_kind(spec.kind, kind, f"{field}.run", run)
         if spec.trainer.lora is not None:
             allowed = (
                 f"a run that trains every weight; or merge its adapters: `gradbus export {parent.run_id} DIR`, and DIR as {field}.path"
@@ -104,6 +106,18 @@ def of_version(model: ModelSpec, found: RunModel, field: str = "model") -> Model
         message = f"is not that of version {parent.version} of run {parent.run}"
         raise _refusal(f"{field}.lineage", message, "", "none: the gateway fills it in")
     return model.model_copy(update={"run": parent.run, "version": parent.version, "files": found.files, "lineage": found.lineage})
+
+
+def _check_kind(parent: Kind, child: Kind, path: str, run: str) -> None:
+    """Raises SpecError if a run of kind `child` cannot use a version of a run of kind `parent` as its model, or as its scorer."""
+    if path != "model.run" and parent != _REWARD_MODEL:
+        raise _refusal(
+            path, f"the run is of kind {parent}, whose versions write text and score none", run, f"a run of kind {_REWARD_MODEL}"
+        )
+    if path == "model.run" and parent == _REWARD_MODEL != child:
+        message = f"the run is of kind {_REWARD_MODEL}, whose versions score text and write none"
+        allowed = f'a run of another kind, or kind = "{_REWARD_MODEL}"; the run scores samples as reward.model.run'
+        raise _refusal(path, message, run, allowed)
 
 
 def _chosen(committed: Sequence[WeightManifest], version: Version, run: Run, field: str) -> WeightManifest:

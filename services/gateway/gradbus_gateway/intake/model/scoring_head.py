@@ -54,8 +54,10 @@ async def with_scoring_head(objects: ObjectStore, files: Mapping[str, str]) -> d
     head = f"model-{len(weights) + 1:05d}-of-{len(weights) + 1:05d}.safetensors"
     shape = (1, int(config["hidden_size"]))
     index = {"weight_map": {tensor: shards[stored.file.name] for tensor, stored in tensors.items()} | {SCORE: head}}
+    config |= {"architectures": [architecture], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    config.pop("num_labels", None)  # of another head
     made = {
-        CONFIG: json.dumps(config | {"architectures": [architecture], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}, indent=2),
+        CONFIG: json.dumps(config, indent=2),
         INDEX: json.dumps({"metadata": {}} | index, indent=2),
     }
     kept = {shards.get(file, file): digest for file, digest in files.items() if file not in made}

@@ -69,7 +69,7 @@ class SpecIntake:
         model, data = None, None
         if model_spec := spec.model if spec else _valid(ModelSpec, sections.get("model")):
             store = self._models.store_with_head if kind == "reward_model" else self._models.store
-            model, found = await self._stored(model_spec, caller, store)
+            model, found = await self._stored(model_spec, caller, store, kind=kind)
             faults.extend(found)
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
             data, found = await self._datasets.store(data_spec, columns_of(kind, data_spec), caller)
@@ -110,7 +110,7 @@ class SpecIntake:
             raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
 
     async def _stored(
-        self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model"
+        self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model", kind: Kind = "rl"
     ) -> tuple[StoredModel | None, list[Fault]]:
         """The model of `field`, in object storage; or None and its faults, which `parse_spec` has listed already if it has no source."""
         if model is None or any(model_faults(model)):
@@ -119,7 +119,8 @@ class SpecIntake:
         try:
             if model.run is not None:
                 version: Version = "last" if model.version is None else model.version
-                model = of_version(model, await self._run_models.resolve(model.run, version, caller, field), field)
+                found = await self._run_models.resolve(model.run, version, caller, field, kind)
+                model = of_version(model, found, field)
         except SpecError as error:
             return None, list(error.faults)
         stored, faults = await store(model, caller)

@@ -1,0 +1,99 @@
+"""Submissions of runs on given responses: what cannot be trained is refused with its place and what to do."""
+
+import json
+
+import pytest
+
+from gradbus.errors import SpecError
+
+PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+CHAT = {"prompt": [{"role": "user", "content": "1+1="}], "chosen": "2", "rejected": "3"}
+CASES = {
+    "unknown kind": ("distil", PAIR, {}, "kind", "'reward_model'"),
+    "a kind that is no text": (["dpo"], PAIR, {}, "kind", "did you mean `dpo`?"),
+    "no chosen response": (
+        "dpo",
+        {"prompt": "1", "rejected": "3"},
+        {},
+        "data.train",
+        "line 2 has no column 'chosen', it has prompt, rejected",
+    ),
+    "no rejected response": ("orpo", {"prompt": "1", "chosen": "3"}, {}, "data.train", "name the columns of the responses in [data]"),
+    "a column that is nearly there": ("dpo", PAIR, {"data": {"chosen": "chosn"}}, "data.train", "did you mean 'chosen'?"),
+    "no completion": ("sft", PAIR, {}, "data.train", "line 1 has no column 'completion'"),
+    "equal responses": ("dpo", PAIR | {"rejected": "2"}, {}, "data.train", "line 2 has the same 'chosen' and 'rejected'"),
+    "equal tokens": ("dpo", PAIR | {"chosen": "a", "rejected": "b"}, {}, "data.train", "the responses of line 2 have the same tokens"),
+    "a number": ("dpo", PAIR | {"chosen": 7}, {}, "data.train", "line 2 has a number as 'chosen'; give text, or a list of messages"),
+    "null": ("sft", PAIR | {"chosen": None}, {"data": {"completion": "chosen"}}, "data.train", "line 2 has null as 'chosen'"),
+    "empty": ("dpo", PAIR | {"chosen": ""}, {}, "data.train", "line 2 has an empty 'chosen'"),
+    "messages after text": ("dpo", PAIR | {"chosen": CHAT["prompt"]}, {}, "data.train", "give both as text, or both as messages"),
+    "half a surrogate pair": ("dpo", PAIR | {"chosen": "\ud800"}, {}, "data.train", "line 2"),
+    "too long": (
+        "dpo",
+        PAIR | {"chosen": "1" * 61},
+        {},
+        "data.train",
+        "line 2 has 4 tokens of prompt and 61 of response, 64 fit the model",
+    ),
+    "a prompt too long": ("dpo", PAIR | {"prompt": "1" * 65}, {}, "data.train", "line 2"),
+    "chat without a template": ("dpo", CHAT, {}, "data.prompt", "chat template"),
+    "adapters of a reward model": ("reward_model", PAIR, {"trainer": {"lora": {"rank": 2}}}, "trainer.lora", "no [trainer.lora]"),
+    "a rounded reward model": ("reward_model", PAIR, {"trainer": {"dtype": "bf16"}}, "trainer.dtype", '"fp32"'),
+    "a scorer": ("dpo", PAIR, {"reward": {"service": "grpc://127.0.0.1:1"}}, "reward", "no [reward]"),
+}
+
+
+@pytest.fixture
+def body(tmp_path, spec):
+    """Makes a spec with a good pair and one that is given."""
+
+    def make(kind, row, **changes):
+        (tmp_path / "given.jsonl").write_text(f"{json.dumps(PAIR)}\n{json.dumps(row)}\n")
+        given = {name: value for name, value in spec.items() if name in {"name", "model", "schedule"}}
+        return given | {"kind": kind} | changes | {"data": {"train": "given.jsonl", **changes.get("data", {})}}
+
+    return make
+
+
+def refused(client, body, folder):
+    with pytest.raises(SpecError) as raised:
+        client.submit(body, folder)
+    return raised.value.faults
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_names_its_place_and_what_to_do(client, body, tmp_path, case):
+    kind, row, changes, path, words = CASES[case]
+    [fault] = refused(client, body(kind, row, **changes), tmp_path)
+    assert fault.path == path
+    assert words in str(fault)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "ipo", "simpo", "orpo", "reward_model"])
+def test_pairs_are_taken_and_a_stored_spec_again(client, http, body, tmp_path, kind):
+    run = client.submit(body(kind, PAIR), tmp_path)
+    assert run["state"] == "queued"
+    again = http.post("/v1/runs", json=run["spec"])
+    assert (again.status_code, again.json()["spec"]) == (201, run["spec"])
+
+
+def test_rows_beyond_the_first_are_left_to_the_run(client, body, tmp_path):
+    given = body("dpo", PAIR)
+    late = PAIR | {"chosen": "1" * 61}
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [PAIR] * 200 + [late]))
+    assert client.submit(given, tmp_path)["state"] == "queued"
+
+
+def test_a_reward_model_of_a_family_without_one_is_refused(client, body, tmp_path, model_folder):
+    config = json.loads((model_folder / "config.json").read_text())
+    (model_folder / "config.json").write_text(json.dumps(config | {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}))
+    faults = refused(client, body("reward_model", PAIR), tmp_path)
+    assert [fault.path.partition(".")[0] for fault in faults] == ["model"]
+    assert "use one of" in str(faults[0])
+
+
+def test_a_reward_model_by_its_folder_is_no_policy(client, spec, body, tmp_path, write_scorer):
+    write_scorer(tmp_path / "scorer")
+    [fault] = refused(client, spec | {"model": {"path": "scorer"}}, tmp_path)
+    assert fault.path == "model"
+    assert "LlamaForSequenceClassification" in str(fault)
