@@ -26,7 +26,13 @@ CASES = {
     "a number": ("dpo", PAIR | {"chosen": 7}, {}, "data.train", "line 2 has a number as 'chosen'; give text, or a list of messages"),
     "null": ("sft", PAIR | {"chosen": None}, {"data": {"completion": "chosen"}}, "data.train", "line 2 has null as 'chosen'"),
     "empty": ("dpo", PAIR | {"chosen": ""}, {}, "data.train", "line 2 has an empty 'chosen'"),
-    "messages after text": ("dpo", PAIR | {"chosen": CHAT["prompt"]}, {}, "data.train", "give both as text, or both as messages"),
+    "messages after text": (
+        "dpo",
+        PAIR | {"chosen": [{"role": "assistant", "content": "2"}]},
+        {},
+        "data.train",
+        "give both as text, or both as messages",
+    ),
     "half a surrogate pair": ("dpo", PAIR | {"chosen": "\ud800"}, {}, "data.train", "line 2"),
     "too long": (
         "dpo",
@@ -64,8 +70,8 @@ def refused(client, body, folder):
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_names_its_place_and_what_to_do(client, body, tmp_path, case):
     kind, row, changes, path, words = CASES[case]
-    [fault] = refused(client, body(kind, row, **changes), tmp_path)
-    assert fault.path == path
+    # Of a spec whose kind is not known the other sections are checked as those of a run that samples.
+    fault = next(fault for fault in refused(client, body(kind, row, **changes), tmp_path) if fault.path == path)
     assert words in str(fault)
 
 
