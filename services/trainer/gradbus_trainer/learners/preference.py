@@ -38,8 +38,8 @@ class WeighedPairs:
 
 
 def preference_settings(spec: RunSpec) -> PreferenceSettings | None:
-    """The loss of a run on pairs; None for every other kind of run."""
-    if not spec.trains_pairs:
+    """The loss of a policy on pairs; None for every other kind of run."""
+    if spec.kind == "reward_model" or not spec.trains_pairs:
         return None
     chosen = spec.preference or PreferenceSpec()
     loss = cast("Literal['dpo', 'ipo', 'simpo', 'orpo']", spec.kind)
