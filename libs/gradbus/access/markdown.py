@@ -37,14 +37,16 @@ def render_markdown() -> str:
         (f"`{one.name}`", f"`{one.subject}`", _roles(one.writers), _roles(one.readers), _roles(one.removers)) for one in (PROMPTS, EVENTS)
     ]
     records = [(role, _code(one.keys), one.access, _code(one.commands)) for role, one in BUFFER.items()]
-    methods = [(f"`{method.rpartition('.')[2]}`", _roles(roles)) for table in METHODS.values() for method, roles in table.items()]
+    methods = [
+        (f"`{method.rpartition('.')[2]}`", server, _roles(roles)) for server, table in METHODS.items() for method, roles in table.items()
+    ]
     sections = [
         _section("Keys of the bus", ("bucket", "keys", "content", "written by", "also removed by"), keys),
         _section("Buckets of the bus", ("bucket", "read by"), buckets),
         _section("Streams of the bus", ("stream", "subject", "written by", "read by", "removed by"), streams),
         _section("Hints", ("subject", "says", "sent by", "heard by"), hints),
         _section("Buffer, below `{<run>}:`", ("role", "keys", "access", "commands"), records),
-        _section("gRPC", ("method", "called by"), methods),
+        _section("gRPC", ("method", "served by", "called by"), methods),
     ]
     return "\n".join([_HEAD, *sections, _LIMITS])
 

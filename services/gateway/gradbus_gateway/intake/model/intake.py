@@ -29,7 +29,7 @@ _MAX_CHECKS: Final = 2
 """Models checked at a time: a check reads up to 16 MiB of headers, and as much of other files, into memory."""
 _MAX_FOLDERS: Final = 2
 """Folders of the server that are read at a time, each as long as a download may take."""
-Kind = Literal["policy", "reward"]
+FolderKind = Literal["policy", "reward"]
 """What a folder has to be: a model to train, or a reward model."""
 
 
@@ -54,12 +54,12 @@ class ModelIntake:
         self._hub = Hub(settings)
         self._checks = CheckTurns(_MAX_CHECKS)
         self._folders = CheckTurns(_MAX_FOLDERS, settings.max_hub_seconds)
-        self._checked = LruCache[tuple[Kind, frozenset[tuple[str, str]]], StoredModel]()
+        self._checked = LruCache[tuple[FolderKind, frozenset[tuple[str, str]]], StoredModel]()
         """By file names and digests."""
         self._downloaded = LruCache[tuple[str, str], dict[str, str]]()
         """The files of a hub id and revision."""
 
-    async def store(self, model: ModelSpec, caller: str, kind: Kind = "policy") -> tuple[StoredModel | None, list[Fault]]:
+    async def store(self, model: ModelSpec, caller: str, kind: FolderKind = "policy") -> tuple[StoredModel | None, list[Fault]]:
         """The stored model, or None and its faults. Raises the problem 503 if this gateway is too busy to tell."""
         try:
             files = model.files if model.files is not None else await self._store_folder(model.path or "", model.revision, caller, kind)
@@ -88,7 +88,7 @@ class ModelIntake:
             return None, [Fault("model", str(error), model.source)]
         return await self.store_reward_model(model.model_copy(update={"files": files}), caller)
 
-    async def _store_folder(self, path: str, revision: str | None, caller: str, kind: Kind) -> dict[str, str]:
+    async def _store_folder(self, path: str, revision: str | None, caller: str, kind: FolderKind) -> dict[str, str]:
         folder = await asyncio.to_thread(under_roots, path, self._settings.model_roots)
         if folder is None and is_hub_id(path) and revision:
             return await self._store_download(path, revision, caller, kind)
@@ -101,7 +101,7 @@ class ModelIntake:
         async with self._folders.turn(caller):
             return await self._store_files(folder, kind)
 
-    async def _store_download(self, hub_id: str, revision: str, caller: str, kind: Kind) -> dict[str, str]:
+    async def _store_download(self, hub_id: str, revision: str, caller: str, kind: FolderKind) -> dict[str, str]:
         """Downloads once, whoever asks for the model meanwhile."""
         if files := await self._earlier_download(hub_id, revision):
             return files
@@ -117,11 +117,11 @@ class ModelIntake:
         files = self._downloaded.get((hub_id, revision))
         return files if files and await self._objects.has_blobs(files.values()) else None
 
-    async def _store_files(self, folder: Path, kind: Kind) -> dict[str, str]:
+    async def _store_files(self, folder: Path, kind: FolderKind) -> dict[str, str]:
         info, _ = await asyncio.to_thread(_inspect, folder, self._settings.max_model_bytes, kind)
         return {name: (await store_path(self._objects, folder / name)).id for name in info.files}
 
-    async def _checked_model(self, model: ModelSpec, files: dict[str, str], caller: str, kind: Kind) -> StoredModel:
+    async def _checked_model(self, model: ModelSpec, files: dict[str, str], caller: str, kind: FolderKind) -> StoredModel:
         """The result of an earlier check of these files if all of them are still stored, else of a new check."""
         checked = await self._earlier_check(files, kind)
         if checked is None:
@@ -130,11 +130,11 @@ class ModelIntake:
                 self._checked.put((kind, frozenset(files.items())), checked)
         return replace(checked, spec=model.model_copy(update={"files": checked.spec.files}))
 
-    async def _earlier_check(self, files: dict[str, str], kind: Kind) -> StoredModel | None:
+    async def _earlier_check(self, files: dict[str, str], kind: FolderKind) -> StoredModel | None:
         checked = self._checked.get((kind, frozenset(files.items())))
         return checked if checked and await self._objects.has_blobs((checked.spec.files or {}).values()) else None
 
-    async def _check(self, model: ModelSpec, files: dict[str, str], kind: Kind) -> StoredModel:
+    async def _check(self, model: ModelSpec, files: dict[str, str], kind: FolderKind) -> StoredModel:
         with tempfile.TemporaryDirectory(prefix="gradbus-model-") as name:
             digests = await write_outline(self._objects, files, Path(name))
             info, config = await asyncio.to_thread(_inspect, Path(name), self._settings.max_model_bytes, kind)
@@ -143,7 +143,7 @@ class ModelIntake:
         return StoredModel(model.model_copy(update={"files": used}), info, config, chat)
 
 
-def _inspect(folder: Path, most: int, kind: Kind) -> tuple[ModelInfo, ModelConfig | None]:
+def _inspect(folder: Path, most: int, kind: FolderKind) -> tuple[ModelInfo, ModelConfig | None]:
     info, config = _inspected_policy(folder) if kind == "policy" else (check_reward_folder(folder), read_reward_config(folder))
     size = sum((folder / name).stat().st_size for name in info.files)
     if size > most:

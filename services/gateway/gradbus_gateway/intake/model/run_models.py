@@ -30,7 +30,7 @@ _RUN_ID: Final = re.compile(r"run-[0-9a-f]{12}-[0-9a-f]{6}")
 
 
 @dataclass(frozen=True, slots=True)
-class RunModel:
+class VersionFolder:
     """A version of a run, as a model folder."""
 
     files: dict[str, str]
@@ -51,7 +51,7 @@ class RunModels:
         self._objects = objects
         self._keyring = keyring
 
-    async def resolve(self, run: str, version: Version, caller: str, field: str = "model", kind: Kind = "rl") -> RunModel:
+    async def resolve(self, run: str, version: Version, caller: str, field: str = "model", kind: Kind = "rl") -> VersionFolder:
         """The files of a committed version of the run with the id or name `run`; `caller` is the API key that asks for it.
 
         `kind` is that of the run that has the field. Raises SpecError with a fault of `<field>.run` or `<field>.version`.
@@ -66,9 +66,9 @@ class RunModels:
             raise _refusal(f"{field}.run", "the run trains adapters, which are no model by themselves", run, allowed)
         manifest = _chosen(await self._committed(parent.run_id), version, parent, field)
         files = {file.name: file.digest for file in await version_files(self._objects, spec.model.files or {}, manifest)}
-        return RunModel(files, _lineage(parent, manifest))
+        return VersionFolder(files, _lineage(parent, manifest))
 
-    async def keep(self, found: RunModel) -> bool:
+    async def keep(self, found: VersionFolder) -> bool:
         """Whether the files are still stored, to be called after the run that names them was: from then on nobody deletes them.
 
         Retention may have deleted a version that was replaced between `resolve` and then.
@@ -96,7 +96,7 @@ class RunModels:
         return answer.versions
 
 
-def of_version(model: ModelSpec, found: RunModel, field: str = "model") -> ModelSpec:
+def of_version(model: ModelSpec, found: VersionFolder, field: str = "model") -> ModelSpec:
     """`model`, which names a run, with the files, the step and the lineage of the version that was found.
 
     A stored spec that is submitted again has a lineage already, and it must be the same. Raises SpecError if it is not.

@@ -19,7 +19,7 @@ from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake
 from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
-from gradbus_gateway.intake.model.run_models import RunModel, RunModels, of_version
+from gradbus_gateway.intake.model.run_models import RunModels, VersionFolder, of_version
 from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
@@ -104,7 +104,7 @@ class SpecIntake:
         Raises SpecError if its model was a version that the other run has replaced and deleted since the check.
         """
         for field, model in {"model": spec.model, REWARD_MODEL: spec.reward.model}.items():
-            if model is None or model.lineage is None or await self._run_models.keep(RunModel(model.files or {}, model.lineage)):
+            if model is None or model.lineage is None or await self._run_models.keep(VersionFolder(model.files or {}, model.lineage)):
                 continue
             message, allowed = "the other run has deleted this version meanwhile", '"last"; or the other run with a larger checkpoint.keep'
             raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
