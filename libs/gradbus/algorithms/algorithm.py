@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import Final
+from typing import ClassVar, Final
 
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
@@ -35,6 +35,8 @@ class Algorithm:
     spec: AlgorithmSpec
     max_new_tokens: int
     """Most response tokens of a sample."""
+    judges_samples: ClassVar[bool] = True
+    """Whether a policy sampled the responses, with log-probabilities, and a scorer judges them."""
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -45,11 +47,6 @@ class Algorithm:
     def needs_reference(self) -> bool:
         """Whether the loss or the reward reads the log-probabilities of the base model."""
         return self.spec.kl > 0.0
-
-    @property
-    def judges_samples(self) -> bool:
-        """Whether a policy sampled the responses, with log-probabilities, and a scorer judges them."""
-        return True
 
     @cached_property
     def kl_in_reward(self) -> bool:

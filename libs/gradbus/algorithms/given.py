@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import GroupAdvantages, ScoredSample
@@ -26,16 +26,12 @@ class GivenResponses(Algorithm):
     """The responses of a dataset row: the first is to become likelier, a second one less likely. Every group is trained."""
 
     kind: Kind = "sft"
+    judges_samples: ClassVar[bool] = False
 
     @property
     def needs_reference(self) -> bool:
         """See `Algorithm`."""
         return self.kind in _WITH_REFERENCE
-
-    @property
-    def judges_samples(self) -> bool:
-        """See `Algorithm`."""
-        return False
 
     @property
     def metric_names(self) -> Sequence[str]:
