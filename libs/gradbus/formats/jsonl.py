@@ -11,6 +11,7 @@ from typing import Final
 
 from gradbus.errors import DatasetError
 from gradbus.nearest import nearest_name
+from gradbus.spec import RowColumns
 from gradbus.strict_json import parse_json
 
 MAX_ROW_BYTES: Final = 1 << 20
@@ -79,23 +80,13 @@ def _row(line: bytes, number: int) -> Row:
     return row
 
 
-@dataclass(frozen=True, slots=True)
-class RowColumns:
-    """The columns of a dataset that a run reads."""
-
-    prompt: str = "prompt"
-    responses: tuple[str, ...] = ()
-    """Responses that the run trains on, if the dataset gives them."""
-    conversation: str | None = None
-    """A whole conversation, in place of prompt and response: the response begins with its first message of the assistant."""
-
-    def given(self, row: Row, line: int) -> tuple[object, list[object]]:
-        """The prompt, text or messages, and the responses to it. Raises DatasetError, naming the line, if the row has none."""
-        if self.conversation is not None:
-            return _split_conversation(row, self.conversation, line)
-        _checked_prompt(row, self.prompt, line)
-        _check_responses(row, self, line)
-        return row[self.prompt], [row[column] for column in self.responses]
+def given_row(row: Row, columns: RowColumns, line: int) -> tuple[object, list[object]]:
+    """The prompt of a row, text or messages, and the responses to it. Raises DatasetError, naming the line, if the row has none."""
+    if columns.conversation is not None:
+        return _split_conversation(row, columns.conversation, line)
+    _checked_prompt(row, columns.prompt, line)
+    _check_responses(row, columns, line)
+    return row[columns.prompt], [row[column] for column in columns.responses]
 
 
 def inspect(data: bytes, columns: RowColumns) -> DatasetInfo:
@@ -104,7 +95,7 @@ def inspect(data: bytes, columns: RowColumns) -> DatasetInfo:
     for count, (line, row, size) in enumerate(_measured(data), start=1):
         _check_columns(row, line)
         common = common.intersection(row) if count > 1 else frozenset(row)
-        prompt, _ = columns.given(row, line)
+        prompt, _ = given_row(row, columns, line)
         chat = chat or not isinstance(prompt, str)
         longest = max(longest, size)
     return DatasetInfo(count, common, chat, longest)
@@ -121,7 +112,7 @@ def prompts_object(data: bytes, columns: RowColumns) -> bytes:
     """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but the responses that are given."""
     lines: list[str] = []
     for line, row in numbered(data):
-        prompt, responses = columns.given(row, line)
+        prompt, responses = given_row(row, columns, line)
         lines.extend([""] * (line - 1 - len(lines)))
         lines.append(json.dumps({"prompt": prompt, **({"responses": responses} if responses else {})}, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
-from gradbus.formats.jsonl import RowColumns
 from gradbus.spec.sections import DataSpec, Number, Section
 
 Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "reward_model"]
@@ -38,6 +38,17 @@ class PreferenceSpec(Section):
     center: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(
         0.0, description="`reward_model`: weight of the squared sum of a pair's scores, which keeps them around 0."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """The columns of a dataset that a run reads."""
+
+    prompt: str = "prompt"
+    responses: tuple[str, ...] = ()
+    """Responses that the run trains on, if the dataset gives them."""
+    conversation: str | None = None
+    """A whole conversation, in place of prompt and response: the response begins with its first message of the assistant."""
 
 
 def columns_of(kind: Kind, data: DataSpec) -> RowColumns:

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gradbus.formats.jsonl import RowColumns
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, columns_of, with_kind
+from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns, columns_of, with_kind
 from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from gradbus.errors import DatasetError
-from gradbus.formats.jsonl import RowColumns, inspect, prompts_object, rows
+from gradbus.formats.jsonl import inspect, prompts_object, rows
+from gradbus.spec import RowColumns
 
 CHAT = [{"role": "user", "content": "hi"}]
 ANSWER = [{"role": "assistant", "content": "ho"}]

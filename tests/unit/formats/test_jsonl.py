@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.errors import DatasetError
-from gradbus.formats.jsonl import MAX_COLUMNS, MAX_LINES, MAX_ROW_BYTES, RowColumns, inspect, prompts_object, rows
+from gradbus.formats.jsonl import MAX_COLUMNS, MAX_LINES, MAX_ROW_BYTES, inspect, prompts_object, rows
+from gradbus.spec import RowColumns
 
 CHAT = [{"role": "user", "content": "hello"}]
 TEXT = st.text(min_size=1)

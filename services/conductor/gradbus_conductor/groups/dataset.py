@@ -11,8 +11,9 @@ from functools import lru_cache
 
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
-from gradbus.formats.jsonl import RowColumns, iterate, prompts_object
+from gradbus.formats.jsonl import iterate, prompts_object
 from gradbus.objects import ObjectStore
+from gradbus.spec import RowColumns
 
 _CACHED_EPOCHS = 2  # steps at the end of an epoch use two, and a large dataset takes long to shuffle
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gradbus.errors import DatasetError, Fault
-from gradbus.formats.jsonl import DatasetInfo, RowColumns, inspect
+from gradbus.formats.jsonl import DatasetInfo, inspect
 from gradbus.ids import is_digest
 from gradbus.objects import ObjectStore
-from gradbus.spec import DataSpec
+from gradbus.spec import DataSpec, RowColumns
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.errors import DatasetError, Fault, ModelError
-from gradbus.formats.jsonl import RowColumns, numbered
+from gradbus.formats.jsonl import given_row, numbered
 from gradbus.objects import ObjectStore
-from gradbus.spec import RunSpec
+from gradbus.spec import RowColumns, RunSpec
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
 from gradbus.tokenizer.launcher import ForkServer
@@ -93,7 +93,7 @@ class PromptCheck:
 
         def read() -> list[NumberedPrompt]:
             rows = islice(numbered(content), _ROWS)
-            return [NumberedPrompt(line, *columns.given(row, line)) for line, row in rows]
+            return [NumberedPrompt(line, *given_row(row, columns, line)) for line, row in rows]
 
         return await asyncio.to_thread(read)  # because a row may have a megabyte of JSON
 

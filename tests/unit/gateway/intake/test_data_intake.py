@@ -6,9 +6,8 @@ import threading
 import pytest
 
 from gradbus.formats import jsonl
-from gradbus.formats.jsonl import RowColumns
 from gradbus.objects import ObjectStore
-from gradbus.spec import DataSpec
+from gradbus.spec import DataSpec, RowColumns
 from gradbus_gateway.intake import data
 from gradbus_gateway.intake.data import DataIntake
 from gradbus_gateway.settings import GatewaySettings
