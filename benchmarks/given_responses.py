@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -151,7 +150,6 @@ def main() -> None:
                 for run in (run_gradbus, run_trl):
                     results.append(run(options.kind, Path(name), options.steps, threads))
                     print(json.dumps(results[-1]), flush=True)
-                    time.sleep(1)
     file = HERE / "results" / "given_responses.json"
     key = f"{options.kind}, {options.size}, {ROWS} rows a step, {options.rounds} rounds of {options.steps} steps"
     file.with_suffix(".md").write_text(document(store(file, key, {"results": results})))

@@ -38,7 +38,7 @@ def check_reward_folder(path: Path) -> ModelInfo:
     """Reads the folder's ModelInfo: config.json, and the headers of the weights. Raises ModelError if it is not a reward model's."""
     config = read_reward_config(path)
     check_reward_weights(path, config)
-    return ModelInfo(config.family, config.context_length, config.vocab_size, stored_files(path))
+    return _info(path, config)
 
 
 def names_reward_model(config: Mapping[str, Any]) -> bool:
@@ -50,7 +50,10 @@ def folder_info(path: Path) -> ModelInfo:
     """ModelInfo of a folder with a language model or a reward model, without a look at its weights. Raises ModelError."""
     if not names_reward_model(read_object(path / CONFIG)):
         return check_model_folder(path)
-    config = read_reward_config(path)
+    return _info(path, read_reward_config(path))
+
+
+def _info(path: Path, config: ModelConfig) -> ModelInfo:
     return ModelInfo(config.family, config.context_length, config.vocab_size, stored_files(path))
 
 

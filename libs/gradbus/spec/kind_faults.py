@@ -83,7 +83,6 @@ def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
             yield Fault(
                 f"data.{field}", f"a run of kind {kind} does not read it", json.dumps(getattr(data, field)), f"none, or kind = {kinds}"
             )
-
     if data is not None and kind in _COLUMNS and data.messages is None:
         yield from _equal_columns(data, ("prompt", *(field for field in read if field != "messages")))
     if kind == "sft" and data is not None and data.messages is not None:

@@ -7,15 +7,13 @@ There is no engine, and no version is waited for: the responses are the dataset'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gradbus import crash_points
 from gradbus.bus import Bus, TaskQueue
 from gradbus.control.runs import RunRecord
-from gradbus.errors import DatasetError, ModelError
 from gradbus.experience import GroupStore
 from gradbus.formats.tokens import pack_ids
 from gradbus.ids import sample_id
@@ -23,8 +21,10 @@ from gradbus.process import WorkerHeartbeat
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
 from gradbus.v1.task_pb2 import GroupTask, Task
+from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
 from gradbus_rollout.tasks.prompts import GivenResponse, PromptTable
+from gradbus_rollout.tasks.samples import group_header
 
 ENGINE: Final = "dataset"
 """What stands in a group, in place of an engine's name."""
@@ -58,7 +58,7 @@ class DatasetWorker:
             tasks = [delivery.task for delivery in await self._queue.fetch(_TASKS_AT_ONCE)]
             self._presence.claims = [group.index for task in tasks for group in task.groups]
             for task in tasks:
-                with self._fatal():
+                with fatal_for_run(self._presence):
                     groups = await self._groups(task)
                 crash_points.reached("mid-encode")
                 await self._publisher.publish(task, groups)
@@ -76,17 +76,8 @@ class DatasetWorker:
 
     def _group(self, task: Task, of: GroupTask, prompt: tuple[Sequence[int], str], responses: Sequence[tuple[GivenResponse, str]]) -> Group:
         """The group of a row; `prompt` is token ids and text, and each response has its text."""
-        group = Group(
-            run_id=self._run_id,
-            index=of.index,
-            row=of.row,
-            version=task.version,
-            prompt_ids=pack_ids(prompt[0]),
-            prompt_text=prompt[1],
-            worker=self._presence.worker,
-            engine=ENGINE,
-            traceparent=of.traceparent,
-        )
+        group = group_header(self._run_id, task, of, prompt[1], self._presence.worker, ENGINE)
+        group.prompt_ids = pack_ids(prompt[0])
         for n, (response, text) in enumerate(responses):
             sample = group.samples.add(
                 sample_id=sample_id(of.index, n), n=n, token_ids=pack_ids(response.ids), finish_reason=FINISH_REASON_STOP, text=text
@@ -94,12 +85,3 @@ class DatasetWorker:
             for start, end, trained in response.spans:
                 sample.spans.add(start=start, end=end, version=task.version, trainable=trained)
         return group
-
-    @contextmanager
-    def _fatal(self) -> Iterator[None]:
-        """Marks an error of the run's rows or tokenizer as fatal for the run: every other worker would fail in the same way."""
-        try:
-            yield
-        except (DatasetError, ModelError):
-            self._presence.fatal = True
-            raise

@@ -10,7 +10,6 @@ from pathlib import Path
 from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bucket, Buckets
 from gradbus.control.runs import RunRecord, RunStatus
-from gradbus.errors import DatasetError, ModelError
 from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
@@ -27,6 +26,7 @@ from gradbus_rollout.engines.base import Engine
 from gradbus_rollout.engines.determinism import check_determinism
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.watchdog import WatchedEngine
+from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
@@ -73,12 +73,9 @@ class RolloutService:
         if self._device.is_held:  # since an attempt that failed: whoever waits comes first
             await in_run_thread(self.release, "release device")
         async with AsyncExitStack() as opened:
-            try:
+            with fatal_for_run(self._clients.heartbeat.presence):
                 data = await self._data(record, opened)
                 prepared = None if record.spec.trains_given else await self._prepared(record, data, opened)
-            except (DatasetError, ModelError):
-                self._clients.heartbeat.presence.fatal = True
-                raise
             self._clients.heartbeat.show_preparing("")
             # A failure from here on may be this machine's alone, so another worker may serve the run.
             if prepared is None:

@@ -9,8 +9,7 @@ The conductor dispatches again whatever is lost on the way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,7 +17,7 @@ from gradbus import crash_points
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Bus, Delivery, TaskQueue
 from gradbus.control.runs import RunRecord
-from gradbus.errors import AttestationError, CorruptRecordError, DatasetError, ModelError, StorageError, VersionGoneError
+from gradbus.errors import AttestationError, CorruptRecordError, StorageError, VersionGoneError
 from gradbus.experience import GroupStore
 from gradbus.process import WorkerHeartbeat
 from gradbus.process.device_lease import DeviceLease
@@ -26,13 +25,14 @@ from gradbus.process.device_turns import DeviceTurns
 from gradbus.telemetry import PROCESS, Metrics, get_logger, under
 from gradbus.telemetry.busy import BusyShare
 from gradbus.v1.group_pb2 import Group
-from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus.v1.task_pb2 import Task, TaskKind
 from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup
+from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.tasks.generation_traces import first_trace, recorded
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
 from gradbus_rollout.tasks.inbox import TaskInbox
 from gradbus_rollout.tasks.prompts import PromptTable
-from gradbus_rollout.tasks.samples import group_message, prompt_group
+from gradbus_rollout.tasks.samples import group_header, group_message, prompt_group
 from gradbus_rollout.weights.version_loader import VersionLoader
 
 _log = get_logger(__name__)
@@ -221,7 +221,7 @@ class RolloutWorker:
         task = delivery.task
         table = self._table(task)
         size = self._spec.rollout.group_size
-        with self._fatal():
+        with fatal_for_run(self._presence):
             ids = await table.ids([group.row for group in task.groups])
         prompts = [prompt_group(task, group, of_prompt, self._spec.seed, size) for group, of_prompt in zip(task.groups, ids, strict=True)]
         with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
@@ -231,7 +231,7 @@ class RolloutWorker:
             crash_points.reached("mid-decode")
             completions = await sampling
             times.mark_sampled(completions)
-            with self._fatal():
+            with fatal_for_run(self._presence):
                 groups = await self._messages(task, table, prompts, completions)
             await self._publisher.publish(task, groups)
         if task.kind == TaskKind.TASK_KIND_TRAIN:
@@ -244,31 +244,14 @@ class RolloutWorker:
         """The sampled groups with their texts, which are decoded in one call."""
         prompt_texts = await table.texts([group.row for group in task.groups])
         texts = iter(await table.decode([sample.token_ids for completion in completions for sample in completion.completions]))
-        return [
-            group_message(self._header(task, group, prompt_text), prompt, completion, list(islice(texts, len(completion.completions))))
-            for group, prompt_text, prompt, completion in zip(task.groups, prompt_texts, prompts, completions, strict=True)
+        worker, engine = self._presence.worker, self._parts.engine.name
+        headers = [
+            group_header(self._run_id, task, group, text, worker, engine) for group, text in zip(task.groups, prompt_texts, strict=True)
         ]
-
-    def _header(self, task: Task, group: GroupTask, prompt_text: str) -> Group:
-        return Group(
-            run_id=self._run_id,
-            index=group.index,
-            row=group.row,
-            version=task.version,
-            prompt_text=prompt_text,
-            worker=self._presence.worker,
-            engine=self._parts.engine.name,
-            traceparent=group.traceparent,
-        )
-
-    @contextmanager
-    def _fatal(self) -> Iterator[None]:
-        """Marks an error of the run's prompts or tokenizer as fatal for the run: every other worker would fail in the same way."""
-        try:
-            yield
-        except (DatasetError, ModelError):
-            self._presence.fatal = True
-            raise
+        return [
+            group_message(header, prompt, completion, list(islice(texts, len(completion.completions))))
+            for header, prompt, completion in zip(headers, prompts, completions, strict=True)
+        ]
 
     def _table(self, task: Task) -> PromptTable:
         if task.kind == TaskKind.TASK_KIND_EVALUATION and self._parts.evaluation is not None:

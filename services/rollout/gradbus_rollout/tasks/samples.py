@@ -26,6 +26,20 @@ def prompt_group(task: Task, group: GroupTask, prompt_ids: Sequence[int], run_se
     return PromptGroup(str(group.index), tuple(prompt_ids), seeds)
 
 
+def group_header(run_id: str, task: Task, group: GroupTask, prompt_text: str, worker: str, engine: str) -> Group:
+    """A group without its tokens: what it is, and which worker makes it with which engine."""
+    return Group(
+        run_id=run_id,
+        index=group.index,
+        row=group.row,
+        version=task.version,
+        prompt_text=prompt_text,
+        worker=worker,
+        engine=engine,
+        traceparent=group.traceparent,
+    )
+
+
 def group_message(header: Group, prompt: PromptGroup, group: GroupCompletion, texts: Sequence[str]) -> Group:
     """Fills `header` (run, index, row, version, worker, engine, prompt text) with the prompt's ids, the samples and their `texts`.
 

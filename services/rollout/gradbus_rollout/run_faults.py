@@ -1,0 +1,19 @@
+"""Which errors of a worker are the run's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gradbus.control.runs import WorkerPresence
+from gradbus.errors import DatasetError, ModelError
+
+
+@contextmanager
+def fatal_for_run(presence: WorkerPresence) -> Iterator[None]:
+    """Marks an error of the run's rows, tokenizer or model as fatal for the run: every other worker would fail in the same way."""
+    try:
+        yield
+    except (DatasetError, ModelError):
+        presence.fatal = True
+        raise
