@@ -53,12 +53,18 @@ def read_ledger(state: Path, run_id: str) -> Ledger:
     return ledger
 
 
-def check(ledger: Ledger, groups_per_step: int, steps: int, max_staleness: int, *, fixed_lag: bool) -> list[str]:
-    """What is wrong with a run that succeeded; empty when every index was trained once or left with a reason."""
+def check(ledger: Ledger, groups_per_step: int, steps: int, max_staleness: int, *, fixed_lag: bool, dynamic: bool = False) -> list[str]:
+    """What is wrong with a run that succeeded; empty when every index was trained once or left with a reason.
+
+    `dynamic`: filtered groups were replaced, and no step found too few.
+    """
     faults = list(ledger.faults)
     faults += _indexes(ledger)
     faults += _trained_once(ledger)
-    faults += _steps(ledger, groups_per_step, steps, max_staleness, fixed_lag=fixed_lag)
+    if dynamic:
+        faults += _full_steps(ledger, groups_per_step, steps, max_staleness)
+    else:
+        faults += _steps(ledger, groups_per_step, steps, max_staleness, fixed_lag=fixed_lag)
     if not ledger.checkpoints or ledger.checkpoints[-1].step != steps:
         faults.append(f"the last checkpoint is not of step {steps}")
     return faults
@@ -113,6 +119,20 @@ def _steps(ledger: Ledger, size: int, steps: int, max_staleness: int, *, fixed_l
                 faults.append(f"sample {sample.sample_id} of step {step} was drawn by {versions}")
             if step - min(versions) > max_staleness:
                 faults.append(f"sample {sample.sample_id} of step {step} is {step - min(versions)} versions old")
+    return faults
+
+
+def _full_steps(ledger: Ledger, size: int, steps: int, max_staleness: int) -> list[str]:
+    """In order of index, each step has `size` groups that can be trained, none too old and none from the future."""
+    faults = []
+    trained = sorted(index for index, entry in ledger.entries.items() if entry.verdict == Verdict.VERDICT_TRAIN)
+    if len(trained) != size * steps:
+        faults.append(f"the log holds {len(trained)} trainable groups, the run trains {size * steps}")
+    for place, index in enumerate(trained):
+        step = place // size
+        versions = {span.version for sample in Group.FromString(ledger.entries[index].group).samples for span in sample.spans}
+        if len(versions) > 1 or not step - max_staleness <= min(versions) <= step:
+            faults.append(f"group {index} of step {step} was drawn by {versions}")
     return faults
 
 

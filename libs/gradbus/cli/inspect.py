@@ -72,7 +72,8 @@ def samples(
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
         query = {"step": step, "index": index, "limit": limit}
-        if step is None and index is None and run["spec"]["schedule"]["mode"] == "fixed_lag":
+        schedule = run["spec"]["schedule"]
+        if step is None and index is None and (schedule["mode"], schedule["dynamic_sampling"]) == ("fixed_lag", 1):
             query["step"] = max(0, run["progress"]["step"] - 1)
         page = client.samples(run["id"], **{name: value for name, value in query.items() if value is not None})
     if as_json:

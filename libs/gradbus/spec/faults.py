@@ -121,6 +121,9 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
             )
     if (schedule := sections.get("schedule")) and deterministic is True and schedule.mode != "fixed_lag":
         yield Fault("deterministic", "samples of a `free` schedule depend on timing", "true", "false, or schedule.mode = fixed_lag")
+    if schedule and schedule.mode == "free" and schedule.dynamic_sampling > 1:
+        message = "in a `free` schedule a filtered group takes no place in a step anyway"
+        yield Fault("schedule.dynamic_sampling", message, str(schedule.dynamic_sampling), '1, or schedule.mode = "fixed_lag"')
     if trainer := sections.get("trainer"):
         yield from _trainer_faults(trainer)
     if weights := sections.get("weights"):

@@ -43,9 +43,10 @@ def kind_faults(kind: str, sections: Mapping[str, Any], numerics: object) -> Ite
     if numerics == "batch_invariant":
         yield Fault("numerics", f"a run of kind {kind} has no rollout whose bits could differ", '"batch_invariant"', '"fast"')
     schedule, default = sections.get("schedule"), ScheduleSpec(steps=1)
-    if schedule and (schedule.mode, schedule.max_staleness) != (default.mode, default.max_staleness):
-        message = f"a run of kind {kind} samples nothing that could be stale"
-        yield Fault("schedule", message, f"{schedule.mode}, {schedule.max_staleness}", "neither `mode` nor `max_staleness`")
+    for name in ("mode", "max_staleness", "dynamic_sampling"):
+        if schedule and (given := getattr(schedule, name)) != getattr(default, name):
+            message = f"a run of kind {kind} samples nothing that could be stale or filtered"
+            yield Fault(f"schedule.{name}", message, json.dumps(given), 'leave it out, or kind = "rl"')
     if (data := sections.get("data")) and data.eval is not None:
         message = f"a run of kind {kind} samples nothing, so it evaluates no held-out rows"
         yield Fault("data.eval", message, json.dumps(data.eval), 'none; evaluate by a run of kind "rl" that starts from this one\'s export')

@@ -109,7 +109,7 @@ class RunSpec(RunOptions):
 
     @property
     def total_groups(self) -> int:
-        """Number of groups that all steps take: in `fixed_lag` with the filtered ones, in `free` only those that are trained."""
+        """Number of groups that all steps take: without replaced ones; in `free` only those that are trained."""
         return self.schedule.groups_per_step * self.schedule.steps
 
     def oldest_allowed_version(self, step: int) -> int:

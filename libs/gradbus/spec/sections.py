@@ -220,10 +220,22 @@ class ScheduleSpec(Section):
     mode: Literal["fixed_lag", "free"] = "fixed_lag"
     max_staleness: Integer = Field(1, ge=0, le=64)
     groups_per_step: Integer = Field(32, ge=1, le=65536)
+    dynamic_sampling: Integer = Field(
+        1,
+        ge=1,
+        le=64,
+        description="`fixed_lag`: filtered groups are replaced by the next ones in the order of the data, until groups_per_step groups "
+        "of a step can be trained, or it has taken this many times groups_per_step groups; 1: they are not replaced.",
+    )
     steps: Integer = Field(ge=1, le=10_000_000)
     group_deadline_seconds: Number = Field(
         60.0, gt=0.0, le=86_400.0, description="`free` only: a group that is older and not judged is dropped if it blocks a step."
     )
+
+    @property
+    def has_fixed_steps(self) -> bool:
+        """Whether a group's index says which step takes it."""
+        return self.mode == "fixed_lag" and self.dynamic_sampling == 1
 
 
 class DeepSpeedSpec(Section):

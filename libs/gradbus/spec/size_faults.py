@@ -39,7 +39,9 @@ def _of_schedule(schedule: ScheduleSpec | None) -> Iterator[tuple[str, str, int,
     if schedule:
         groups, path = schedule.groups_per_step, "schedule.groups_per_step"
         yield path, "groups_per_step · (max_staleness + 2)", groups * (schedule.max_staleness + 2), _GROUPS_IN_FLIGHT
-        yield "schedule.steps", "groups_per_step · steps", groups * schedule.steps, _GROUPS
+        replaced = schedule.dynamic_sampling
+        yield path, "groups_per_step · dynamic_sampling", groups * replaced, _GROUPS_IN_FLIGHT
+        yield "schedule.steps", "groups_per_step · dynamic_sampling · steps", groups * replaced * schedule.steps, _GROUPS
 
 
 def _of_steps(rollout: RolloutSpec | None, schedule: ScheduleSpec | None) -> Iterator[tuple[str, str, int, int]]:

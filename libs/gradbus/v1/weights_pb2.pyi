@@ -85,14 +85,16 @@ class Attestation(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Frontier(_message.Message):
-    __slots__ = ("below", "above", "chain")
+    __slots__ = ("below", "above", "chain", "extents")
     BELOW_FIELD_NUMBER: _ClassVar[int]
     ABOVE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
     below: int
     above: _containers.RepeatedScalarFieldContainer[int]
     chain: str
-    def __init__(self, below: _Optional[int] = ..., above: _Optional[_Iterable[int]] = ..., chain: _Optional[str] = ...) -> None: ...
+    extents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, below: _Optional[int] = ..., above: _Optional[_Iterable[int]] = ..., chain: _Optional[str] = ..., extents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TrainerProgress(_message.Message):
     __slots__ = ("run_id", "step", "frontier")

@@ -18,6 +18,7 @@ from gradbus.aio.threads import finished_or_restart
 from gradbus.algorithms import algorithm_of
 from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
+from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.process.device_turns import DeviceTurns
 from gradbus.telemetry import observe
 from gradbus.v1.weights_pb2 import WeightManifest
@@ -65,6 +66,7 @@ class TrainLoop:
         self._run_id = record.run_id
         self._spec = record.spec
         self._algorithm = algorithm_of(record.spec)
+        self._sampling = DynamicSampling.of(record.spec.schedule)
         self._parts = parts
         self._state = state
         self._thread = ThreadPoolExecutor(1, "learner")
@@ -117,7 +119,7 @@ class TrainLoop:
         trace.exported()
         trained = time.perf_counter()
         observe("gradbus.step.duration", trained - begun)
-        self._state.add_trained(groups)
+        self._state.add_trained(groups, self._sampling)
         if export is not None:
             await self._publish(export)
         self._parts.reporter.reached(step + 1, self._parts.source.waiting)

@@ -14,10 +14,10 @@ from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
-from gradbus_conductor.groups.schedule import schedule_for
 from gradbus_conductor.run.admission import GroupAdmission
 from gradbus_conductor.run.learning_signal import LearningSignal
 from gradbus_conductor.run.status import RunStatusWriter
+from gradbus_conductor.schedules.of_run import schedule_for
 
 pytestmark = pytest.mark.usefixtures("never_late")
 TERM, STEPS = 1, 40

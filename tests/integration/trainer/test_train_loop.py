@@ -96,6 +96,24 @@ async def test_a_killed_train_loop_comes_back_to_the_same_bits(new_run, make_spe
     assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
 
 
+async def test_so_does_one_whose_filtered_groups_are_replaced(new_run, make_spec):
+    schedule = {"max_staleness": 1, "groups_per_step": 2, "steps": 4, "dynamic_sampling": 3}
+    verdicts = dict.fromkeys((0, 2, 4, 5, 8), Verdict.VERDICT_FILTERED)
+    ends = []
+    for parts in ([range(13)], [range(9), range(9, 13)]):
+        run = await new_run(make_spec(schedule=schedule))
+        for part in parts:
+            await run.write(part, verdicts)
+            training = asyncio.create_task(run.train())
+            await reached(run, 2 if part.stop < 13 else 4)
+            training.cancel()
+            await asyncio.wait({training})
+        ends.append(await checkpoint(run))
+    assert ends[0].weights.digest == ends[1].weights.digest
+    assert ends[0].frontier == ends[1].frontier
+    assert (ends[0].frontier.below, list(ends[0].frontier.extents)) == (13, [13])
+
+
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "nemotron_h"])
 async def test_so_does_one_over_a_model_that_transformers_computes(new_run, make_spec, tmp_path, model_type):
     folder = save(make_transformers_model(model_type), tmp_path / "model")

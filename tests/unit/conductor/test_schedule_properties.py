@@ -11,7 +11,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gradbus.spec import RunSpec, parse_spec
-from gradbus_conductor.groups.schedule import Ready, schedule_for
+from gradbus.v1.weights_pb2 import Frontier, TrainerProgress
+from gradbus_conductor.schedules.base import Ready
+from gradbus_conductor.schedules.of_run import schedule_for
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class SimulatedRun:
         below = next(index for index in range(len(trained) + 1) if index not in trained)
         entries = [(entry.index, entry.trainable) for entry in self.log if not (trims and entry.index in trained)]
         self.schedule = schedule_for(self.spec)
-        self.schedule.recover(entries, below, [index for index in trained if index > below], checkpoint)
+        frontier = Frontier(below=below, above=[index for index in trained if index > below])
+        self.schedule.recover(entries, TrainerProgress(step=checkpoint, frontier=frontier))
         self.sampled = {index: self.sampled[index] for index in kept if index in self.schedule.outstanding()}
         self.recovered = True
 

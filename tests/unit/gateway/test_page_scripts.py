@@ -74,7 +74,7 @@ def run_of(kind, lora=None, model=None, **progress):
         | progress,
         "spec": {
             "kind": kind,
-            "schedule": {"groups_per_step": 4, "max_staleness": 0, "mode": "fixed_lag"},
+            "schedule": {"groups_per_step": 4, "max_staleness": 0, "mode": "fixed_lag", "dynamic_sampling": 1},
             "rollout": {"group_size": 8},
             "reward": {"model": model, "service": None},
             "algorithm": {"name": "grpo", "kl": 0.0, "truncated": "keep"},

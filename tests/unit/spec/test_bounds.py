@@ -103,7 +103,7 @@ def test_runs_of_the_largest_models_stay_below_the_bounds():
         ("schedule.groups_per_step", {"rollout": {"group_size": 17}, "schedule": {"steps": 1, "groups_per_step": 65_536}}, "group_size"),
         ("schedule.groups_per_step", {"schedule": {"steps": 1, "groups_per_step": 65_536}, "rollout": {"max_new_tokens": 4096}}, "tokens"),
         ("schedule.groups_per_step", {"schedule": {"steps": 1, "groups_per_step": 65_536, "max_staleness": 1}}, "(max_staleness + 2)"),
-        ("schedule.steps", {"schedule": {"steps": 10_000_000, "groups_per_step": 27}}, "groups_per_step · steps"),
+        ("schedule.steps", {"schedule": {"steps": 10_000_000, "groups_per_step": 27}}, "groups_per_step · dynamic_sampling · steps"),
     ],
 )
 def test_a_product_of_allowed_sizes_is_bounded(path, changes, product):

@@ -143,6 +143,7 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"trainer": {"lora": {"bias": "all"}}}, "trainer.lora.bias"),
         ({"trainer": {"lora": {"lora_dropout": 0.1}}}, "trainer.lora.lora_dropout"),
         ({"trainer": {"lora": {"adapter_path": "trained/before"}}}, "trainer.lora.adapter_path"),
+        ({"schedule": {"steps": 1, "mode": "free", "dynamic_sampling": 2}}, "schedule.dynamic_sampling"),
         ({"rollout": {"placement": "timed", "engine": "torch"}, "schedule": {"steps": 1, "mode": "free"}}, "rollout.placement"),
         ({"rollout": {"placement": "timed"}, "schedule": {"steps": 1, "max_staleness": 2}}, "schedule.max_staleness"),
         ({"rollout": {"placement": "timed"}, "algorithm": {"kl": 0.1}}, "algorithm.kl"),

@@ -9,9 +9,9 @@ from gradbus import crash_points
 from gradbus.experience import ExperienceLog
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, LogEntry
 from gradbus_conductor.groups.pipeline import GroupPipeline
-from gradbus_conductor.groups.schedule import Ready, Schedule
 from gradbus_conductor.run.context import RunContext
 from gradbus_conductor.run.learning_signal import LearningSignal
+from gradbus_conductor.schedules.base import Ready, Schedule
 
 
 class GroupAdmission:

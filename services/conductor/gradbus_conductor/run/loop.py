@@ -22,7 +22,6 @@ from gradbus_conductor.evaluation.evaluator import EvaluationConfig, Evaluator
 from gradbus_conductor.groups.dataset import RunData
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
-from gradbus_conductor.groups.schedule import schedule_for
 from gradbus_conductor.run.admission import GroupAdmission
 from gradbus_conductor.run.buffer_quota import BufferQuota
 from gradbus_conductor.run.checkpoints import CheckpointArchiver
@@ -34,6 +33,7 @@ from gradbus_conductor.run.recovery import recover_schedule
 from gradbus_conductor.run.stall import Blockers, StallDetector
 from gradbus_conductor.run.status import RunSnapshot
 from gradbus_conductor.run.trainers import TrainerWatch
+from gradbus_conductor.schedules.of_run import schedule_for
 
 _TICK_SECONDS = 0.5
 _SCORING_GRACE_SECONDS = 3.0

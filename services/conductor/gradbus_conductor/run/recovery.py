@@ -7,8 +7,8 @@ from gradbus.experience import ExperienceLog
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import VERDICT_TRAIN
 from gradbus.v1.weights_pb2 import TrainerProgress
-from gradbus_conductor.groups.schedule import Schedule
 from gradbus_conductor.run.learning_signal import LearningSignal
+from gradbus_conductor.schedules.base import Schedule
 
 _log = get_logger(__name__)
 
@@ -42,5 +42,5 @@ async def recover_schedule(
     # The index bitmap may outlive entries that the buffer lost: without this their groups could never be appended again.
     if lost := await log.reopen(term, frontier.below, known):
         _log.warning("log_lost_entries", run_id=trained.run_id, indexes=lost)
-    schedule.recover(entries, frontier.below, frontier.above, trained.step)
+    schedule.recover(entries, trained)
     return [index for index, _ in entries]

@@ -27,7 +27,7 @@ class LoggedGroup:
         self.group = Group.FromString(entry.group)
         self.rewards = {reward.sample_id: reward for reward in entry.rewards}
         self.admitted_at = admission_time(entry_id)
-        self.step = entry.index // spec.schedule.groups_per_step if spec.schedule.mode == "fixed_lag" else None
+        self.step = entry.index // spec.schedule.groups_per_step if spec.schedule.has_fixed_steps else None
         self._spec = spec
 
     @property

@@ -31,7 +31,9 @@ _PAGE_BYTES: Final = 16 << 20
 _UNREADABLE: Final = (DecodeError, LookupError, ValueError)
 Found = tuple[str, SampleResource]
 """Cursor and sample."""
-Step = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples that this step trains (`fixed_lag`).")]
+Step = Annotated[
+    int | None, Query(ge=0, lt=INT64_END, description="Only samples that this step trains (`fixed_lag` without `dynamic_sampling`).")
+]
 Index = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples of this group.")]
 Row = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only groups of this row of the dataset, counted from 0.")]
 Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: with token ids of prompt and response, and log-probabilities.")]
@@ -60,9 +62,12 @@ class SampleQuery:
         self.include = include
 
     def filter_for(self, schedule: ScheduleSpec) -> SampleFilter:
-        """The filter for a run with this schedule. Raises the problem `invalid-request` for `step` with a `free` schedule."""
-        if self.step is not None and schedule.mode != "fixed_lag":
-            raise ProblemError(422, "invalid-request", "in a `free` schedule no step owns a group; leave `step` out and page with `after`")
+        """The filter for a run with this schedule. Raises the problem `invalid-request` for `step` where no index tells it."""
+        if self.step is not None and not schedule.has_fixed_steps:
+            how = "in a `free` schedule" if schedule.mode == "free" else "with `schedule.dynamic_sampling`"
+            raise ProblemError(
+                422, "invalid-request", f"{how} a group's index does not tell its step; leave `step` out and page with `after`"
+            )
         return SampleFilter(_indexes(schedule, self.step, self.index), self.row, self.include == "tokens")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradbus.aio.threads import in_run_thread
+from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import WeightManifest
@@ -34,9 +35,13 @@ class TrainerState:
     versions: dict[int, WeightManifest] = field(default_factory=dict)
     """Published versions, by step, that a resume may have to sample with."""
 
-    def add_trained(self, groups: Sequence[LoggedGroup]) -> None:
-        """The groups of `step` are trained; the next step begins."""
+    def add_trained(self, groups: Sequence[LoggedGroup], sampling: DynamicSampling | None = None) -> None:
+        """The groups of `step` are trained; the next step begins. `sampling`: of a run that replaces filtered groups."""
         consumed = [(group.entry.index, group.digest) for group in groups]
+        if sampling is not None:
+            start, extents = self.frontier.below, self.frontier.extents
+            extent = sampling.extent(self.step, start, max([start, *extents]), [group.trains for group in groups])
+            self.frontier.extents = list(sampling.kept([*extents, extent]))
         self.frontier.add(self.step, consumed)
         self.trained.update(consumed)
         self.step += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Protocol
 
+from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.spec import RunSpec
 from gradbus_trainer.step.frontier import Frontier
 from gradbus_trainer.step.groups import LoggedGroup
@@ -68,6 +70,35 @@ class FixedLagCollector(_WaitingGroups):
         return f"{len(missing)} groups of step {step}, first {missing[:4]}" if missing else ""
 
 
+class DynamicCollector(_WaitingGroups):
+    """Step s consumes the groups from the frontier on that `DynamicSampling` gives it, in order of index."""
+
+    def __init__(self, spec: RunSpec, frontier: Frontier, rules: DynamicSampling) -> None:
+        super().__init__(spec, frontier)
+        self._rules = rules
+
+    def take(self, step: int) -> Sequence[LoggedGroup] | None:  # noqa: ARG002, D102
+        self._remove_trained()
+        start = self._frontier.below
+        if (taken := self._rules.taken([item.trains for item in self._consecutive(start)])) is None:
+            return None
+        return [self._items.pop(index) for index in range(start, start + taken)]
+
+    def lacking(self, step: int) -> str:  # noqa: D102
+        start = self._frontier.below
+        there = list(self._consecutive(start))
+        if self._rules.taken([item.trains for item in there]) is not None:
+            return ""
+        return f"{self._size - sum(item.trains for item in there)} of {self._size} groups of step {step}, first group {start + len(there)}"
+
+    def _consecutive(self, start: int) -> Iterator[LoggedGroup]:
+        """The groups from `start` on, up to the first that is missing."""
+        for index in count(start):
+            if index not in self._items:
+                return
+            yield self._items[index]
+
+
 class FreeCollector(_WaitingGroups):
     """A step consumes the log up to its B-th trainable entry, with the filtered and dropped ones before it."""
 
@@ -91,4 +122,7 @@ class FreeCollector(_WaitingGroups):
 
 def collector_for(spec: RunSpec, frontier: Frontier) -> Collector:
     """The collector for the schedule of `spec`."""
-    return FixedLagCollector(spec, frontier) if spec.schedule.mode == "fixed_lag" else FreeCollector(spec, frontier)
+    if spec.schedule.mode == "free":
+        return FreeCollector(spec, frontier)
+    rules = DynamicSampling.of(spec.schedule)
+    return FixedLagCollector(spec, frontier) if rules is None else DynamicCollector(spec, frontier, rules)

@@ -11,10 +11,12 @@ from gradbus.v1 import weights_pb2
 class Frontier:
     """Indexes that entered a step, were filtered or were dropped. Never a cursor: a hole stays visible as a hole."""
 
-    def __init__(self, below: int = 0, above: Iterable[int] = (), chain: str = "") -> None:
+    def __init__(self, below: int = 0, above: Iterable[int] = (), chain: str = "", extents: Iterable[int] = ()) -> None:
         self.below = below
         self.above = set(above)
         self.chain = chain
+        self.extents = list(extents)
+        """With dynamic sampling: the extents of the last steps' versions, oldest first."""
 
     def __contains__(self, index: int) -> bool:
         return index < self.below or index in self.above
@@ -32,9 +34,9 @@ class Frontier:
 
     def to_message(self) -> weights_pb2.Frontier:
         """As stored in a checkpoint's manifest."""
-        return weights_pb2.Frontier(below=self.below, above=sorted(self.above), chain=self.chain)
+        return weights_pb2.Frontier(below=self.below, above=sorted(self.above), chain=self.chain, extents=self.extents)
 
     @classmethod
     def from_message(cls, message: weights_pb2.Frontier) -> Frontier:
         """The reverse of `to_message`."""
-        return cls(message.below, message.above, message.chain)
+        return cls(message.below, message.above, message.chain, message.extents)

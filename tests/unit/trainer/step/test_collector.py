@@ -15,19 +15,19 @@ SIZE = 3
 verdicts = st.lists(st.sampled_from((TRAIN, FILTERED, DROPPED)), min_size=12, max_size=12)
 
 
-def spec(mode):
+def spec(mode, **schedule):
     body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}}
-    return RunSpec.model_validate(body | {"schedule": {"mode": mode, "groups_per_step": SIZE, "steps": 10}})
+    return RunSpec.model_validate(body | {"schedule": {"mode": mode, "groups_per_step": SIZE, "steps": 10, **schedule}})
 
 
 def item(index, verdict=TRAIN, digest=""):
     return LoggedGroup(LogEntry(index=index, verdict=verdict), digest or f"digest {index}", 10, DecodedGroup())
 
 
-def new(mode, trained=()):
+def new(mode, trained=(), **schedule):
     frontier = Frontier()
     frontier.add(0, [(index, "") for index in trained])
-    return collector_for(spec(mode), frontier), frontier
+    return collector_for(spec(mode, **schedule), frontier), frontier
 
 
 def drain(collector, frontier, items):
@@ -116,3 +116,26 @@ def test_free_says_how_many_groups_it_lacks():
     collector.add(item(7))
     collector.add(item(8, FILTERED))
     assert collector.lacking(4) == "2 of 3 groups of step 4"
+
+
+@given(verdicts, st.permutations(range(12)))
+def test_dynamic_sampling_cuts_the_groups_in_order_of_index(kinds, order):
+    expected, part = [], []
+    for index in range(12):
+        part.append(index)
+        if sum(kinds[member] == TRAIN for member in part) == SIZE or len(part) == 2 * SIZE:
+            expected.append(part)
+            part = []
+    collector, frontier = new("fixed_lag", dynamic_sampling=2)
+    assert drain(collector, frontier, [item(index, kinds[index]) for index in order]) == expected
+
+
+def test_dynamic_sampling_says_what_it_waits_for():
+    collector, _ = new("fixed_lag", trained=(0, 1), dynamic_sampling=2)
+    for one in (item(2), item(3, FILTERED), item(5)):
+        collector.add(one)
+    assert collector.take(1) is None
+    assert collector.lacking(1) == "2 of 3 groups of step 1, first group 4"
+    collector.add(item(4))
+    assert collector.lacking(1) == ""
+    assert [one.entry.index for one in collector.take(1)] == [2, 3, 4, 5]

@@ -12,5 +12,8 @@ export const groupSize = (spec) => (trainsPairs(spec) ? 2 : trainsGiven(spec) ? 
 /** Whether the reference service computes log-probabilities of the base model for the run. */
 export const usesReferenceLogprobs = (spec) => !spec.trainer.lora && (spec.algorithm.kl > 0 || ["dpo", "ipo"].includes(spec.kind));
 
+/** Whether a group's index tells which step takes it: neither with a `free` schedule nor where filtered groups are replaced. */
+export const hasFixedSteps = ({ schedule }) => schedule.mode === "fixed_lag" && schedule.dynamic_sampling === 1;
+
 /** Steps whose groups are dispatched beyond the newest version, at most; with a `fixed_lag` schedule. */
 export const stepsAhead = (spec) => (trainsGiven(spec) ? spec.checkpoint.every + 1 : spec.schedule.max_staleness + 2);

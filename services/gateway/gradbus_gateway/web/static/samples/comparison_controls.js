@@ -1,14 +1,11 @@
 // What the comparison shows, and the controls that change it. The selection is kept in the address.
 import { make } from "../lib/elements.js";
-import { trainsGiven } from "../lib/run_kind.js";
+import { hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
 
 const MAX_STEPS = 4;
 
-/** Whether the schedule is `free`, where no step owns a group: group numbers are then only near those of the steps that train them. */
-export const isFree = (run) => run.spec.schedule.mode === "free";
-
 /** Whether the samples of a step can be ordered by reward. */
-const isRanked = (run) => !isFree(run) && !trainsGiven(run.spec);
+const isRanked = (run) => hasFixedSteps(run.spec) && !trainsGiven(run.spec);
 
 /** The selection in the address's query; by default the first, the last and two steps between. */
 export function selectionOf(query, run) {
@@ -50,14 +47,14 @@ export function controls(run, selection, update) {
 function stepFields(run, selection, update) {
   const fields = selection.steps.map((step, at) =>
     make("input", { type: "number", min: 0, max: Math.max(0, run.steps - 1), value: step, "aria-label": `step of column ${at + 1}`, onchange: (event) => update({ steps: selection.steps.with(at, Math.max(0, Number(event.target.value) || 0)) }) }));
-  return make("div", { class: "field" }, make("span", {}, isFree(run) ? "Steps, about" : "Steps"), make("span", { class: "row steps" }, ...fields));
+  return make("div", { class: "field" }, make("span", {}, hasFixedSteps(run.spec) ? "Steps" : "Steps, about"), make("span", { class: "row steps" }, ...fields));
 }
 
 function groupField(run, selection, update) {
   const width = run.spec.schedule.groups_per_step;
   const move = (by) => update({ at: (selection.at + by + width) % width });
   return make(
-    "div", { class: "field" }, make("span", {}, isFree(run) ? `Group, 1 to ${width}` : `Group of the step, 1 to ${width}`),
+    "div", { class: "field" }, make("span", {}, hasFixedSteps(run.spec) ? `Group of the step, 1 to ${width}` : `Group, 1 to ${width}`),
     make("span", { class: "row" },
       make("button", { "aria-label": "previous group", onclick: () => move(-1) }, "‹"),
       make("input", { type: "number", min: 1, max: width, value: selection.at + 1, "aria-label": "group of the step", onchange: (event) => update({ at: Math.min(width, Math.max(1, Number(event.target.value) || 1)) - 1 }) }),

@@ -2,9 +2,9 @@
 import { fetchJson } from "../lib/api.js";
 import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
-import { controls, isFree, queryOf, selectionOf } from "./comparison_controls.js";
+import { controls, queryOf, selectionOf } from "./comparison_controls.js";
 import { number } from "../lib/format.js";
-import { groupSize, trainsGiven } from "../lib/run_kind.js";
+import { groupSize, hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
 import { rewardRange, sampleCard } from "./sample_card.js";
 import { byGroup, readSamples } from "./sample_log.js";
 import { tokenTexts } from "./tokens.js";
@@ -64,7 +64,7 @@ async function readStep(run, runHistory, selection, step, signal) {
   if (selection.show === "prompt") {
     const index = step * width + selection.at;
     const page = await readSamples(run, runHistory, { index, tokens, limit: 64 }, signal);
-    return { title: isFree(run) ? `Group ${index}` : `Step ${step}`, samples: page.data, more: page.has_more };
+    return { title: hasFixedSteps(run.spec) ? `Step ${step}` : `Group ${index}`, samples: page.data, more: page.has_more };
   }
   const page = await readSamples(run, runHistory, { step, tokens }, signal);
   const sign = selection.show === "low" ? 1 : -1;

@@ -1,17 +1,17 @@
 // Reads samples from the experience log. The log is in order of time, so the time of a step's metrics tells where to begin.
 import { fetchJson } from "../lib/api.js";
-import { groupSize, stepsAhead } from "../lib/run_kind.js";
+import { groupSize, hasFixedSteps, stepsAhead } from "../lib/run_kind.js";
 
 const MARGIN_MS = 5000;
 
 /** Samples of one step (`step`) or one group (`index`); `tokens` adds ids and log-probabilities. */
 export async function readSamples(run, history, { step, index, tokens = false, limit = 1000 }, signal) {
-  const { mode, groups_per_step: width } = run.spec.schedule;
+  const { groups_per_step: width } = run.spec.schedule;
   const filter = step === undefined ? { index } : { step };
   const query = new URLSearchParams({ ...filter, limit, ...(tokens ? { include: "tokens" } : {}) });
   const expected = (step === undefined ? 1 : width) * groupSize(run.spec);
   const trainingStep = step ?? Math.floor(index / width);
-  const start = mode === "fixed_lag" ? history.timeOf(trainingStep - stepsAhead(run.spec) - 2) : undefined;
+  const start = hasFixedSteps(run.spec) ? history.timeOf(trainingStep - stepsAhead(run.spec) - 2) : undefined;
   if (start !== undefined) {
     const page = await fetchJson(`/v1/runs/${run.id}/samples?${query}&after=${Math.floor(start) - MARGIN_MS}-0.0`, { signal });
     if (page.has_more || page.data.length >= expected) return page;

@@ -77,7 +77,7 @@ function trainedStage(run, sample, trained, admitted) {
   const isGiven = trainsGiven(run.spec);
   const behind = isGiven ? "" : `, ${plural(Math.max(0, sample.step - oldest), "version")} behind; it made version ${sample.step + 1}`;
   const advantage = isGiven ? "" : sample.advantage === null ? "Its advantage depends on the whole step or on the token." : `Advantage ${signed(sample.advantage)}.`;
-  if (sample.step === null) return stage("Trained", null, withCode(`With a \`free\` schedule the order of the log decides by which step. ${advantage}`));
+  if (sample.step === null) return stage("Trained", null, withCode(`The log decides by which step: the schedule is \`free\`, or filtered groups are replaced. ${advantage}`));
   if (trained === undefined && run.progress.step <= sample.step) return stage("Waiting", null, `Step ${sample.step} will train it. ${advantage}`);
   return stage("Trained", trained, `By step ${sample.step}${behind}. ${advantage}${elapsed(admitted, trained, "after it was admitted")}`);
 }
