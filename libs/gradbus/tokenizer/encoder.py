@@ -16,6 +16,7 @@ from typing import Any, Final
 from gradbus.errors import DatasetError, ModelError, first_line
 from gradbus.formats.hf_model import read_object
 from gradbus.formats.reward_model import folder_info
+from gradbus.tokenizer.control_tokens import ControlTokens
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, described
 from gradbus.tokenizer.limits import MEMORY_BYTES
 
@@ -75,6 +76,7 @@ class PromptEncoder:
         self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
         report(TOKENIZER)
         self._tokenizer = _loaded(folder)
+        self._control = ControlTokens(self._tokenizer)
         fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
         self._backend = self._tokenizer.backend_tokenizer if fast else None
         if limits.submitted_unix_ns is not None:
@@ -84,14 +86,17 @@ class PromptEncoder:
     def encode(self, prompt: object, line: int) -> tuple[int, ...]:
         """Token ids `[P]` of a prompt: plain text by the tokenizer, messages by the chat template.
 
+        Plain text may spell control tokens, as the template does; what a message says is text alone (see `ControlTokens`).
         Raises DatasetError (naming `line`) for a prompt of another kind, empty or too long, ModelError for files that fail on it.
         """
         if isinstance(prompt, str):
             _check_text(prompt, line)
             ids = self._ids(prompt, line, special=True)
         else:
+            messages = _messages(prompt, line)
+            framed = self._control.are_spelled(messages)
             # The template has written the special tokens.
-            ids = self._ids(self._rendered(prompt, line), line, special=False)
+            ids = self._ids(self._rendered(messages, line, framed=framed), line, framed=framed)
         if not ids:
             raise DatasetError(f"line {line} has an empty prompt; remove the line")
         if len(ids) > self.max_prompt_tokens:
@@ -124,7 +129,7 @@ class PromptEncoder:
     def _response(self, prompt: object, response: object, line: int) -> tuple[int, ...]:
         if isinstance(prompt, str):
             _check_text(str(response), line)
-            trained, _ = self._turn(self._ids(str(response), line, special=False))
+            trained, _ = self._turn(self._ids(str(response), line))
         else:
             answers = [{"role": _ASSISTANT, "content": response}] if isinstance(response, str) else _messages(response, line)
             trained = self._turns(_messages(prompt, line), answers, line)
@@ -134,14 +139,15 @@ class PromptEncoder:
         """The tokens after `messages` up to the end of the assistant's last turn. What others say and the template adds is not trained."""
         if len(messages) + len(answers) > _MAX_MESSAGES:
             raise DatasetError(f"line {line} has {len(messages) + len(answers)} messages, at most {_MAX_MESSAGES} are taken; split it")
+        framed = self._control.are_spelled([*messages, *answers])
         ids: list[int] = []
-        written, end = self._rendered(messages, line), 0
+        written, end = self._rendered(messages, line, framed=framed), 0
         for answer in answers:
             if answer["role"] == _ASSISTANT:
-                before = self._rendered(messages, line)
-                ids += [~token for token in self._ids(_rest(before, written, line), line, special=False)]
-                written = self._rendered([*messages, answer], line, generation_prompt=False)
-                trained, after = self._turn(self._ids(_rest(written, before, line), line, special=False))
+                before = self._rendered(messages, line, framed=framed)
+                ids += [~token for token in self._ids(_rest(before, written, line), line, framed=framed)]
+                written = self._rendered([*messages, answer], line, framed=framed, generation_prompt=False)
+                trained, after = self._turn(self._ids(_rest(written, before, line), line, framed=framed))
                 ids, end = [*ids, *trained], len(ids) + len(trained)
                 ids += [~token for token in after]
             messages = [*messages, answer]
@@ -181,19 +187,26 @@ class PromptEncoder:
         texts: list[str] = self._backend.decode_batch(list(sequences), skip_special_tokens=True)
         return texts
 
-    def _ids(self, text: str, line: int, *, special: bool) -> tuple[int, ...]:
+    def _ids(self, text: str, line: int, *, special: bool = False, framed: bool = False) -> tuple[int, ...]:
+        """The text's ids; `special`: with those that begin or end a text, `framed`: of a text that `_rendered` has framed."""
         self._report(TOKENIZER)
         try:
-            return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+            return self._control.encode(text, line) if framed else tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        except DatasetError:
+            raise
         except BaseException as error:
             message = f"the tokenizer cannot encode the prompt of line {line} ({_cause(error)}); correct the tokenizer or the line"
             raise ModelFileError(TOKENIZER, message) from error
 
-    def _rendered(self, prompt: object, line: int, *, generation_prompt: bool = True) -> str:
-        """The text that the chat template makes of messages; with `generation_prompt` up to where the policy's answer begins."""
+    def _rendered(self, messages: list[dict[str, Any]], line: int, *, framed: bool, generation_prompt: bool = True) -> str:
+        """The text that the chat template makes of messages; with `generation_prompt` up to where the policy's answer begins.
+
+        `framed`: with the template's control tokens under other names than those that the messages spell.
+        """
         from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
 
-        messages = _messages(prompt, line)
+        if framed:
+            messages = self._control.hide(messages, line)
         if self._tokenizer.chat_template is None:
             raise ModelError(
                 "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
@@ -209,7 +222,7 @@ class PromptEncoder:
                 raise DatasetError(refusal) from error
             message = f"the chat template does not render the messages of line {line} ({_cause(error)}); correct the template"
             raise ModelFileError(self._template_file, message) from error
-        return text
+        return self._control.frame(text) if framed else text
 
 
 def _rest(text: str, beginning: str, line: int) -> str:

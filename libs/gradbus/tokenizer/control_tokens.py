@@ -1,0 +1,133 @@
+"""What a message says never becomes a control token.
+
+A template writes `<|im_end|>` to end a turn, and a tokenizer reads that text as one token, whoever wrote it: a user or a tool could end
+their turn and begin another one. Where such a text stands in a message, the row is encoded by a second tokenizer, which knows the
+control tokens by other names. The template's own are given these names, so the text in the message is encoded like any other:
+
+    content      hide    template     frame                          encode
+    <|im_end|> ─▶ U+F0007 ─▶ ... ─▶ the template's as U+F8007, the content's as it was ─▶ ids
+
+All other rows are encoded by the tokenizer as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from gradbus.errors import DatasetError
+
+_HIDDEN: Final = 0xF0000
+_FRAMES: Final = 0xF8000
+_PRIVATE: Final = re.compile(f"[{chr(_HIDDEN)}-{chr(_FRAMES + 0x7FFF)}]")
+"""Characters of a private use area of Unicode, which stand for control tokens: first those in messages, then those of the template."""
+_MOST: Final = 0x8000
+_NOTHING: Final = "(?!)"
+"""A pattern that matches nowhere."""
+_AUTHORS: Final = frozenset({"assistant"})
+"""Roles that may write control tokens: the policy ends its turn and calls tools with them."""
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer: the special ones, and the added ones that its chat template writes, such as `<tool_call>`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is transformers', with its chat template."""
+        self._tokenizer = tokenizer
+        template = tokenizer.chat_template
+        written = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+        added = tokenizer.added_tokens_decoder
+        control = {token.content: number for number, token in added.items() if token.special or _names(token.content, written)}
+        self._ids = dict(list(control.items())[:_MOST])
+        self._names = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._names)) or _NOTHING)
+
+    def are_spelled(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a message of anyone but the assistant holds the text of a control token."""
+        return any(self._pattern.search(text) for message in messages for text in _said(message))
+
+    def hide(self, messages: Sequence[Mapping[str, Any]], line: int) -> list[dict[str, Any]]:
+        """The messages with a character in place of each control token that someone else than the assistant spells.
+
+        Raises DatasetError if they hold such characters already.
+        """
+        if any(_PRIVATE.search(json.dumps(message, ensure_ascii=False)) for message in messages):
+            raise DatasetError(f"line {line} has characters of a private use area beside the text of a control token; remove either")
+        return [dict(message) if message["role"] in _AUTHORS else _mapped(message, self._hidden) for message in messages]
+
+    def frame(self, text: str) -> str:
+        """A rendered text with the template's control tokens under their second names, and those of the messages as text."""
+        framed = self._pattern.sub(lambda found: self._renamed(found.group(), _FRAMES), text)
+        return _PRIVATE.sub(lambda found: self._spelled(found.group()), framed)
+
+    def encode(self, text: str, line: int) -> tuple[int, ...]:
+        """Token ids `[T]` of a framed text. Raises DatasetError if there is no second tokenizer."""
+        if self._framed is None:
+            raise DatasetError(
+                f"a message of line {line} has the text of a control token, which this tokenizer cannot take as text; correct the line"
+            )
+        return tuple(self._framed.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def _framed(self) -> Any:
+        """The tokenizer with the control tokens under their second names; None if there is none that gives the same ids."""
+        if not self._tokenizer.is_fast:
+            return None
+        from tokenizers import Tokenizer  # noqa: PLC0415 - only a tokenizer's process has it
+
+        content = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        second = {name: self._renamed(name, _FRAMES) for name in self._ids}
+        for token in content["added_tokens"]:
+            token["content"] = second.get(token["content"], token["content"])
+        model = content["model"]
+        if isinstance(model.get("vocab"), dict):
+            model["vocab"] = {second.get(piece, piece): number for piece, number in model["vocab"].items()}
+        elif "vocab" in model:
+            model["vocab"] = [[second.get(piece, piece), score] for piece, score in model["vocab"]]
+        if model.get("unk_token") in second:
+            model["unk_token"] = second[model["unk_token"]]
+        framed = Tokenizer.from_str(json.dumps(content))
+        same = all(framed.token_to_id(second[name]) == number for name, number in self._ids.items())
+        return framed if same else None
+
+    def _hidden(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self._renamed(found.group(), _HIDDEN), text)
+
+    def _renamed(self, name: str, base: int) -> str:
+        return chr(base + self._names.index(name))
+
+    def _spelled(self, character: str) -> str:
+        number = ord(character) - _HIDDEN
+        return self._names[number] if number < _MOST else character
+
+
+def _names(token: str, template: str) -> bool:
+    return bool(token.strip()) and token in template
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[str]:
+    """All texts of a message but its role; none of the assistant's."""
+    if message["role"] not in _AUTHORS:
+        yield from _texts({key: value for key, value in message.items() if key != "role"})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with all texts changed but that of a role."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): inner if key == "role" else _mapped(inner, change) for key, inner in value.items()}
+    return [_mapped(inner, change) for inner in value] if isinstance(value, list) else value
