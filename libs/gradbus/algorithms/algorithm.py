@@ -71,7 +71,8 @@ class Algorithm:
     @property
     def metric_names(self) -> Sequence[str]:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
-        return METRICS + CRITIC_METRICS if self.needs_critic else METRICS
+        outliers = () if self.spec.second_moment is None else ("outliers",)
+        return METRICS + outliers + (CRITIC_METRICS if self.needs_critic else ())
 
     def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
         """What `group_advantages` and `token_advantages` read of a trained group's log-probabilities; see `reward_kl.token_kls`.

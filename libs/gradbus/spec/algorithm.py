@@ -32,11 +32,8 @@ class AdvantageSpec(Section):
     truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
 
 
-class AlgorithmSpec(AdvantageSpec):
-    """An algorithm. `name` selects a preset; a field beside it replaces the preset's value.
-
-    An instance always holds the value of every field, so a stored spec does not change with the presets.
-    """
+class TrustRegionSpec(Section):
+    """What bounds the change of the policy, and in which ratio."""
 
     importance: Literal["behaviour", "decoupled", "none"] = Field(
         "behaviour", description="The ratio's denominator: the policy that sampled, or the policy before the step; `none`: no ratio."
@@ -60,6 +57,19 @@ class AlgorithmSpec(AdvantageSpec):
     off_policy_mask: Annotated[Number, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="A sequence with a negative advantage whose log-probability fell by more than this a token is not trained."
     )
+    second_moment: Annotated[Number, Field(gt=0.0, le=1e6)] | None = Field(
+        None,
+        description="Tokens of a step do not move the policy, those with the largest squared log-ratio first, until the mean of the rest "
+        "is below this.",
+    )
+
+
+class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
+    """An algorithm. `name` selects a preset; a field beside it replaces the preset's value.
+
+    An instance always holds the value of every field, so a stored spec does not change with the presets.
+    """
+
     aggregate: Literal["token", "sequence", "constant"] = "token"
     kl: Coefficient = Field(0.0, description="Weight of the KL to the base model.")
     kl_place: Literal["loss", "reward"] = Field(

@@ -48,6 +48,8 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
+    if spec.second_moment is not None:
+        yield from _second_moment_faults(spec, trainer)
     yield from _reward_faults(spec)
     if spec.kl_place == "reward":
         yield from _kl_in_reward_faults(spec, trainer)
@@ -151,6 +153,16 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.ratio != "token" and spec.aggregate != "sequence":
         message = "a sequence has one ratio, and a mean over tokens would weigh it by its length"
         yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', '"sequence"')
+
+
+def _second_moment_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+    path, given = "algorithm.second_moment", json.dumps(spec.second_moment)
+    if spec.ratio != "token":
+        message = f"it drops single tokens, and with ratio = {spec.ratio} a sequence gains as a whole"
+        yield Fault(path, message, given, "none, or ratio = token; `sequence_mask` drops sequences")
+    if trainer and trainer.backend != "torch":
+        message = f"it is of all tokens of a step, and a rank of the {trainer.backend} backend has only its own"
+        yield Fault(path, message, given, 'none, or trainer.backend = "torch"')
 
 
 def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:

@@ -14,6 +14,7 @@ PresetName = Literal[
     "sapo",
     "dppo",
     "icepop",
+    "m2po",
     "rloo",
     "reinforce_pp",
     "reinforce_pp_baseline",
@@ -43,6 +44,8 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2)},
     # arXiv:2510.18855.
     "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
+    # arXiv:2510.01161.
+    "m2po": {"trust_region": "none", "second_moment": 0.04},
     # arXiv:2402.14740.
     "rloo": {
         "advantage": "rloo",

@@ -58,6 +58,7 @@ def test_the_numbers_of_the_papers():
     assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
     for name, kl in (("rloo", 0.05), ("reinforce_pp", 0.01), ("ppo", 0.0)):
         assert (AlgorithmSpec(name=name).kl, AlgorithmSpec(name=name).kl_place) == (kl, "reward")
+    assert (AlgorithmSpec(name="m2po").second_moment, AlgorithmSpec(name="m2po").trust_region) == (0.04, "none")
     assert (AlgorithmSpec(name="cispo").clip, AlgorithmSpec(name="icepop").clip) == ((1.0, 4.0), (0.5, 4.0))
 
 
@@ -117,6 +118,8 @@ def test_another_trust_region_has_bounds_of_its_own():
         ({"name": "gdpo", "kl_place": "reward", "kl": 0.1}, "algorithm.kl_place"),
         ({"name": "reinforce_pp", "normalize_std": True}, "algorithm.normalize_std"),
         ({"overlong_buffer": 0.0}, "algorithm.overlong_buffer"),
+        ({"second_moment": 0.0}, "algorithm.second_moment"),
+        ({"name": "gspo", "second_moment": 0.04}, "algorithm.second_moment"),
     ],
     ids=str,
 )
@@ -142,6 +145,7 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
         {"name": "maxrl", "kl_place": "loss", "kl": 0.1},
         {"name": "gdpo", "kl_place": "reward"},
         {"name": "ppo", "kl": 0.02},
+        {"name": "m2po", "trust_region": "clip", "importance": "decoupled"},
     ],
     ids=str,
 )
@@ -159,6 +163,14 @@ def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
         with pytest.raises(SpecError) as refused:
             parse_spec(BODY | {"algorithm": algorithm, "trainer": trainer})
         assert [fault.path for fault in refused.value.faults] == [path]
+
+
+def test_ranks_that_share_a_step_cannot_choose_its_tokens():
+    ranks = {"trainer": {"backend": "deepspeed"}}
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | ranks | {"algorithm": {"name": "m2po"}})
+    assert [fault.path for fault in refused.value.faults] == ["algorithm.second_moment"]
+    parse_spec(BODY | ranks | {"algorithm": {"name": "m2po", "second_moment": None}})
 
 
 def several(algorithm=None, trainer=None, schedule=None, **inner):

@@ -48,6 +48,8 @@ class RatioMetrics:
     """Share of tokens that it bounds above."""
     logprob_diff: float = 0.0
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
+    outliers: float = 0.0
+    """Share of tokens that the bound of the second moment dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class StepMetrics:
             "logprob_diff": self.ratio.logprob_diff,
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
+            "outliers": self.ratio.outliers,
             "value_loss": critic.loss,
             "explained_variance": critic.explained_variance,
             "critic_grad_norm": critic.grad_norm,

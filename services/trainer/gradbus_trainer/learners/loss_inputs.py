@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from gradbus.spec import AlgorithmSpec
+from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus_kernels.models.lora import adapters_off
 from gradbus_kernels.operators import PolicySettings, PolicyTokens
 from gradbus_trainer.step.batch import TrainSample
@@ -33,6 +33,12 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
         entropy=spec.entropy,
         allow_nan=True,
     )
+
+
+def reads_anchor(spec: RunSpec) -> bool:
+    """Whether a step reads the log-probabilities of the policy before its first update, which a pass of its own computes."""
+    algorithm = spec.algorithm
+    return algorithm.second_moment is not None or (algorithm.importance == "decoupled" and spec.trainer.inner.updates > 1)
 
 
 def policy_tokens(

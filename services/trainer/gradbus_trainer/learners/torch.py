@@ -32,13 +32,14 @@ from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
-from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
+from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, reads_anchor, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.learners.preference import LogProbs, preference_settings, weighed_pairs
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.step.minibatches import minibatches
+from gradbus_trainer.step.second_moment import within_second_moment
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _PORTIONS: Final = 4
@@ -63,6 +64,7 @@ class TorchLearner:
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)
         self._preference = preference_settings(spec)
+        self._reads_anchor = reads_anchor(spec)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
@@ -161,10 +163,10 @@ class TorchLearner:
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         """The updates of a step, each over its own part of the groups."""
-        inner = self._spec.trainer.inner
-        anchored = self._anchored(batch) if inner.updates > 1 and self._settings.importance == "decoupled" else batch
-        updates = [self._update(part, before) for part in minibatches(anchored, inner, self._spec.seed)]
-        return mean_of_updates(updates, batch)
+        bounded = within_second_moment(self._anchored(batch) if self._reads_anchor else batch, self._spec.algorithm.second_moment)
+        updates = [self._update(part, before) for part in minibatches(bounded.batch, self._spec.trainer.inner, self._spec.seed)]
+        metrics = mean_of_updates(updates, batch)
+        return replace(metrics, ratio=replace(metrics.ratio, outliers=bounded.outliers))
 
     def _anchored(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities of the policy as it is, before the step's first update."""

@@ -35,7 +35,7 @@ class TrainSample:
     routes: NDArray[np.int16] | None = None
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
     proximal_logprobs: NDArray[np.float32] | None = None
-    """[T], of the policy before the step; only while a step makes several updates that are bounded by it."""
+    """[T], of the policy before the step; only within a step that reads them."""
 
 
 @dataclass(frozen=True)
