@@ -71,8 +71,9 @@ class Algorithm:
     @property
     def metric_names(self) -> Sequence[str]:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
-        outliers = () if self.spec.second_moment is None else ("outliers",)
-        return METRICS + outliers + (CRITIC_METRICS if self.needs_critic else ())
+        spec = self.spec
+        optional = {"outliers": spec.second_moment is not None, "drift": spec.drift > 0.0}
+        return METRICS + tuple(compress(optional, optional.values())) + (CRITIC_METRICS if self.needs_critic else ())
 
     def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
         """What `group_advantages` and `token_advantages` read of a trained group's log-probabilities; see `reward_kl.token_kls`.

@@ -76,6 +76,7 @@ class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
         "loss", description="Adds the KL to the loss, or subtracts it from the reward as the rollout's log-probabilities tell it."
     )
     kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
+    drift: Coefficient = Field(0.0, description="Weight of the squared log-ratio of every token, those that the trust region bounds too.")
     entropy: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
 
     @model_validator(mode="before")

@@ -40,8 +40,8 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "cispo": {"trust_region": "cap", "clip": (1.0, 4.0)},
     # arXiv:2511.20347.
     "sapo": {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"},
-    # arXiv:2602.04879.
-    "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2)},
+    # arXiv:2602.04879; the drift is that of prime-rl, whose default loss it is.
+    "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2), "drift": 1e-3},
     # arXiv:2510.18855.
     "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
     # arXiv:2510.01161.

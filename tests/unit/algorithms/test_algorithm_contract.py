@@ -133,6 +133,7 @@ def test_the_operator_takes_the_settings(algorithm):
     assert (settings.trust_region, settings.ratio, settings.importance) == (spec.trust_region, spec.ratio, spec.importance)
     assert spec.clip is None or (settings.low, settings.high) == spec.clip
     assert (settings.kl, settings.entropy, settings.allow_nan) == (0.0 if algorithm.kl_in_reward else spec.kl, spec.entropy, True)
+    assert settings.drift == spec.drift
 
 
 def test_a_kl_term_alone_needs_the_reference():

@@ -58,6 +58,7 @@ def test_the_numbers_of_the_papers():
     assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
     for name, kl in (("rloo", 0.05), ("reinforce_pp", 0.01), ("ppo", 0.0)):
         assert (AlgorithmSpec(name=name).kl, AlgorithmSpec(name=name).kl_place) == (kl, "reward")
+    assert (AlgorithmSpec(name="dppo").drift, AlgorithmSpec().drift) == (1e-3, 0.0)
     assert (AlgorithmSpec(name="m2po").second_moment, AlgorithmSpec(name="m2po").trust_region) == (0.04, "none")
     assert (AlgorithmSpec(name="cispo").clip, AlgorithmSpec(name="icepop").clip) == ((1.0, 4.0), (0.5, 4.0))
 

@@ -47,6 +47,8 @@ class PolicySettings:
     """Coefficient of the KL to the base model."""
     kl_estimator: Literal["k2", "k3", "unbiased"] = "k3"
     """See the table of `divergence`."""
+    drift: float = 0.0
+    """Coefficient of (log pi / mu)² by token, which no trust region and no mask leaves out."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     allow_nan: bool = False

@@ -34,6 +34,8 @@ class LossMetrics:
     0 without a KL."""
     entropy: float = 0.0
     """Nats a token."""
+    drift: float = 0.0
+    """Of (log pi / mu)²; 0 without a coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class StepMetrics:
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
             "entropy": self.loss.entropy,
+            "drift": self.loss.drift,
             "ratio_mean": self.ratio.mean,
             "ratio_max": self.ratio.max,
             "logprob_diff": self.ratio.logprob_diff,

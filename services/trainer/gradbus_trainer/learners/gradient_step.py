@@ -61,7 +61,7 @@ def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
 class StepStats:
     """Sums over the micro-batches of a step; their weights make these means over the step."""
 
-    NAMES: Final = ("total", "policy", "kl", "entropy", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
+    NAMES: Final = ("total", "policy", "kl", "entropy", "drift", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -74,6 +74,7 @@ class StepStats:
             "policy": loss.policy,
             "kl": loss.kl,
             "entropy": loss.entropy,
+            "drift": loss.drift,
             "ratio_mean": loss.ratio.mean,
             "clipped_low": loss.ratio.clipped_low,
             "clipped_high": loss.ratio.clipped_high,
@@ -95,7 +96,7 @@ class StepStats:
     def loss_metrics(self) -> LossMetrics:
         """The means of the loss's terms."""
         mean = self._means()
-        return LossMetrics(total=mean["total"], policy=mean["policy"], kl=mean["kl"], entropy=mean["entropy"])
+        return LossMetrics(mean["total"], mean["policy"], mean["kl"], mean["entropy"], mean["drift"])
 
     def ratio_metrics(self) -> RatioMetrics:
         """The means over the ratios, and the largest."""

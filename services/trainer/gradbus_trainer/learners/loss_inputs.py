@@ -30,6 +30,7 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
         off_policy_mask=spec.off_policy_mask,
         kl=spec.kl if spec.kl_place == "loss" else 0.0,
         kl_estimator=spec.kl_estimator,
+        drift=spec.drift,
         entropy=spec.entropy,
         allow_nan=True,
     )

@@ -94,7 +94,7 @@ def test_loss_and_gradients_are_as_exact_as_plain_torchs(implementation, dtype, 
 
 def test_the_gradient_is_that_of_finite_differences():
     hidden, weight, ids, tokens = inputs(7)
-    settings = PolicySettings(low=0.9, high=9.0, kl=0.1, entropy=0.02)  # nothing is clipped: a kink has no derivative
+    settings = PolicySettings(low=0.9, high=9.0, kl=0.1, drift=0.1, entropy=0.02)  # nothing is clipped: a kink has no derivative
     *_, grad_hidden, grad_weight = loss_and_gradients(linear_grpo_loss, hidden, weight, ids, tokens, settings)
     step, direction = 1e-6, [torch.randn_like(tensor) for tensor in (hidden, weight)]
 

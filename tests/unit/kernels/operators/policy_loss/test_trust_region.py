@@ -97,8 +97,8 @@ class Loop:
         if s.off_policy_mask is not None and a < 0 and -mean > s.off_policy_mask:
             gain, slopes = 0.0, {}
         kl, kl_slope = divergence(logp, mu, ref, s.kl_estimator)
-        self.total += weight * (s.kl * kl - gain) - share * s.entropy * entropy
-        self.gradient[i] += weight * s.kl * kl_slope
+        self.total += weight * (s.kl * kl + s.drift * (logp - mu) ** 2 - gain) - share * s.entropy * entropy
+        self.gradient[i] += weight * (s.kl * kl_slope + 2 * s.drift * (logp - mu))
         for j, slope in slopes.items():
             self.gradient[j] -= weight * slope
         self.low, self.high = self.low + share * low, self.high + share * high
