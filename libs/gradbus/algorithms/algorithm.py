@@ -72,7 +72,7 @@ class Algorithm:
     def metric_names(self) -> Sequence[str]:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
         spec = self.spec
-        optional = {"outliers": spec.second_moment is not None, "drift": spec.drift > 0.0}
+        optional = {"outliers": spec.second_moment is not None, "drift": spec.drift > 0.0, "nll": spec.nll > 0.0}
         return METRICS + tuple(compress(optional, optional.values())) + (CRITIC_METRICS if self.needs_critic else ())
 
     def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
@@ -118,6 +118,14 @@ class Algorithm:
         found = iter(self.estimator.advantages(samples))
         advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
         return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
+
+    def best_samples(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], group: GroupAdvantages) -> Sequence[bool]:
+        """Which samples a likelihood term imitates: the valid ones with the largest reward of `group`, if it is above 0. `[G]`.
+
+        Rewards are the scorer's.
+        """
+        given = [rewards[sample.sample_id].reward if valid else 0.0 for sample, valid in zip(samples, group.valid, strict=True)]
+        return [reward > 0.0 and reward == max(given) for reward in given]
 
     def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int], kls: TokenKls = ()) -> list[array[float]]:
         """A_i,t, for each sample an array of typecode "f" (float32), `[lengths[i]]`: A_i, or by token if its rewards are."""

@@ -77,6 +77,10 @@ class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
     )
     kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
     drift: Coefficient = Field(0.0, description="Weight of the squared log-ratio of every token, those that the trust region bounds too.")
+    nll: Coefficient = Field(
+        0.0,
+        description="Weight of the negative log-likelihood of a group's best samples, those with its largest reward, if that is above 0.",
+    )
     entropy: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
 
     @model_validator(mode="before")

@@ -48,6 +48,9 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
+    if spec.nll and trainer and trainer.backend != "torch":
+        message = f"the {trainer.backend} backend does not tell its ranks which samples are the best"
+        yield Fault("algorithm.nll", message, json.dumps(spec.nll), '0, or trainer.backend = "torch"')
     if spec.second_moment is not None:
         yield from _second_moment_faults(spec, trainer)
     yield from _reward_faults(spec)
@@ -91,6 +94,9 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: Schedule
     if spec.advantage != "gae" and trainer.critic is not None:
         message = f"algorithm.advantage = {spec.advantage} reads no values"
         yield Fault("trainer.critic", message, allowed='none, or algorithm.name = "ppo"')
+    if trainer.critic is not None and trainer.critic.kind == "head" and trainer.critic.freeze != "none":
+        message = "a value head has no attention of its own, and leaves the policy's as it is"
+        yield Fault("trainer.critic.freeze", message, f'"{trainer.critic.freeze}"', '"none", or trainer.critic.kind = "full"')
     if trainer.critic is not None and trainer.backend != "torch":
         yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')
     if trainer.critic is not None and schedule and trainer.critic.warmup_steps >= schedule.steps:

@@ -275,6 +275,7 @@ class CriticSpec(Section):
         None, gt=0.0, le=1e6, description="Lambda of the advantages is 1 - 1 / (length_alpha · tokens) instead, and at least 0."
     )
     value_lambda: DecayRate = Field(1.0, description="Lambda of the critic's targets; 1: the returns.")
+    freeze: Literal["none", "attention"] = Field("none", description="`full`: weights that stay those of the base model.")
 
 
 class InnerSpec(Section):

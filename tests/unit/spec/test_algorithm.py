@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from gradbus.errors import SpecError
-from gradbus.spec import PRESETS, AlgorithmSpec, parse_spec
-from gradbus.spec.presets import PresetName
+from gradbus.spec import PRESETS, AlgorithmSpec, CriticSpec, TrainerSpec, parse_spec
+from gradbus.spec.presets import CRITICS, PresetName
 
 BODY = {
     "name": "sums",
@@ -19,8 +19,8 @@ BODY = {
 
 
 def body(**algorithm):
-    """A spec with this algorithm, and with a critic if it is PPO."""
-    return BODY | {"algorithm": algorithm} | ({"trainer": {"critic": {}}} if algorithm.get("name") == "ppo" else {})
+    """A spec with this algorithm; a critic that it brings has no warm-up, which would be longer than the run."""
+    return BODY | {"algorithm": algorithm} | ({"trainer": {"critic": {"warmup_steps": 0}}} if algorithm.get("name") in CRITICS else {})
 
 
 def faults(**algorithm):
@@ -156,7 +156,10 @@ def test_a_combination_that_just_means_something_is_taken(algorithm):
 
 def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
     for algorithm, trainer, path in (
-        ({"name": "ppo"}, {}, "trainer.critic"),
+        ({"name": "grpo", "advantage": "gae", "normalize_std": False, "filter": "none"}, {}, "trainer.critic"),
+        ({"name": "ppo"}, {"critic": None}, "trainer.critic"),
+        ({"name": "ppo", "advantage": "reinforce"}, {"critic": {}}, "trainer.critic"),
+        ({"name": "ppo"}, {"critic": {"freeze": "attention", "kind": "head"}}, "trainer.critic.freeze"),
         ({}, {"critic": {}}, "trainer.critic"),
         ({"name": "ppo"}, {"critic": {}, "backend": "deepspeed"}, "trainer.backend"),
         ({"name": "ppo"}, {"critic": {"warmup_steps": 4}}, "trainer.critic.warmup_steps"),
@@ -172,6 +175,39 @@ def test_ranks_that_share_a_step_cannot_choose_its_tokens():
         parse_spec(BODY | ranks | {"algorithm": {"name": "m2po"}})
     assert [fault.path for fault in refused.value.faults] == ["algorithm.second_moment"]
     parse_spec(BODY | ranks | {"algorithm": {"name": "m2po", "second_moment": None}})
+
+
+def test_ranks_that_are_not_told_the_best_samples_cannot_imitate_them():
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | {"trainer": {"backend": "deepspeed"}, "algorithm": {"nll": 0.1}})
+    assert [fault.path for fault in refused.value.faults] == ["algorithm.nll"]
+
+
+def test_a_preset_with_a_critic_brings_it_with_the_numbers_of_its_paper():
+    vapo, sao = (parse_spec(BODY | {"algorithm": {"name": name}, "schedule": {"steps": 100}}) for name in ("vapo", "sao"))
+    assert (vapo.algorithm.clip, vapo.algorithm.nll, vapo.trainer.critic.length_alpha) == ((0.2, 0.28), 0.1, 0.05)
+    assert (vapo.trainer.critic.learning_rate, vapo.trainer.critic.warmup_steps, vapo.trainer.critic.value_lambda) == (2e-6, 50, 1.0)
+    assert (sao.algorithm.trust_region, sao.algorithm.clip, sao.algorithm.whiten) == ("band", (0.3, 5.0), "none")
+    assert sao.trainer.critic == CriticSpec(learning_rate=5e-6, updates=2, warmup_steps=10, length_alpha=1.5, freeze="attention")
+    assert parse_spec(BODY | {"algorithm": {"name": "ppo"}}).trainer.critic == CriticSpec()
+
+
+def test_a_field_of_the_critic_replaces_that_of_the_preset_and_a_stored_critic_does_not_change_with_it(monkeypatch):
+    given = BODY | {"algorithm": {"name": "sao"}, "trainer": {"critic": {"warmup_steps": 1}, "learning_rate": 1e-5}}
+    spec = parse_spec(given)
+    assert spec.trainer == TrainerSpec(learning_rate=1e-5, critic=CriticSpec(**CRITICS["sao"]).model_copy(update={"warmup_steps": 1}))
+    stored = json.loads(spec.model_dump_json())
+    monkeypatch.setitem(CRITICS, "sao", {"learning_rate": 0.5})
+    assert parse_spec(stored) == spec
+    without = parse_spec(BODY | {"algorithm": {"name": "ppo", "advantage": "reinforce"}})
+    assert without.trainer.critic is None
+    assert parse_spec(json.loads(without.model_dump_json())) == without
+
+
+@pytest.mark.parametrize("odd", [{"trainer": 3}, {"trainer": {"critic": 3}}, {"algorithm": []}, {"algorithm": {"name": {}}}], ids=str)
+def test_sections_of_another_type_are_faults_of_their_own(odd):
+    with pytest.raises(SpecError):
+        parse_spec(BODY | {"algorithm": {"name": "sao"}} | odd)
 
 
 def several(algorithm=None, trainer=None, schedule=None, **inner):

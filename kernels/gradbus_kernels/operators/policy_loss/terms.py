@@ -15,6 +15,7 @@ up to the step's loss, whatever their number. Weights and settings make the vari
 | SAPO (Qwen 2025, arXiv:2511.20347) | `trust_region="soft"` | `token_weights(counts, "sequence")` |
 | DPPO (arXiv:2602.04879; prime-rl adds `drift=1e-3`) | `trust_region="mass"` | `token_weights(counts, "token")` |
 | SAO's policy (arXiv:2607.07508), IcePop (arXiv:2510.18855) | `trust_region="band"` | `token_weights(counts, "token")` |
+| VAPO (arXiv:2504.05118) | `high=0.28`, `nll=0.1` | `token_weights(counts, "token")` |
 | dual-clip PPO (Ye et al. 2020, arXiv:1912.09729) | `dual=3` | any |
 | DeepSeek-V3.2 (arXiv:2512.02556) | `off_policy_mask`, `kl_estimator="unbiased"` | `token_weights(counts, "sequence")` |
 | decoupled PPO (Hilton et al. 2021, arXiv:2110.00641) | `importance="decoupled"` | any |
@@ -45,6 +46,7 @@ class PolicyTerms(NamedTuple):
     policy: Tensor
     kl: Tensor
     drift: Tensor
+    nll: Tensor
     entropy: Tensor
     log_ratio: Tensor
     """Of pi / mu, `[N]`, within LOG_RATIO_LIMIT."""
@@ -62,17 +64,20 @@ def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, sett
     mask = kept(log_ratio, tokens, settings)
     policy = -((gain.value if mask is None else gain.value * mask) * tokens.weights).sum()
     total = policy
-    kl = drift = torch.zeros_like(policy)
+    kl = drift = nll = torch.zeros_like(policy)
     if settings.kl and tokens.reference_logprobs is not None:
         kl = (divergence(logprobs, tokens.reference_logprobs, log_ratio, settings.kl_estimator) * tokens.weights).sum()
         total = total + settings.kl * kl
     if settings.drift:
         drift = (log_ratio.square() * tokens.weights).sum()
         total = total + settings.drift * drift
+    if settings.nll and tokens.nll_weights is not None:
+        nll = -(logprobs * tokens.nll_weights).sum()
+        total = total + settings.nll * nll
     entropy = (entropies * tokens.entropy_weights).sum()
     if settings.entropy:
         total = total - settings.entropy * entropy
-    return PolicyTerms(total, policy, kl, drift, entropy, log_ratio, gain)
+    return PolicyTerms(total, policy, kl, drift, nll, entropy, log_ratio, gain)
 
 
 def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Gain:

@@ -36,6 +36,8 @@ class LossMetrics:
     """Nats a token."""
     drift: float = 0.0
     """Of (log pi / mu)²; 0 without a coefficient."""
+    nll: float = 0.0
+    """-log pi, mean over the tokens of the best samples, nats; 0 without a coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class StepMetrics:
             "kl": self.loss.kl,
             "entropy": self.loss.entropy,
             "drift": self.loss.drift,
+            "nll": self.loss.nll,
             "ratio_mean": self.ratio.mean,
             "ratio_max": self.ratio.max,
             "logprob_diff": self.ratio.logprob_diff,

@@ -61,7 +61,7 @@ def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
 class StepStats:
     """Sums over the micro-batches of a step; their weights make these means over the step."""
 
-    NAMES: Final = ("total", "policy", "kl", "entropy", "drift", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
+    NAMES: Final = ("total", "policy", "kl", "entropy", "drift", "nll", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -75,6 +75,7 @@ class StepStats:
             "kl": loss.kl,
             "entropy": loss.entropy,
             "drift": loss.drift,
+            "nll": loss.nll,
             "ratio_mean": loss.ratio.mean,
             "clipped_low": loss.ratio.clipped_low,
             "clipped_high": loss.ratio.clipped_high,
@@ -96,7 +97,7 @@ class StepStats:
     def loss_metrics(self) -> LossMetrics:
         """The means of the loss's terms."""
         mean = self._means()
-        return LossMetrics(mean["total"], mean["policy"], mean["kl"], mean["entropy"], mean["drift"])
+        return LossMetrics(mean["total"], mean["policy"], mean["kl"], mean["entropy"], mean["drift"], mean["nll"])
 
     def ratio_metrics(self) -> RatioMetrics:
         """The means over the ratios, and the largest."""

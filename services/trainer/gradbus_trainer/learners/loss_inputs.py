@@ -12,7 +12,7 @@ import torch
 from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus_kernels.models.lora import adapters_off
 from gradbus_kernels.operators import PolicySettings, PolicyTokens
-from gradbus_trainer.step.batch import TrainSample
+from gradbus_trainer.step.batch import TokenTotals, TrainSample
 
 
 def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
@@ -31,6 +31,7 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
         kl=spec.kl if spec.kl_place == "loss" else 0.0,
         kl_estimator=spec.kl_estimator,
         drift=spec.drift,
+        nll=spec.nll,
         entropy=spec.entropy,
         allow_nan=True,
     )
@@ -43,11 +44,15 @@ def reads_anchor(spec: RunSpec) -> bool:
 
 
 def policy_tokens(
-    samples: Sequence[TrainSample], weights: Sequence[float], total: int, settings: PolicySettings, device: torch.device
+    samples: Sequence[TrainSample],
+    weights: Sequence[float],
+    totals: TokenTotals,
+    settings: PolicySettings,
+    device: torch.device,
 ) -> PolicyTokens:
     """The samples' N response tokens side by side, float32 `[N]` on `device`; with their sequences only if `settings` need these.
 
-    `weights` holds each sample's weight of one trainable token (`token_weights`), `total` is the step's number of trainable tokens.
+    `weights` holds each sample's weight of one trainable token (`token_weights`), `totals` are those of the whole update.
     """
     lengths = [len(sample.token_ids) for sample in samples]
     trainable = np.concatenate([sample.trainable for sample in samples])
@@ -64,10 +69,13 @@ def policy_tokens(
         behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
         weights=tensor(np.repeat(weights, lengths) * trainable),
-        entropy_weights=tensor(trainable / total),
+        entropy_weights=tensor(trainable / totals.trainable),
         reference_logprobs=optional("reference_logprobs"),
         sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
         proximal_logprobs=optional("proximal_logprobs"),
+        nll_weights=tensor(trainable * np.repeat([sample.best for sample in samples], lengths) / max(1, totals.best))
+        if settings.nll
+        else None,
     )
 
 

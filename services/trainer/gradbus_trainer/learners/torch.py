@@ -224,11 +224,10 @@ class TorchLearner:
             self._working.round()
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
-        counts = batch.trainable_counts
-        spec = self._spec
-        weights = iter(token_weights(counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
+        spec, totals = self._spec, batch.totals
+        weights = iter(token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
         for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
-            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._settings, self._model.device)
+            tokens = policy_tokens(samples, list(islice(weights, len(samples))), totals, self._settings, self._model.device)
             if self._learner_computes_reference and self._settings.kl:
                 base = partial(self._logprobs, self._model, samples, spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)

@@ -79,16 +79,18 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
-        judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards}, kls)
+        rewards = {reward.sample_id: reward for reward in entry.rewards}
+        judged = algorithm.group_advantages(samples, rewards, kls)
+        best = algorithm.best_samples(samples, rewards, judged) if algorithm.spec.nll else [False] * len(samples)
         logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.judges_samples)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls))
         routes = sample_routes(group, len(prompt), lengths)
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, strict=True)
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, best, strict=True)
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed)
-            for ids, behaviour, parts, advantage, reference, routed, valid in columns
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, imitated)
+            for ids, behaviour, parts, advantage, reference, routed, valid, imitated in columns
             if valid and len(ids)
         ]
     return DecodedGroup(

@@ -1,6 +1,7 @@
 """The critic inside the plain learner: what it learns, what it leaves alone, and that a resume changes no bit."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gradbus.errors import ModelError, TrainingError
+from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_trainer.learners.critic.frozen import freeze_attention
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
 
@@ -257,3 +260,75 @@ def test_a_kl_in_the_reward_is_no_term_of_the_loss(ppo, rewarded):
     without, found = (ppo(algorithm={"kl": kl}).train(rewarded()) for kl in (0.0, 0.5))
     assert found == without
     assert found.loss.kl == 0.0
+
+
+@pytest.fixture
+def imitating(rewarded):
+    """A batch of which the samples with a reward are the best of their groups."""
+
+    def make(step=0, **made):
+        batch = rewarded(step, **made)
+        return Batch(step, [replace(sample, best=bool(sample.advantages[0] > 0.0)) for sample in batch.samples])
+
+    return make
+
+
+def test_the_likelihood_term_is_a_mean_over_the_tokens_of_the_best_samples_of_the_whole_step(ppo, imitating, model_folder):
+    """In float64, and whatever the micro-batches: of which some have no such sample."""
+    batch = imitating(seed=4)
+    model = load_causal_lm(model_folder, torch.float64)
+    with torch.no_grad():
+        parts = packed_logprobs(model, batch.samples, 1.0)[0].double().split([len(sample.token_ids) for sample in batch.samples])
+    chosen = [part[torch.from_numpy(s.trainable.copy())] for part, s in zip(parts, batch.samples, strict=True) if s.best]
+    expected = -torch.cat(chosen).mean().item()
+    found = [ppo(trainer, {"nll": 0.1}).train(batch) for trainer in ({}, {"micro_batch_tokens": 12}, {"threads": 2})]
+    plain = ppo().train(batch)
+    for metrics in found:
+        assert metrics.loss.nll == pytest.approx(expected, rel=1e-5)
+        assert metrics.loss.total == pytest.approx(metrics.loss.policy + 0.1 * expected, rel=1e-5)
+        assert metrics.grad_norm == pytest.approx(found[0].grad_norm, rel=1e-4)
+        assert metrics.loss.policy == pytest.approx(plain.loss.policy, abs=1e-6)
+    assert plain.loss.nll == 0.0
+    assert plain.grad_norm != pytest.approx(found[0].grad_norm, rel=1e-3)
+
+
+def test_a_step_without_a_best_sample_has_no_likelihood_term(ppo, rewarded):
+    with_term, without = ppo(algorithm={"nll": 0.1}), ppo()
+    assert with_term.train(rewarded()) == without.train(rewarded())
+    assert same(state(with_term), state(without))
+
+
+def test_frozen_attention_stays_that_of_the_base_model_and_is_in_no_checkpoint(ppo, rewarded):
+    learner = ppo(freeze="attention", learning_rate=1e-2)
+    body = dict(learner._critic._body.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in body.items()}
+    for step in range(3):
+        learner.train(rewarded(step, seed=step))
+    moved = {name for name, parameter in body.items() if not torch.equal(parameter, before[name])}
+    assert moved
+    assert not any("self_attn" in name for name in moved)
+    assert all("self_attn" in name for name in body.keys() - moved)
+    stored = {name.removeprefix("critic.") for name in learner.optimizer_tensors() if name.startswith("critic.")}
+    assert not any("self_attn" in name for name in stored)
+    assert moved < stored
+    assert all(parameter.requires_grad for parameter in learner._model.parameters()), "the policy's attention is trained"
+
+
+def test_a_resume_with_frozen_attention_ends_in_the_same_bits(ppo, rewarded):
+    straight, resumed = (ppo(freeze="attention", updates=2) for _ in range(2))
+    straight.train(rewarded(0))
+    saved = [{name: tensor.clone() for name, tensor in part.items()} for part in (straight.weights(), straight.optimizer_tensors())]
+    resumed.restore(1, *saved)
+    for learner in (straight, resumed):
+        learner.train(rewarded(1, seed=1))
+    assert same(state(straight), state(resumed))
+    with pytest.raises(ModelError, match="resume from the run's own checkpoint"):
+        ppo().restore(1, *saved)
+
+
+def test_a_model_whose_attention_is_not_known_is_refused():
+    class Odd(torch.nn.Module):
+        family = SimpleNamespace(architecture="OddForCausalLM")
+
+    with pytest.raises(ModelError, match=r"OddForCausalLM is not known by name; set trainer\.critic\.freeze"):
+        freeze_attention(Odd())

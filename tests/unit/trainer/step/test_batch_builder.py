@@ -113,6 +113,14 @@ def test_masked_samples_are_absent_and_leave_the_mean():
     assert stats.to_json()["reward"] == 2.0
 
 
+def test_the_best_samples_are_marked_only_for_the_term_that_imitates_them():
+    items = [collected(0, [(OK, 1.0), (INVALID, 9.0), (OK, 3.0), (OK, 3.0)]), collected(1, [(OK, -1.0), (OK, -2.0)])]
+    marked, plain = (build(0, items, AlgorithmSpec(nll=nll))[0] for nll in (0.1, 0.0))
+    assert [row.best for row in marked.samples] == [False, True, True, False, False]
+    assert marked.totals == (15, 6)
+    assert plain.totals == (15, 0)
+
+
 def test_filtered_and_dropped_groups_give_statistics_and_no_rows():
     items = [
         collected(0, [(OK, 2.0), (OK, 2.0)], verdict=Verdict.VERDICT_FILTERED),

@@ -18,6 +18,7 @@ from gradbus.spec import CriticSpec, RunSpec
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_trainer.learners.base import CriticMetrics
+from gradbus_trainer.learners.critic.frozen import freeze_attention
 from gradbus_trainer.learners.critic.gae import Floats, generalized_advantages, policy_lambda
 from gradbus_trainer.learners.gradient_step import check_gradient
 from gradbus_trainer.learners.optimizer import AdamW
@@ -32,7 +33,8 @@ class Critic:
     """V_t of each response token, read from the hidden state before it, and the optimiser of these values.
 
     Kind `head` reads the policy's hidden states and does not change them; `full` is a model of its own, a copy of the base model. The head
-    is float32 and starts at the mean reward of the first batch. Everything is a function of the spec, the base model and the batches.
+    is float32 and starts at the mean reward of the first batch. Frozen weights stay those of the base model and are no part of its state.
+    Everything is a function of the spec, the base model and the batches.
     """
 
     def __init__(self, folder: Path, spec: RunSpec, settings: CriticSpec, policy: LanguageModel) -> None:
@@ -42,6 +44,8 @@ class Critic:
         self._body = load_causal_lm(folder, torch.float32, str(policy.device)) if self._trains_body else policy
         if self._trains_body:
             self._body.set_checkpointing(spec.trainer.gradient_checkpointing)
+            if settings.freeze == "attention":
+                freeze_attention(self._body)
         self._head = nn.Linear(policy.head_weight.shape[1], 1, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
