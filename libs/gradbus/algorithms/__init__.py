@@ -2,6 +2,7 @@
 
 from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
+from gradbus.algorithms.controllers import Coefficients, ControllerState, Observed, after_step, step_coefficients
 from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of
@@ -10,11 +11,16 @@ __all__ = [
     "ESTIMATORS",
     "MAX_REWARD",
     "Algorithm",
+    "Coefficients",
+    "ControllerState",
     "GroupAdvantages",
+    "Observed",
     "ScoredSample",
+    "after_step",
     "algorithm_of",
     "learner_computes_reference",
     "need_faults",
     "needs_reference_logprobs",
     "needs_reference_service",
+    "step_coefficients",
 ]

@@ -53,6 +53,11 @@ class Algorithm:
         """Whether the KL is taken from the reward; then the loss has no KL term."""
         return self.needs_reference and self.spec.kl_place == "reward"
 
+    @cached_property
+    def kl_by_step(self) -> bool:
+        """Whether the KL is taken from the rewards of a whole step, with a coefficient of its own."""
+        return self.kl_in_reward and self.spec.kl_control is not None
+
     @property
     def needs_critic(self) -> bool:
         """Whether a critic makes advantages, by token, from the algorithm's: these are then the sums of the rewards from a token on."""
@@ -72,15 +77,21 @@ class Algorithm:
     def metric_names(self) -> Sequence[str]:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
         spec = self.spec
-        optional = {"outliers": spec.second_moment is not None, "drift": spec.drift > 0.0, "nll": spec.nll > 0.0}
+        optional = {
+            "outliers": spec.second_moment is not None,
+            "drift": spec.drift > 0.0,
+            "nll": spec.nll > 0.0,
+            "kl_coefficient": spec.kl_control is not None,
+            "entropy_coefficient": spec.entropy_control is not None,
+        }
         return METRICS + tuple(compress(optional, optional.values())) + (CRITIC_METRICS if self.needs_critic else ())
 
     def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
         """What `group_advantages` and `token_advantages` read of a trained group's log-probabilities; see `reward_kl.token_kls`.
 
-        Empty unless the KL is in the reward.
+        Empty unless the KL is in the reward, and taken from it group by group.
         """
-        return token_kls(samples, references) if self.kl_in_reward else ()
+        return token_kls(samples, references) if self.kl_in_reward and not self.kl_by_step else ()
 
     def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], kls: TokenKls = ()) -> GroupAdvantages:
         """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward.

@@ -7,12 +7,29 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gradbus.spec.presets import PresetName, resolve
-from gradbus.spec.sections import Flag, Number, Section
+from gradbus.spec.sections import Flag, Integer, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
 EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae"]
 Whiten = Literal["none", "samples", "tokens"]
+
+
+class KlControlSpec(Section):
+    """Changes the weight of the KL from step to step, so that the KL comes near a target (Ziegler et al. 2019, arXiv:1909.08593)."""
+
+    target: Annotated[Number, Field(gt=0.0, le=1e6)] = Field(description="Of the metric `kl`, nats a token.")
+    horizon: Integer = Field(
+        10_000, ge=1, le=10**12, description="Samples in which the weight grows by the KL's relative error, at most 0.2."
+    )
+
+
+class EntropyControlSpec(Section):
+    """Changes the weight of the entropy bonus from step to step, and uses it only while the entropy is low (arXiv:2505.22312)."""
+
+    target: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(0.2, description="Of the metric `entropy`, nats a token.")
+    delta: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(0.005, description="What the weight gains or loses in a step.")
+    max_coefficient: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(1.0, description="The weight stays within 0 and this.")
 
 
 class AdvantageSpec(Section):
@@ -75,6 +92,7 @@ class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
     kl_place: Literal["loss", "reward"] = Field(
         "loss", description="Adds the KL to the loss, or subtracts it from the reward as the rollout's log-probabilities tell it."
     )
+    kl_control: KlControlSpec | None = Field(None, description="Changes `kl`, which is the first step's, from step to step.")
     kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
     drift: Coefficient = Field(0.0, description="Weight of the squared log-ratio of every token, those that the trust region bounds too.")
     nll: Coefficient = Field(
@@ -82,6 +100,9 @@ class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
         description="Weight of the negative log-likelihood of a group's best samples, those with its largest reward, if that is above 0.",
     )
     entropy: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
+    entropy_control: EntropyControlSpec | None = Field(
+        None, description="Changes the weight of the entropy bonus, which begins at `entropy`, from step to step."
+    )
 
     @model_validator(mode="before")
     @classmethod

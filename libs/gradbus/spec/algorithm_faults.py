@@ -54,6 +54,7 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
     if spec.second_moment is not None:
         yield from _second_moment_faults(spec, trainer)
     yield from _reward_faults(spec)
+    yield from _control_faults(spec, trainer)
     if spec.kl_place == "reward":
         yield from _kl_in_reward_faults(spec, trainer)
 
@@ -84,6 +85,25 @@ def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> It
     if trainer and trainer.lora is not None:
         message = "a trainer of adapters computes the reference in its forward pass, when the advantages are made already"
         yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
+
+
+def _control_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+    """Controllers of coefficients."""
+    if spec.kl_control and not spec.kl:
+        message = "the controller multiplies the weight of the KL, and 0 stays 0"
+        yield Fault("algorithm.kl", message, "0", "the weight of the first step, above 0; or no [algorithm.kl_control]")
+    if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _NO_BASELINE:
+        message = f"advantage = {spec.advantage} takes the KL from the reward of a whole sample before the step and its weight are known"
+        yield Fault(
+            "algorithm.kl_control", message, allowed=f'none, algorithm.kl_place = "loss", or advantage = {" or ".join(_NO_BASELINE)}'
+        )
+    if spec.entropy_control and spec.entropy > spec.entropy_control.max_coefficient:
+        allowed = f"at most algorithm.entropy_control.max_coefficient, {spec.entropy_control.max_coefficient:g}"
+        yield Fault("algorithm.entropy", "the weight begins above its bound", json.dumps(spec.entropy), allowed)
+    for name in ("kl_control", "entropy_control"):
+        if getattr(spec, name) and trainer and trainer.backend != "torch":
+            message = f"the {trainer.backend} backend sends its ranks no weight for each step"
+            yield Fault(f"algorithm.{name}", message, allowed='none, or trainer.backend = "torch"')
 
 
 def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:

@@ -118,6 +118,11 @@ class RunSpec(RunOptions):
         """Number of groups that all steps take: in `fixed_lag` with the filtered ones, in `free` only those that are trained."""
         return self.schedule.groups_per_step * self.schedule.steps
 
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a step's groups; in `fixed_lag` with those of filtered ones."""
+        return self.schedule.groups_per_step * self.rollout.group_size
+
     def oldest_allowed_version(self, step: int) -> int:
         """The oldest policy version whose samples step `step` may train on; in `fixed_lag` the only one.
 

@@ -134,8 +134,13 @@ class Trained:
     def run_id(self):
         return self.record.run_id
 
-    async def write(self, indexes, verdicts=None):
-        await self.log.append(1, {index: make_entry(index, (verdicts or {}).get(index, Verdict.VERDICT_TRAIN)) for index in indexes})
+    async def write(self, indexes, verdicts=None, reference=False):
+        """`reference`: with log-probabilities of a base model, a little below those of the rollout."""
+        entries = {index: make_entry(index, (verdicts or {}).get(index, Verdict.VERDICT_TRAIN)) for index in indexes}
+        for entry in entries.values() if reference else ():
+            rows = [np.frombuffer(sample.logprobs, "<f4") for sample in Group.FromString(entry.group).samples]
+            entry.reference_logprobs.extend([(row - 0.1).astype("<f4").tobytes() for row in rows])
+        await self.log.append(1, entries)
 
     @asynccontextmanager
     async def train_loop(self, source=None):

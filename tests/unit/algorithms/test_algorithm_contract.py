@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from gradbus.algorithms import ESTIMATORS, Algorithm
 from gradbus.spec import PRESETS, AlgorithmSpec
+from gradbus.spec.presets import CRITICS
 from gradbus.v1 import reward_pb2
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample, Span
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 MOST_TOKENS = 8
-WITHOUT_BASELINE = {"reinforce_pp", "ppo", "vapo", "sao"}
+WITHOUT_BASELINE = {"reinforce_pp", *CRITICS}
 ALWAYS_OK = st.just(OK)
 
 of_each = settings(max_examples=40)

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from gradbus.algorithms import need_faults
 from gradbus.errors import SpecError
 from gradbus.spec import PRESETS, AlgorithmSpec, CriticSpec, TrainerSpec, parse_spec
 from gradbus.spec.presets import CRITICS, PresetName
@@ -120,6 +121,11 @@ def test_another_trust_region_has_bounds_of_its_own():
         ({"name": "reinforce_pp", "normalize_std": True}, "algorithm.normalize_std"),
         ({"overlong_buffer": 0.0}, "algorithm.overlong_buffer"),
         ({"second_moment": 0.0}, "algorithm.second_moment"),
+        ({"kl_control": {"target": 0.1}}, "algorithm.kl"),
+        ({"kl": 0.1, "kl_control": {}}, "algorithm.kl_control.target"),
+        ({"kl": 0.1, "kl_control": {"target": 0.1, "horizon": 0}}, "algorithm.kl_control.horizon"),
+        ({"name": "rloo", "kl_control": {"target": 0.1}}, "algorithm.kl_control"),
+        ({"entropy": 0.5, "entropy_control": {"max_coefficient": 0.1}}, "algorithm.entropy"),
         ({"name": "gspo", "second_moment": 0.04}, "algorithm.second_moment"),
     ],
     ids=str,
@@ -146,6 +152,9 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
         {"name": "maxrl", "kl_place": "loss", "kl": 0.1},
         {"name": "gdpo", "kl_place": "reward"},
         {"name": "ppo", "kl": 0.02},
+        {"name": "rloo", "kl_place": "loss", "kl_control": {"target": 0.1}},
+        {"name": "ppo", "kl": 0.1, "kl_control": {"target": 0.1}},
+        {"entropy": 0.1, "entropy_control": {"max_coefficient": 0.1}},
         {"name": "m2po", "trust_region": "clip", "importance": "decoupled"},
     ],
     ids=str,
@@ -175,6 +184,21 @@ def test_ranks_that_share_a_step_cannot_choose_its_tokens():
         parse_spec(BODY | ranks | {"algorithm": {"name": "m2po"}})
     assert [fault.path for fault in refused.value.faults] == ["algorithm.second_moment"]
     parse_spec(BODY | ranks | {"algorithm": {"name": "m2po", "second_moment": None}})
+
+
+@pytest.mark.parametrize("control", [{"kl": 0.1, "kl_control": {"target": 0.1}}, {"entropy_control": {}}], ids=["kl", "entropy"])
+def test_ranks_that_get_no_weight_of_a_step_have_no_controller(control):
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | {"trainer": {"backend": "deepspeed"}, "algorithm": control})
+    assert [fault.path for fault in refused.value.faults] == [f"algorithm.{list(control)[-1]}"]
+
+
+def test_a_step_of_more_samples_than_the_horizon_would_leap():
+    control = {"kl": 0.1, "kl_control": {"target": 0.1, "horizon": 255}}
+    [fault] = need_faults(parse_spec(body(**control)))
+    assert (fault.path, fault.allowed) == ("algorithm.kl_control.horizon", "at least 256")
+    control["kl_control"]["horizon"] = 256
+    assert list(need_faults(parse_spec(body(**control)))) == []
 
 
 def test_ranks_that_are_not_told_the_best_samples_cannot_imitate_them():

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from gradbus.algorithms import Coefficients
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -101,12 +102,15 @@ class StepMetrics:
     """None in a step that trained no critic."""
     preference: PreferenceMetrics | None = None
     """None in a step that trained no pairs."""
+    coefficients: Coefficients | None = None
+    """Those of the step; None without a controller."""
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
     def named(self) -> dict[str, float]:
         """Every metric that an algorithm may list in its `metric_names`."""
         critic, preference = self.critic or CriticMetrics(), self.preference or PreferenceMetrics()
+        coefficients = self.coefficients or Coefficients(0.0, 0.0)
         return {
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
@@ -119,6 +123,8 @@ class StepMetrics:
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
             "outliers": self.ratio.outliers,
+            "kl_coefficient": coefficients.kl,
+            "entropy_coefficient": coefficients.entropy,
             "value_loss": critic.loss,
             "explained_variance": critic.explained_variance,
             "critic_grad_norm": critic.grad_norm,
@@ -142,8 +148,10 @@ class Learner(Protocol):
         """Number of trainable parameters."""
         ...
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:
         """The updates of one step; a batch without weight changes nothing and sets `noop`.
+
+        `coefficients` are the step's, in a run with controllers; in others the spec's count.
 
         Raises TrainingError when a gradient is not finite, with everything as it was before the update.
         """

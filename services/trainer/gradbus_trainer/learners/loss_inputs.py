@@ -9,15 +9,20 @@ from typing import Literal
 import numpy as np
 import torch
 
+from gradbus.algorithms import Coefficients
 from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus_kernels.models.lora import adapters_off
 from gradbus_kernels.operators import PolicySettings, PolicyTokens
 from gradbus_trainer.step.batch import TokenTotals, TrainSample
 
 
-def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
-    """The kernels' settings. NaN goes through: the learner checks the gradient's norm, on all ranks at the same time."""
+def policy_settings(spec: AlgorithmSpec, coefficients: Coefficients | None = None) -> PolicySettings:
+    """The kernels' settings, with a step's own coefficients if it has them.
+
+    NaN goes through: the learner checks the gradient's norm, on all ranks at the same time.
+    """
     low, high = spec.clip or (0.0, 0.0)
+    weights = coefficients or Coefficients(spec.kl, spec.entropy)
     return PolicySettings(
         trust_region=spec.trust_region,
         low=low,
@@ -28,11 +33,11 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
         ratio=spec.ratio,
         sequence_mask=spec.sequence_mask,
         off_policy_mask=spec.off_policy_mask,
-        kl=spec.kl if spec.kl_place == "loss" else 0.0,
+        kl=weights.kl if spec.kl_place == "loss" else 0.0,
         kl_estimator=spec.kl_estimator,
         drift=spec.drift,
         nll=spec.nll,
-        entropy=spec.entropy,
+        entropy=weights.entropy,
         allow_nan=True,
     )
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradbus import crash_points
-from gradbus.algorithms import learner_computes_reference
+from gradbus.algorithms import Coefficients, learner_computes_reference
 from gradbus.errors import SettingsError
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
@@ -92,8 +92,10 @@ class TorchLearner:
         """See `Learner`."""
         return sum(parameter.numel() for parameter in self._named.values())
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:
         """See `Learner`. A loss is divided by the counts of its whole update, so micro-batches only bound memory."""
+        if coefficients is not None:
+            self._settings = policy_settings(self._spec.algorithm, coefficients)
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
