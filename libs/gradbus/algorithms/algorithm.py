@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import compress
 from typing import ClassVar, Final
 
-from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, returns_to_go, token_kls
 from gradbus.algorithms.shaping import overlong_shaped
@@ -130,13 +130,22 @@ class Algorithm:
         advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
         return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
 
-    def best_samples(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], group: GroupAdvantages) -> Sequence[bool]:
-        """Which samples a likelihood term imitates: the valid ones with the largest reward of `group`, if it is above 0. `[G]`.
+    @cached_property
+    def marks_samples(self) -> bool:
+        """Whether the trainer needs `marks`; otherwise every sample is unmarked."""
+        return self.spec.nll > 0.0 or self.spec.truncated == "bootstrap"
 
-        Rewards are the scorer's.
-        """
+    def marks(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], group: GroupAdvantages) -> Sequence[SampleMarks]:
+        """The marks of a group's samples, `[G]`. The best ones are the valid ones with the largest reward as the scorer gave it."""
         given = [rewards[sample.sample_id].reward if valid else 0.0 for sample, valid in zip(samples, group.valid, strict=True)]
-        return [reward > 0.0 and reward == max(given) for reward in given]
+        imitates, bootstraps, largest = self.spec.nll > 0.0, self.spec.truncated == "bootstrap", max(given)
+        return [
+            SampleMarks(
+                best=imitates and reward > 0.0 and reward == largest,
+                cut_off=bootstraps and sample.finish_reason == FINISH_REASON_LENGTH,
+            )
+            for sample, reward in zip(samples, given, strict=True)
+        ]
 
     def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int], kls: TokenKls = ()) -> list[array[float]]:
         """A_i,t, for each sample an array of typecode "f" (float32), `[lengths[i]]`: A_i, or by token if its rewards are."""

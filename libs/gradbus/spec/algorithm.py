@@ -46,7 +46,10 @@ class AdvantageSpec(Section):
         0.2, gt=0.0, le=1.0, description="Part of max_new_tokens, at its end, in which the penalty grows from 0 on."
     )
     filter: Literal["zero_variance", "none"] = "zero_variance"
-    truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
+    truncated: Literal["keep", "mask", "bootstrap"] = Field(
+        "keep",
+        description="Samples cut off at max_new_tokens: `mask` does not train them, `bootstrap` adds the critic's value after their end.",
+    )
 
 
 class TrustRegionSpec(Section):

@@ -65,6 +65,9 @@ def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield Fault("algorithm.normalize_std", f"advantage = {spec.advantage} {reason}", "true", "false; `whiten` normalises over the step")
     if spec.overlong_penalty and (reason := _NO_SHAPING.get(spec.advantage)):
         yield Fault("algorithm.overlong_penalty", f"advantage = {spec.advantage} {reason}", json.dumps(spec.overlong_penalty), "0")
+    if spec.truncated == "bootstrap" and spec.advantage != "gae":
+        message = f"advantage = {spec.advantage} has no value of what would have followed"
+        yield Fault("algorithm.truncated", message, '"bootstrap"', '"keep", "mask", or algorithm.advantage = "gae"')
     if spec.filter == "zero_variance" and spec.advantage in _NO_BASELINE:
         message = "equal rewards carry a signal where a group has no baseline"
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')

@@ -160,12 +160,17 @@ def test_the_best_samples_are_the_valid_ones_with_the_largest_reward_above_zero(
     vapo, order = algorithm_of("vapo"), list(range(len(rewards)))
     samples = [Sample(sample_id=str(n), spans=[Span(end=2, trainable=True)]) for n in order]
     by_id = {str(n): reward for n, reward in enumerate(rewards)}
-    best = vapo.best_samples(samples, by_id, vapo.group_advantages(samples, by_id))
+    best = [mark.best for mark in vapo.marks(samples, by_id, vapo.group_advantages(samples, by_id))]
     valid = [reward.reward for reward in rewards if reward.status == OK]
     assert best == [r.status == OK and r.reward > 0.0 and r.reward == max(valid) for r in rewards]
     random.shuffle(order)
     shuffled = [samples[n] for n in order]
-    assert vapo.best_samples(shuffled, by_id, vapo.group_advantages(shuffled, by_id)) == [best[n] for n in order]
+    found = vapo.marks(shuffled, by_id, vapo.group_advantages(shuffled, by_id))
+    assert [(mark.best, mark.cut_off) for mark in found] == [(best[n], False) for n in order]
+
+
+def test_only_a_preset_with_a_likelihood_term_marks_samples(algorithm):
+    assert algorithm.marks_samples == (algorithm.spec.name == "vapo")
 
 
 def test_a_sample_that_was_cut_off_is_masked_in_its_group():

@@ -78,7 +78,7 @@ def policy_tokens(
         reference_logprobs=optional("reference_logprobs"),
         sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
         proximal_logprobs=optional("proximal_logprobs"),
-        nll_weights=tensor(trainable * np.repeat([sample.best for sample in samples], lengths) / max(1, totals.best))
+        nll_weights=tensor(trainable * np.repeat([sample.marks.best for sample in samples], lengths) / max(1, totals.best))
         if settings.nll
         else None,
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gradbus.algorithms import UNMARKED, SampleMarks
 from gradbus_kernels.models.packing import split_by_tokens
 
 
@@ -37,8 +38,7 @@ class TrainSample:
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
     proximal_logprobs: NDArray[np.float32] | None = None
     """[T], of the policy before the step; only within a step that reads them."""
-    best: bool = False
-    """Whether its reward is the best of its group and above 0; only in a run with a likelihood term."""
+    marks: SampleMarks = UNMARKED
 
 
 class TokenTotals(NamedTuple):
@@ -70,7 +70,7 @@ class Batch:
     def totals(self) -> TokenTotals:
         """The trainable tokens, and those of the best samples."""
         counts = self.trainable_counts
-        return TokenTotals(sum(counts), sum(count for count, sample in zip(counts, self.samples, strict=True) if sample.best))
+        return TokenTotals(sum(counts), sum(count for count, sample in zip(counts, self.samples, strict=True) if sample.marks.best))
 
     @property
     def mean_kl(self) -> float:
