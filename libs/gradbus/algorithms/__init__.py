@@ -5,7 +5,7 @@ from gradbus.algorithms.base import MAX_REWARD, UNMARKED, GroupAdvantages, Sampl
 from gradbus.algorithms.controllers import Coefficients, ControllerState, Observed, after_step, step_coefficients
 from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
-from gradbus.algorithms.of_run import algorithm_of
+from gradbus.algorithms.of_run import algorithm_of, metric_names_of
 
 __all__ = [
     "ESTIMATORS",
@@ -21,6 +21,7 @@ __all__ = [
     "after_step",
     "algorithm_of",
     "learner_computes_reference",
+    "metric_names_of",
     "need_faults",
     "needs_reference_logprobs",
     "needs_reference_service",

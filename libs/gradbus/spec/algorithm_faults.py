@@ -44,6 +44,9 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield Fault(
             "algorithm.dual_clip", message, json.dumps(spec.dual_clip), 'none, or importance = "behaviour", or several updates a step'
         )
+    if trainer and trainer.inner.stop_kl is not None and trainer.inner.updates == 1:
+        message = "a step of one update has none to leave out"
+        yield Fault("trainer.inner.stop_kl", message, json.dumps(trainer.inner.stop_kl), "none, or several `epochs` or `minibatches`")
     if trainer and trainer.inner.updates > 1:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gradbus.algorithms import algorithm_of
+from gradbus.algorithms import algorithm_of, metric_names_of
 from gradbus.bus import Buckets, Bus, EventLog
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import ExperienceLog
@@ -159,7 +159,7 @@ class Trained:
             self.metrics = run_metrics(run_id)
             checkpoints = CheckpointWriter(store, self.objects, events, self.record, control.term, self.checkpoint_bytes)
             recorder = StepMetricsRecorder(self.metrics)
-            reporter = StepReporter(events, self.heartbeat, recorder, algorithm.metric_names, LearningAlarms(spec))
+            reporter = StepReporter(events, self.heartbeat, recorder, metric_names_of(spec), LearningAlarms(spec))
             traces = StepTraces(run_id, control.term, StepSampler())
             turns = DeviceTurns(None, LearnerTenant(learner))
             parts = TrainLoopParts(source or live, learner, turns, self.scratch, publisher, checkpoints, control, reporter, traces)

@@ -71,6 +71,7 @@ CASES = {
     "deltas": ("fixed_lag", {"weights": DELTAS}),
     "adapters": ("fixed_lag", ADAPTERS),
     "updates": ("fixed_lag", {"trainer": {"learning_rate": 1e-2, "inner": {"epochs": 2, "minibatches": 2}}}),
+    "updates-that-end": ("fixed_lag", {"trainer": {"learning_rate": 1e-2, "inner": {"epochs": 4, "stop_kl": 1e-2}}}),
     "adapters-deltas": ("fixed_lag", {**ADAPTERS, "weights": DELTAS}),
     "critic": ("fixed_lag", PPO),
     "critic-warming-up": ("fixed_lag", WARMING_UP),

@@ -249,6 +249,8 @@ def several(algorithm=None, trainer=None, schedule=None, **inner):
         (several(minibatches=33), "trainer.inner.minibatches"),
         (several(minibatches=1025), "trainer.inner.minibatches"),
         (several(epochs=0), "trainer.inner.epochs"),
+        (several(stop_kl=0.1), "trainer.inner.stop_kl"),
+        (several(epochs=2, stop_kl=0.0), "trainer.inner.stop_kl"),
         (several(epochs=2, algorithm={"name": "gpg"}), "algorithm.trust_region"),
         (several(minibatches=2, algorithm={"trust_region": "none"}), "algorithm.trust_region"),
     ],
@@ -265,6 +267,7 @@ def test_several_updates_that_could_not_be_made_or_that_nothing_bounds_are_refus
     [
         several(trainer={"backend": "deepspeed"}),
         several(epochs=64, minibatches=32),
+        several(epochs=2, stop_kl=0.02),
         several(epochs=2, algorithm={"name": "gpg"}, schedule={"max_staleness": 0}),
         several(algorithm={"name": "gpg"}),
         several(epochs=2, algorithm={"importance": "decoupled"}),

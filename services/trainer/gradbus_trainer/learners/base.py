@@ -55,6 +55,8 @@ class RatioMetrics:
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
     outliers: float = 0.0
     """Share of tokens that the bound of the second moment dropped."""
+    step_kl: float = 0.0
+    """KL of the policy before the step to the one that its last update began with, nats a token; 0 if the step does not read the former."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class StepMetrics:
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
             "outliers": self.ratio.outliers,
+            "step_kl": self.ratio.step_kl,
             "kl_coefficient": coefficients.kl,
             "entropy_coefficient": coefficients.entropy,
             "value_loss": critic.loss,

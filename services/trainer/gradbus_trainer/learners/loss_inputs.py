@@ -44,8 +44,9 @@ def policy_settings(spec: AlgorithmSpec, coefficients: Coefficients | None = Non
 
 def reads_anchor(spec: RunSpec) -> bool:
     """Whether a step reads the log-probabilities of the policy before its first update, which a pass of its own computes."""
-    algorithm = spec.algorithm
-    return algorithm.second_moment is not None or (algorithm.importance == "decoupled" and spec.trainer.inner.updates > 1)
+    algorithm, inner = spec.algorithm, spec.trainer.inner
+    bounded = algorithm.importance == "decoupled" and inner.updates > 1
+    return bounded or algorithm.second_moment is not None or inner.stop_kl is not None
 
 
 def policy_tokens(

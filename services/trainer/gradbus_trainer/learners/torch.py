@@ -164,9 +164,13 @@ class TorchLearner:
         return self._optimise(batch, before)
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
-        """The updates of a step, each over its own part of the groups."""
+        """The updates of a step, each over its own part of the groups, to the first that finds the policy too far from that before them."""
         bounded = within_second_moment(self._anchored(batch) if self._reads_anchor else batch, self._spec.algorithm.second_moment)
-        updates = [self._update(part, before) for part in minibatches(bounded.batch, self._spec.trainer.inner, self._spec.seed)]
+        inner, updates = self._spec.trainer.inner, list[StepMetrics]()
+        for part in minibatches(bounded.batch, inner, self._spec.seed):
+            updates.append(self._update(part, before))
+            if inner.stop_kl is not None and updates[-1].ratio.step_kl > inner.stop_kl:
+                break
         metrics = mean_of_updates(updates, batch)
         return replace(metrics, ratio=replace(metrics.ratio, outliers=bounded.outliers))
 
