@@ -1,58 +1,18 @@
 """The critic inside the plain learner: what it learns, what it leaves alone, and that a resume changes no bit."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gradbus.algorithms import SampleMarks
 from gradbus.errors import ModelError, TrainingError
-from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_kernels.models.packing import OWN_CHOICE
-from gradbus_trainer.learners.critic.critic import _token_rewards
-from gradbus_trainer.learners.critic.cut_off import continued
-from gradbus_trainer.learners.critic.frozen import freeze_attention
-from gradbus_trainer.learners.critic.gae import generalized_advantages
-from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.batch import Batch
+
+from .conftest import same, state
 
 KINDS = ["full", "head"]
-
-
-@pytest.fixture
-def ppo(make_spec, model_folder):
-    """A learner with a critic; keywords are the critic's fields."""
-
-    def make(trainer=None, algorithm=None, **critic):
-        settings = (trainer or {}) | {"critic": {"learning_rate": 1e-3} | critic}
-        return TorchLearner(model_folder, make_spec(algorithm={"name": "ppo"} | (algorithm or {}), trainer=settings))
-
-    return make
-
-
-@pytest.fixture
-def rewarded(make_batch):
-    """A batch whose samples' advantages hold their rewards, as groups of PPO do: 1 if the first token is even."""
-
-    def make(step=0, seed=0, **made):
-        batch = make_batch(step, seed, **made)
-        rewards = [float(sample.token_ids[0] % 2 == 0) for sample in batch.samples]
-        samples = [replace(s, advantages=np.full(len(s.token_ids), r, np.float32)) for s, r in zip(batch.samples, rewards, strict=True)]
-        return Batch(step, samples)
-
-    return make
-
-
-def state(learner):
-    tensors = dict(learner.weights()) | dict(learner.optimizer_tensors())
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,133 +225,3 @@ def test_a_kl_in_the_reward_is_no_term_of_the_loss(ppo, rewarded):
     without, found = (ppo(algorithm={"kl": kl}).train(rewarded()) for kl in (0.0, 0.5))
     assert found == without
     assert found.loss.kl == 0.0
-
-
-@pytest.fixture
-def imitating(rewarded):
-    """A batch of which the samples with a reward are the best of their groups."""
-
-    def make(step=0, **made):
-        batch = rewarded(step, **made)
-        return Batch(step, [replace(sample, marks=SampleMarks(best=bool(sample.advantages[0] > 0.0))) for sample in batch.samples])
-
-    return make
-
-
-def test_the_likelihood_term_is_a_mean_over_the_tokens_of_the_best_samples_of_the_whole_step(ppo, imitating, model_folder):
-    """In float64, and whatever the micro-batches: of which some have no such sample."""
-    batch = imitating(seed=4)
-    model = load_causal_lm(model_folder, torch.float64)
-    with torch.no_grad():
-        parts = packed_logprobs(model, batch.samples, 1.0)[0].double().split([len(sample.token_ids) for sample in batch.samples])
-    chosen = [part[torch.from_numpy(s.trainable.copy())] for part, s in zip(parts, batch.samples, strict=True) if s.marks.best]
-    expected = -torch.cat(chosen).mean().item()
-    found = [ppo(trainer, {"nll": 0.1}).train(batch) for trainer in ({}, {"micro_batch_tokens": 12}, {"threads": 2})]
-    plain = ppo().train(batch)
-    for metrics in found:
-        assert metrics.loss.nll == pytest.approx(expected, rel=1e-5)
-        assert metrics.loss.total == pytest.approx(metrics.loss.policy + 0.1 * expected, rel=1e-5)
-        assert metrics.grad_norm == pytest.approx(found[0].grad_norm, rel=1e-4)
-        assert metrics.loss.policy == pytest.approx(plain.loss.policy, abs=1e-6)
-    assert plain.loss.nll == 0.0
-    assert plain.grad_norm != pytest.approx(found[0].grad_norm, rel=1e-3)
-
-
-def test_a_step_without_a_best_sample_has_no_likelihood_term(ppo, rewarded):
-    with_term, without = ppo(algorithm={"nll": 0.1}), ppo()
-    assert with_term.train(rewarded()) == without.train(rewarded())
-    assert same(state(with_term), state(without))
-
-
-def test_frozen_attention_stays_that_of_the_base_model_and_is_in_no_checkpoint(ppo, rewarded):
-    learner = ppo(freeze="attention", learning_rate=1e-2)
-    body = dict(learner._critic._body.named_parameters())
-    before = {name: parameter.detach().clone() for name, parameter in body.items()}
-    for step in range(3):
-        learner.train(rewarded(step, seed=step))
-    moved = {name for name, parameter in body.items() if not torch.equal(parameter, before[name])}
-    assert moved
-    assert not any("self_attn" in name for name in moved)
-    assert all("self_attn" in name for name in body.keys() - moved)
-    stored = {name.removeprefix("critic.") for name in learner.optimizer_tensors() if name.startswith("critic.")}
-    assert not any("self_attn" in name for name in stored)
-    assert moved < stored
-    assert all(parameter.requires_grad for parameter in learner._model.parameters()), "the policy's attention is trained"
-
-
-def test_a_resume_with_frozen_attention_ends_in_the_same_bits(ppo, rewarded):
-    straight, resumed = (ppo(freeze="attention", updates=2) for _ in range(2))
-    straight.train(rewarded(0))
-    saved = [{name: tensor.clone() for name, tensor in part.items()} for part in (straight.weights(), straight.optimizer_tensors())]
-    resumed.restore(1, *saved)
-    for learner in (straight, resumed):
-        learner.train(rewarded(1, seed=1))
-    assert same(state(straight), state(resumed))
-    with pytest.raises(ModelError, match="resume from the run's own checkpoint"):
-        ppo().restore(1, *saved)
-
-
-def test_a_model_whose_attention_is_not_known_is_refused():
-    class Odd(torch.nn.Module):
-        family = SimpleNamespace(architecture="OddForCausalLM")
-
-    with pytest.raises(ModelError, match=r"OddForCausalLM is not known by name; set trainer\.critic\.freeze"):
-        freeze_attention(Odd())
-
-
-def cut_off(batch, every=2):
-    """The batch, of which every second sample was cut off."""
-    return Batch(batch.step, [replace(s, marks=SampleMarks(cut_off=n % every == 0)) for n, s in enumerate(batch.samples)])
-
-
-def test_three_tokens_of_an_answer_that_was_cut_off():
-    """V (.5, .6, .7), no reward, and .8 after the end."""
-    one = TrainSample(*(np.zeros(3, kind) for kind in (np.int32, np.int32, np.float32)), np.ones(3, np.bool_), np.zeros(3, np.float32))
-    values = np.array([0.5, 0.6, 0.7])
-    [advantages] = generalized_advantages([values], _token_rewards([one], [0.8]), [0.95])
-    assert advantages.tolist() == pytest.approx([0.28525, 0.195, 0.1], abs=1e-12)
-    [ended] = generalized_advantages([values], _token_rewards([one], [0.0]), [0.95])
-    assert ended.tolist()[-1] == pytest.approx(-0.7, abs=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("budget", [8192, 12])
-def test_the_value_after_a_cut_is_read_from_the_last_tokens_state_and_no_other_value_changes(ppo, rewarded, kind, budget):
-    """With lambdas of 1 an advantage is gamma to the power of its distance times that value, plus the return, minus its own value."""
-    fields = {"kind": kind, "policy_lambda": 1.0, "gamma": 0.9}
-    learner = ppo({"micro_batch_tokens": budget}, {"whiten": "none"}, **fields)
-    for step in range(2):
-        learner.train(rewarded(step, seed=step))
-    batch = rewarded(2, seed=4)
-    kept = learner._critic.estimate(batch)
-    found = learner._critic.estimate(cut_off(batch))
-    assert [row.tolist() for row in found.values] == [pytest.approx(row.tolist(), abs=1e-5) for row in kept.values]
-    token = np.array([7], np.int32)  # whatever follows: its value is read before it
-    longer = [replace(s, token_ids=np.append(s.token_ids, token), trainable=np.append(s.trainable, True)) for s in batch.samples]
-    after = [part[-1].item() for part in learner._critic._values(longer)]
-    for n, (one, other) in enumerate(zip(found.batch.samples, kept.batch.samples, strict=True)):
-        trained = one.trainable.nonzero()[0]
-        power = 0.9 ** np.arange(len(trained), 0, -1)
-        expected = other.advantages[trained] + (power * after[n] if n % 2 == 0 else 0.0)
-        assert one.advantages[trained] == pytest.approx(expected, abs=1e-5)
-        assert found.targets[n] == pytest.approx(kept.targets[n] + (power * after[n] if n % 2 == 0 else 0.0), abs=1e-5)
-
-
-def test_a_cut_moves_the_critic_and_is_the_same_in_every_micro_batch(ppo, rewarded):
-    whole, pieces, ended = ppo(updates=2), ppo({"micro_batch_tokens": 12}, updates=2), ppo(updates=2)
-    for step in range(3):
-        found = [one.train(cut_off(rewarded(step, seed=step))) for one in (whole, pieces)]
-        assert found[1].critic.loss == pytest.approx(found[0].critic.loss, rel=1e-4)
-        assert found[1].grad_norm == pytest.approx(found[0].grad_norm, rel=1e-3)
-        other = ended.train(rewarded(step, seed=step))
-    assert found[0].critic.loss != pytest.approx(other.critic.loss, rel=1e-3)
-    assert not same(state(whole), state(ended))
-
-
-def test_the_routes_of_a_continued_sample_leave_its_last_token_to_the_model(rewarded):
-    one = rewarded().samples[0]
-    routes = np.ones((len(one.prompt_ids) + len(one.token_ids), 2, 1), np.int16)
-    [longer] = continued([replace(one, routes=routes, marks=SampleMarks(cut_off=True))])
-    assert len(longer.routes) == len(longer.prompt_ids) + len(longer.token_ids) == len(routes) + 1
-    assert (longer.routes[:-1] == 1).all()
-    assert (longer.routes[-1] == OWN_CHOICE).all()
