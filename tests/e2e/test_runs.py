@@ -7,7 +7,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gradbus.spec import PRESETS, AlgorithmSpec
+from gradbus.spec import PRESETS, AlgorithmSpec, CriticSpec
+from gradbus.spec.presets import CRITICS
 
 STRING_CHECK = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}", "operation": "eq"}
 SIMILARITY = {"type": "text_similarity", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
@@ -76,12 +77,22 @@ OFTEN = {"gspo", "cispo", "sapo", "dppo", "gdpo", "rloo"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in sorted(set(PRESETS) - {"grpo", "ppo"})]
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in sorted(set(PRESETS) - {"grpo", *CRITICS})]
 )
 def test_a_preset_trains_and_is_stored_with_the_value_of_every_field(lab, spec, name):
     run = lab.train(spec(algorithm={"name": name}, reward={"grader": MULTI}))
     assert lab.learned(run)
     assert run["spec"]["algorithm"] == json.loads(AlgorithmSpec(name=name).model_dump_json())
+
+
+@pytest.mark.parametrize("name", ["vapo", "sao"])
+def test_a_preset_brings_its_critic(lab, spec, name):
+    critic = {"warmup_steps": 1, "learning_rate": 1e-3}
+    run = lab.train(spec(algorithm={"name": name}, trainer={"critic": critic}, reward={"grader": MULTI}))
+    assert [step["noop"] for step in lab.events(run["id"], "metrics")] == [True, False, False]
+    assert run["spec"]["trainer"]["critic"] == json.loads(CriticSpec(**CRITICS[name] | critic).model_dump_json())
+    if name == "vapo":
+        assert [step["nll"] > 0.0 for step in lab.events(run["id"], "metrics")] == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["full", "head"])

@@ -1,20 +1,29 @@
 """The training algorithms, without tensors: the conductor, the gateway and the trainer ask the same code."""
 
 from gradbus.algorithms.algorithm import Algorithm
-from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, UNMARKED, GroupAdvantages, SampleMarks, ScoredSample
+from gradbus.algorithms.controllers import Coefficients, ControllerState, Observed, after_step, step_coefficients
 from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
-from gradbus.algorithms.of_run import algorithm_of
+from gradbus.algorithms.of_run import algorithm_of, metric_names_of
 
 __all__ = [
     "ESTIMATORS",
     "MAX_REWARD",
+    "UNMARKED",
     "Algorithm",
+    "Coefficients",
+    "ControllerState",
     "GroupAdvantages",
+    "Observed",
+    "SampleMarks",
     "ScoredSample",
+    "after_step",
     "algorithm_of",
     "learner_computes_reference",
+    "metric_names_of",
     "need_faults",
     "needs_reference_logprobs",
     "needs_reference_service",
+    "step_coefficients",
 ]

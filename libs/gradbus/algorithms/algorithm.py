@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import compress
 from typing import ClassVar, Final
 
-from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, returns_to_go, token_kls
 from gradbus.algorithms.shaping import overlong_shaped
@@ -53,6 +53,11 @@ class Algorithm:
         """Whether the KL is taken from the reward; then the loss has no KL term."""
         return self.needs_reference and self.spec.kl_place == "reward"
 
+    @cached_property
+    def kl_by_step(self) -> bool:
+        """Whether the KL is taken from the rewards of a whole step, with a coefficient of its own."""
+        return self.kl_in_reward and self.spec.kl_control is not None
+
     @property
     def needs_critic(self) -> bool:
         """Whether a critic makes advantages, by token, from the algorithm's: these are then the sums of the rewards from a token on."""
@@ -71,14 +76,22 @@ class Algorithm:
     @property
     def metric_names(self) -> Sequence[str]:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
-        return METRICS + CRITIC_METRICS if self.needs_critic else METRICS
+        spec = self.spec
+        optional = {
+            "outliers": spec.second_moment is not None,
+            "drift": spec.drift > 0.0,
+            "nll": spec.nll > 0.0,
+            "kl_coefficient": spec.kl_control is not None,
+            "entropy_coefficient": spec.entropy_control is not None,
+        }
+        return METRICS + tuple(compress(optional, optional.values())) + (CRITIC_METRICS if self.needs_critic else ())
 
     def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
         """What `group_advantages` and `token_advantages` read of a trained group's log-probabilities; see `reward_kl.token_kls`.
 
-        Empty unless the KL is in the reward.
+        Empty unless the KL is in the reward, and taken from it group by group.
         """
-        return token_kls(samples, references) if self.kl_in_reward else ()
+        return token_kls(samples, references) if self.kl_in_reward and not self.kl_by_step else ()
 
     def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], kls: TokenKls = ()) -> GroupAdvantages:
         """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward.
@@ -116,6 +129,23 @@ class Algorithm:
         found = iter(self.estimator.advantages(samples))
         advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
         return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
+
+    @cached_property
+    def marks_samples(self) -> bool:
+        """Whether the trainer needs `marks`; otherwise every sample is unmarked."""
+        return self.spec.nll > 0.0 or self.spec.truncated == "bootstrap"
+
+    def marks(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], group: GroupAdvantages) -> Sequence[SampleMarks]:
+        """The marks of a group's samples, `[G]`. The best ones are the valid ones with the largest reward as the scorer gave it."""
+        given = [rewards[sample.sample_id].reward if valid else 0.0 for sample, valid in zip(samples, group.valid, strict=True)]
+        imitates, bootstraps, largest = self.spec.nll > 0.0, self.spec.truncated == "bootstrap", max(given)
+        return [
+            SampleMarks(
+                best=imitates and reward > 0.0 and reward == largest,
+                cut_off=bootstraps and sample.finish_reason == FINISH_REASON_LENGTH,
+            )
+            for sample, reward in zip(samples, given, strict=True)
+        ]
 
     def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int], kls: TokenKls = ()) -> list[array[float]]:
         """A_i,t, for each sample an array of typecode "f" (float32), `[lengths[i]]`: A_i, or by token if its rewards are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 MAX_REWARD: Final = 1e6
 """Bound of |reward|: sums of squares stay finite in float32, and so does an advantage without division by the deviation."""
@@ -27,6 +27,18 @@ class ScoredSample(Protocol):
     def components(self) -> Mapping[str, float]:
         """The named parts of the reward; may be empty."""
         ...
+
+
+class SampleMarks(NamedTuple):
+    """What only some algorithms look at in a sample; others leave every sample unmarked."""
+
+    best: bool = False
+    """Its reward is the largest of its group, and above 0: a likelihood term imitates it."""
+    cut_off: bool = False
+    """It ended at the limit of its tokens: a critic's value counts for the rest."""
+
+
+UNMARKED: Final = SampleMarks()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ def need_faults(spec: RunSpec) -> Iterator[Fault]:
     if estimator.reads_components and (spec.reward.model is not None or (grader is not None and _has_one_component(grader))):
         message = f"normalises each component of a reward, and this {source} has one"
         yield Fault("algorithm.advantage", message, f'"{name}"', 'a multi or python grader or a service with two components; or "grpo"')
-    if spec.algorithm.whiten != "none" and spec.schedule.groups_per_step * spec.rollout.group_size == 1:
+    if (control := spec.algorithm.kl_control) and control.horizon < spec.samples_per_step:
+        message = f"a step takes {spec.samples_per_step} samples, and its weight could change by more than its fifth"
+        yield Fault("algorithm.kl_control.horizon", message, str(control.horizon), f"at least {spec.samples_per_step}")
+    if spec.algorithm.whiten != "none" and spec.samples_per_step == 1:
         message = "the only sample of a step would have an advantage of 0"
         yield Fault("algorithm.whiten", message, f'"{spec.algorithm.whiten}"', '"none", or more samples a step')
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.given import GivenResponses
 from gradbus.spec import RunSpec
+
+
+def metric_names_of(spec: RunSpec) -> Sequence[str]:
+    """The metrics of the loss that a run's steps report."""
+    names = algorithm_of(spec).metric_names
+    return names if spec.trainer.inner.stop_kl is None else (*names, "step_kl")
 
 
 def algorithm_of(spec: RunSpec) -> Algorithm:

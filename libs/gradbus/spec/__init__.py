@@ -1,6 +1,6 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
-from gradbus.spec.algorithm import AlgorithmSpec, Whiten
+from gradbus.spec.algorithm import AlgorithmSpec, EntropyControlSpec, KlControlSpec, Whiten
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns
 from gradbus.spec.presets import PRESETS
@@ -41,10 +41,12 @@ __all__ = [
     "CriticSpec",
     "DataSpec",
     "DeepSpeedSpec",
+    "EntropyControlSpec",
     "EvaluationSpec",
     "Grader",
     "InnerSpec",
     "Kind",
+    "KlControlSpec",
     "LineageSpec",
     "LoraSpec",
     "ModelSpec",

@@ -7,12 +7,29 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gradbus.spec.presets import PresetName, resolve
-from gradbus.spec.sections import Flag, Number, Section
+from gradbus.spec.sections import Flag, Integer, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
 EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae"]
 Whiten = Literal["none", "samples", "tokens"]
+
+
+class KlControlSpec(Section):
+    """Changes the weight of the KL from step to step, so that the KL comes near a target (Ziegler et al. 2019, arXiv:1909.08593)."""
+
+    target: Annotated[Number, Field(gt=0.0, le=1e6)] = Field(description="Of the metric `kl`, nats a token.")
+    horizon: Integer = Field(
+        10_000, ge=1, le=10**12, description="Samples in which the weight grows by the KL's relative error, at most 0.2."
+    )
+
+
+class EntropyControlSpec(Section):
+    """Changes the weight of the entropy bonus from step to step, and uses it only while the entropy is low (arXiv:2505.22312)."""
+
+    target: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(0.2, description="Of the metric `entropy`, nats a token.")
+    delta: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(0.005, description="What the weight gains or loses in a step.")
+    max_coefficient: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(1.0, description="The weight stays within 0 and this.")
 
 
 class AdvantageSpec(Section):
@@ -29,14 +46,14 @@ class AdvantageSpec(Section):
         0.2, gt=0.0, le=1.0, description="Part of max_new_tokens, at its end, in which the penalty grows from 0 on."
     )
     filter: Literal["zero_variance", "none"] = "zero_variance"
-    truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
+    truncated: Literal["keep", "mask", "bootstrap"] = Field(
+        "keep",
+        description="Samples cut off at max_new_tokens: `mask` does not train them, `bootstrap` adds the critic's value after their end.",
+    )
 
 
-class AlgorithmSpec(AdvantageSpec):
-    """An algorithm. `name` selects a preset; a field beside it replaces the preset's value.
-
-    An instance always holds the value of every field, so a stored spec does not change with the presets.
-    """
+class TrustRegionSpec(Section):
+    """What bounds the change of the policy, and in which ratio."""
 
     importance: Literal["behaviour", "decoupled", "none"] = Field(
         "behaviour", description="The ratio's denominator: the policy that sampled, or the policy before the step; `none`: no ratio."
@@ -60,13 +77,35 @@ class AlgorithmSpec(AdvantageSpec):
     off_policy_mask: Annotated[Number, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="A sequence with a negative advantage whose log-probability fell by more than this a token is not trained."
     )
+    second_moment: Annotated[Number, Field(gt=0.0, le=1e6)] | None = Field(
+        None,
+        description="Tokens of a step do not move the policy, those with the largest squared log-ratio first, until the mean of the rest "
+        "is below this.",
+    )
+
+
+class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
+    """An algorithm. `name` selects a preset; a field beside it replaces the preset's value.
+
+    An instance always holds the value of every field, so a stored spec does not change with the presets.
+    """
+
     aggregate: Literal["token", "sequence", "constant"] = "token"
     kl: Coefficient = Field(0.0, description="Weight of the KL to the base model.")
     kl_place: Literal["loss", "reward"] = Field(
         "loss", description="Adds the KL to the loss, or subtracts it from the reward as the rollout's log-probabilities tell it."
     )
+    kl_control: KlControlSpec | None = Field(None, description="Changes `kl`, which is the first step's, from step to step.")
     kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
+    drift: Coefficient = Field(0.0, description="Weight of the squared log-ratio of every token, those that the trust region bounds too.")
+    nll: Coefficient = Field(
+        0.0,
+        description="Weight of the negative log-likelihood of a group's best samples, those with its largest reward, if that is above 0.",
+    )
     entropy: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
+    entropy_control: EntropyControlSpec | None = Field(
+        None, description="Changes the weight of the entropy bonus, which begins at `entropy`, from step to step."
+    )
 
     @model_validator(mode="before")
     @classmethod

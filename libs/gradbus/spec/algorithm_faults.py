@@ -44,11 +44,20 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield Fault(
             "algorithm.dual_clip", message, json.dumps(spec.dual_clip), 'none, or importance = "behaviour", or several updates a step'
         )
+    if trainer and trainer.inner.stop_kl is not None and trainer.inner.updates == 1:
+        message = "a step of one update has none to leave out"
+        yield Fault("trainer.inner.stop_kl", message, json.dumps(trainer.inner.stop_kl), "none, or several `epochs` or `minibatches`")
     if trainer and trainer.inner.updates > 1:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
+    if spec.nll and trainer and trainer.backend != "torch":
+        message = f"the {trainer.backend} backend does not tell its ranks which samples are the best"
+        yield Fault("algorithm.nll", message, json.dumps(spec.nll), '0, or trainer.backend = "torch"')
+    if spec.second_moment is not None:
+        yield from _second_moment_faults(spec, trainer)
     yield from _reward_faults(spec)
+    yield from _control_faults(spec, trainer)
     if spec.kl_place == "reward":
         yield from _kl_in_reward_faults(spec, trainer)
 
@@ -59,6 +68,9 @@ def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield Fault("algorithm.normalize_std", f"advantage = {spec.advantage} {reason}", "true", "false; `whiten` normalises over the step")
     if spec.overlong_penalty and (reason := _NO_SHAPING.get(spec.advantage)):
         yield Fault("algorithm.overlong_penalty", f"advantage = {spec.advantage} {reason}", json.dumps(spec.overlong_penalty), "0")
+    if spec.truncated == "bootstrap" and spec.advantage != "gae":
+        message = f"advantage = {spec.advantage} has no value of what would have followed"
+        yield Fault("algorithm.truncated", message, '"bootstrap"', '"keep", "mask", or algorithm.advantage = "gae"')
     if spec.filter == "zero_variance" and spec.advantage in _NO_BASELINE:
         message = "equal rewards carry a signal where a group has no baseline"
         yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or an advantage with a baseline')
@@ -81,6 +93,25 @@ def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> It
         yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
 
 
+def _control_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+    """Controllers of coefficients."""
+    if spec.kl_control and not spec.kl:
+        message = "the controller multiplies the weight of the KL, and 0 stays 0"
+        yield Fault("algorithm.kl", message, "0", "the weight of the first step, above 0; or no [algorithm.kl_control]")
+    if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _NO_BASELINE:
+        message = f"advantage = {spec.advantage} takes the KL from the reward of a whole sample before the step and its weight are known"
+        yield Fault(
+            "algorithm.kl_control", message, allowed=f'none, algorithm.kl_place = "loss", or advantage = {" or ".join(_NO_BASELINE)}'
+        )
+    if spec.entropy_control and spec.entropy > spec.entropy_control.max_coefficient:
+        allowed = f"at most algorithm.entropy_control.max_coefficient, {spec.entropy_control.max_coefficient:g}"
+        yield Fault("algorithm.entropy", "the weight begins above its bound", json.dumps(spec.entropy), allowed)
+    for name in ("kl_control", "entropy_control"):
+        if getattr(spec, name) and trainer and trainer.backend != "torch":
+            message = f"the {trainer.backend} backend sends its ranks no weight for each step"
+            yield Fault(f"algorithm.{name}", message, allowed='none, or trainer.backend = "torch"')
+
+
 def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:
     """A critic that nothing reads, one that is missing, and one that the trainer cannot train."""
     if spec.advantage == "gae" and trainer.critic is None:
@@ -89,6 +120,9 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: Schedule
     if spec.advantage != "gae" and trainer.critic is not None:
         message = f"algorithm.advantage = {spec.advantage} reads no values"
         yield Fault("trainer.critic", message, allowed='none, or algorithm.name = "ppo"')
+    if trainer.critic is not None and trainer.critic.kind == "head" and trainer.critic.freeze != "none":
+        message = "a value head has no attention of its own, and leaves the policy's as it is"
+        yield Fault("trainer.critic.freeze", message, f'"{trainer.critic.freeze}"', '"none", or trainer.critic.kind = "full"')
     if trainer.critic is not None and trainer.backend != "torch":
         yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')
     if trainer.critic is not None and schedule and trainer.critic.warmup_steps >= schedule.steps:
@@ -151,6 +185,16 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.ratio != "token" and spec.aggregate != "sequence":
         message = "a sequence has one ratio, and a mean over tokens would weigh it by its length"
         yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', '"sequence"')
+
+
+def _second_moment_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+    path, given = "algorithm.second_moment", json.dumps(spec.second_moment)
+    if spec.ratio != "token":
+        message = f"it drops single tokens, and with ratio = {spec.ratio} a sequence gains as a whole"
+        yield Fault(path, message, given, "none, or ratio = token; `sequence_mask` drops sequences")
+    if trainer and trainer.backend != "torch":
+        message = f"it is of all tokens of a step, and a rank of the {trainer.backend} backend has only its own"
+        yield Fault(path, message, given, 'none, or trainer.backend = "torch"')
 
 
 def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:

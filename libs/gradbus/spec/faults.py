@@ -14,11 +14,11 @@ from gradbus.nearest import nearest_name
 from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.kind_faults import kind_faults
-from gradbus.spec.kinds import Kind, with_kind
+from gradbus.spec.kinds import Kind
 from gradbus.spec.model_faults import model_faults
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
-from gradbus.spec.run import RunSpec
+from gradbus.spec.run import RunSpec, resolved_sections
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 from gradbus.spec.size_faults import size_faults
 from gradbus.strict_json import dotted, has_more_values, value_faults
@@ -53,7 +53,7 @@ def parse_spec(body: object) -> RunSpec:
         if len(found) > MAX_FAULTS:
             faults.append(Fault("(body)", f"has {len(found) - MAX_FAULTS} more faults"))
         spec = None
-    sections = _valid_sections(with_kind(body)) if spec is None else dict(spec)
+    sections = _valid_sections(resolved_sections(body)) if spec is None else dict(spec)
     faults.extend(model_faults(sections.get("model")))
     faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))

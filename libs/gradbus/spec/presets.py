@@ -14,6 +14,7 @@ PresetName = Literal[
     "sapo",
     "dppo",
     "icepop",
+    "m2po",
     "rloo",
     "reinforce_pp",
     "reinforce_pp_baseline",
@@ -23,6 +24,8 @@ PresetName = Literal[
     "pass_k",
     "gdpo",
     "ppo",
+    "vapo",
+    "sao",
 ]
 _Values = Mapping[str, Any]
 
@@ -39,10 +42,12 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "cispo": {"trust_region": "cap", "clip": (1.0, 4.0)},
     # arXiv:2511.20347.
     "sapo": {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"},
-    # arXiv:2602.04879.
-    "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2)},
+    # arXiv:2602.04879; the drift is that of prime-rl, whose default loss it is.
+    "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2), "drift": 1e-3},
     # arXiv:2510.18855.
     "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
+    # arXiv:2510.01161.
+    "m2po": {"trust_region": "none", "second_moment": 0.04},
     # arXiv:2402.14740.
     "rloo": {
         "advantage": "rloo",
@@ -77,8 +82,19 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "gdpo": {"advantage": "gdpo", "normalize_std": False, "whiten": "samples", "clip": (0.2, 0.28), "filter": "none"},
     # arXiv:1707.06347.
     "ppo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "kl_place": "reward"},
+    # arXiv:2504.05118.
+    "vapo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "clip": (0.2, 0.28), "nll": 0.1},
+    # arXiv:2607.07508, the bounds of its runs on mathematics.
+    "sao": {"advantage": "gae", "normalize_std": False, "filter": "none", "trust_region": "band", "clip": (0.3, 5.0)},
 }
 """By name; what a preset leaves out is as in GRPO."""
+
+CRITICS: Final[Mapping[str, _Values]] = {
+    "ppo": {},
+    "vapo": {"learning_rate": 2e-6, "warmup_steps": 50, "length_alpha": 0.05},
+    "sao": {"learning_rate": 5e-6, "updates": 2, "warmup_steps": 10, "length_alpha": 1.5, "freeze": "attention"},
+}
+"""Of the presets with a critic: the fields of `[trainer.critic]`, with the numbers of the same papers."""
 
 _UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None}
 _BOUNDS: Final[Mapping[str, _Values]] = {
@@ -90,6 +106,21 @@ _BOUNDS: Final[Mapping[str, _Values]] = {
     "none": {},
 }
 """The bounds of each trust region where neither the spec nor its preset sets them."""
+
+
+def with_critic(given: Any) -> Any:
+    """The fields of a run spec with the critic that its algorithm's preset has. Anything without such a preset is returned as it is.
+
+    A field of `[trainer.critic]` replaces the preset's value. A spec that says that it has no critic, or estimates its advantages without
+    one, gets none.
+    """
+    algorithm, trainer = (given.get(name, {}) for name in ("algorithm", "trainer")) if isinstance(given, Mapping) else (None, None)
+    if not isinstance(algorithm, Mapping) or not isinstance(trainer, Mapping):
+        return given
+    name, critic = algorithm.get("name"), trainer.get("critic", {})
+    if not isinstance(name, str) or name not in CRITICS or algorithm.get("advantage", "gae") != "gae" or not isinstance(critic, Mapping):
+        return given
+    return {**given, "trainer": {**trainer, "critic": {**CRITICS[name], **critic}}}
 
 
 def resolve(given: Any) -> Any:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns, columns_of, with_kind
+from gradbus.spec.presets import with_critic
 from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,
@@ -25,6 +26,11 @@ from gradbus.spec.sections import (
 
 _GROUPS_AHEAD: Final = 4096
 """Groups of given responses between two published versions."""
+
+
+def resolved_sections(given: Any) -> Any:
+    """The fields of a spec with the sections that its kind and its algorithm's preset decide."""
+    return with_critic(with_kind(given))
 
 
 class RunOptions(BaseModel):
@@ -63,7 +69,7 @@ class RunSpec(RunOptions):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, given: Any) -> Any:
-        return with_kind(given)
+        return resolved_sections(given)
 
     @property
     def trains_given(self) -> bool:
@@ -111,6 +117,11 @@ class RunSpec(RunOptions):
     def total_groups(self) -> int:
         """Number of groups that all steps take: without replaced ones; in `free` only those that are trained."""
         return self.schedule.groups_per_step * self.schedule.steps
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a step's groups; in `fixed_lag` with those of filtered ones."""
+        return self.schedule.groups_per_step * self.rollout.group_size
 
     def oldest_allowed_version(self, step: int) -> int:
         """The oldest policy version whose samples step `step` may train on; in `fixed_lag` the only one.

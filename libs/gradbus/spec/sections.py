@@ -287,6 +287,7 @@ class CriticSpec(Section):
         None, gt=0.0, le=1e6, description="Lambda of the advantages is 1 - 1 / (length_alpha · tokens) instead, and at least 0."
     )
     value_lambda: DecayRate = Field(1.0, description="Lambda of the critic's targets; 1: the returns.")
+    freeze: Literal["none", "attention"] = Field("none", description="`full`: weights that stay those of the base model.")
 
 
 class InnerSpec(Section):
@@ -294,6 +295,12 @@ class InnerSpec(Section):
 
     epochs: Integer = Field(1, ge=1, le=64, description="How often a step trains each of its groups.")
     minibatches: Integer = Field(1, ge=1, le=1024, description="Parts of an epoch, of whole groups; each makes an update.")
+    stop_kl: Number | None = Field(
+        None,
+        gt=0.0,
+        le=1e6,
+        description="The updates of a step end after one that found the policy further than this from that before the step, nats a token.",
+    )
 
     @property
     def updates(self) -> int:

@@ -107,7 +107,7 @@ class TrainerProgress(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("run_id", "term", "step", "weights", "optimizer", "frontier", "pinned", "previous", "trained", "fingerprint")
+    __slots__ = ("run_id", "term", "step", "weights", "optimizer", "frontier", "pinned", "previous", "trained", "fingerprint", "controllers")
     class TrainedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,13 @@ class CheckpointManifest(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ControllersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +139,7 @@ class CheckpointManifest(_message.Message):
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     step: int
@@ -142,4 +150,5 @@ class CheckpointManifest(_message.Message):
     previous: str
     trained: _containers.ScalarMap[int, str]
     fingerprint: _containers.ScalarMap[str, str]
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[WeightManifest, _Mapping]] = ..., optimizer: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ..., pinned: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ..., previous: _Optional[str] = ..., trained: _Optional[_Mapping[int, str]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    controllers: _containers.ScalarMap[str, float]
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[WeightManifest, _Mapping]] = ..., optimizer: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ..., pinned: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ..., previous: _Optional[str] = ..., trained: _Optional[_Mapping[int, str]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., controllers: _Optional[_Mapping[str, float]] = ...) -> None: ...

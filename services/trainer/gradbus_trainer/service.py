@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gradbus.aio.threads import in_run_thread
-from gradbus.algorithms import Algorithm, algorithm_of
+from gradbus.algorithms import Algorithm, algorithm_of, metric_names_of
 from gradbus.bus import EventLog
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError, SettingsError, TrainingError
@@ -103,7 +103,7 @@ class TrainerService:
                 publisher=Publisher(store, writer, events, run_id, broadcast),
                 checkpoints=CheckpointWriter(store, objects, events, record, control.term, self._settings.checkpoint_bytes),
                 control=control,
-                reporter=StepReporter(events, self._clients.heartbeat, recorder, algorithm.metric_names, LearningAlarms(spec)),
+                reporter=StepReporter(events, self._clients.heartbeat, recorder, metric_names_of(spec), LearningAlarms(spec)),
                 traces=StepTraces(run_id, control.term, StepSampler(self._settings.trace_steps, self._settings.trace_step_seconds)),
             )
             await TrainLoop(record, parts, state).run()

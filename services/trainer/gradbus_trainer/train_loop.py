@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gradbus.aio.threads import finished_or_restart
-from gradbus.algorithms import algorithm_of
+from gradbus.algorithms import Observed, after_step, algorithm_of, step_coefficients
 from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
 from gradbus.experience.dynamic_sampling import DynamicSampling
@@ -30,6 +30,7 @@ from gradbus_trainer.run_control import RunControl
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.step.batch_builder import build_batch
 from gradbus_trainer.step.groups import LoggedGroup
+from gradbus_trainer.step.kl_in_reward import with_kl_in_reward
 from gradbus_trainer.step.source import StepSource
 from gradbus_trainer.step.whitening import whitened
 from gradbus_trainer.telemetry.step_report import StepReporter
@@ -114,6 +115,9 @@ class TrainLoop:
         begun = time.perf_counter()
         metrics = await self._in_thread(lambda: self._learn(batch))
         trace.trained(metrics)
+        if metrics.coefficients is not None and metrics.updates:
+            observed = Observed(metrics.loss.kl, metrics.loss.entropy, self._spec.samples_per_step)
+            self._state.controllers = after_step(self._spec.algorithm, self._state.controllers, observed)
         self._parts.checkpoints.add_trained(sum(group.size_bytes for group in groups))
         export = await self._export(step + 1, metrics.noop) if self._is_published(step + 1) else None
         trace.exported()
@@ -134,9 +138,12 @@ class TrainLoop:
 
     def _learn(self, batch: Batch) -> StepMetrics:
         """Trains the batch; in the learner's thread."""
+        coefficients = step_coefficients(self._spec.algorithm, self._state.controllers)
+        if coefficients is not None and self._algorithm.kl_by_step:
+            batch = Batch(batch.step, with_kl_in_reward(batch.samples, coefficients.kl))
         if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
             batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
-        metrics = self._parts.learner.train(batch)
+        metrics = replace(self._parts.learner.train(batch, coefficients), coefficients=coefficients)
         if not self._algorithm.judges_samples:
             return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
         return replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl)) if self._algorithm.kl_in_reward else metrics

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gradbus.algorithms import algorithm_of
+from gradbus.algorithms import algorithm_of, metric_names_of
 from gradbus.bus import Buckets, Bus, EventLog
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import ExperienceLog
@@ -134,8 +134,13 @@ class Trained:
     def run_id(self):
         return self.record.run_id
 
-    async def write(self, indexes, verdicts=None):
-        await self.log.append(1, {index: make_entry(index, (verdicts or {}).get(index, Verdict.VERDICT_TRAIN)) for index in indexes})
+    async def write(self, indexes, verdicts=None, reference=False):
+        """`reference`: with log-probabilities of a base model, a little below those of the rollout."""
+        entries = {index: make_entry(index, (verdicts or {}).get(index, Verdict.VERDICT_TRAIN)) for index in indexes}
+        for entry in entries.values() if reference else ():
+            rows = [np.frombuffer(sample.logprobs, "<f4") for sample in Group.FromString(entry.group).samples]
+            entry.reference_logprobs.extend([(row - 0.1).astype("<f4").tobytes() for row in rows])
+        await self.log.append(1, entries)
 
     @asynccontextmanager
     async def train_loop(self, source=None):
@@ -154,7 +159,7 @@ class Trained:
             self.metrics = run_metrics(run_id)
             checkpoints = CheckpointWriter(store, self.objects, events, self.record, control.term, self.checkpoint_bytes)
             recorder = StepMetricsRecorder(self.metrics)
-            reporter = StepReporter(events, self.heartbeat, recorder, algorithm.metric_names, LearningAlarms(spec))
+            reporter = StepReporter(events, self.heartbeat, recorder, metric_names_of(spec), LearningAlarms(spec))
             traces = StepTraces(run_id, control.term, StepSampler())
             turns = DeviceTurns(None, LearnerTenant(learner))
             parts = TrainLoopParts(source or live, learner, turns, self.scratch, publisher, checkpoints, control, reporter, traces)

@@ -10,6 +10,7 @@ import pytest
 from family_lab import save
 from transformers_lab import make_transformers_model
 
+from gradbus.algorithms import Observed, after_step, step_coefficients
 from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
 from gradbus.v1 import weight_store_service_pb2 as pb
@@ -62,6 +63,7 @@ async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(n
 
 ADAPTERS = {"algorithm": {"kl": 0.1}, "trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}
 PPO = {"algorithm": {"name": "ppo"}, "trainer": {"learning_rate": 1e-2, "critic": {"learning_rate": 1e-2, "updates": 2}}}
+CONTROLLED = {"kl": 0.1, "kl_control": {"target": 1e-3, "horizon": 100}, "entropy_control": {"target": 2.9}}
 WARMING_UP = {"algorithm": {"name": "ppo"}, "trainer": {"critic": {"kind": "head", "warmup_steps": 4}}}
 CASES = {
     "fixed_lag": ("fixed_lag", {}),
@@ -69,9 +71,11 @@ CASES = {
     "deltas": ("fixed_lag", {"weights": DELTAS}),
     "adapters": ("fixed_lag", ADAPTERS),
     "updates": ("fixed_lag", {"trainer": {"learning_rate": 1e-2, "inner": {"epochs": 2, "minibatches": 2}}}),
+    "updates-that-end": ("fixed_lag", {"trainer": {"learning_rate": 1e-2, "inner": {"epochs": 4, "stop_kl": 1e-2}}}),
     "adapters-deltas": ("fixed_lag", {**ADAPTERS, "weights": DELTAS}),
     "critic": ("fixed_lag", PPO),
     "critic-warming-up": ("fixed_lag", WARMING_UP),
+    "controllers": ("fixed_lag", {**ADAPTERS, "algorithm": CONTROLLED}),
     "critic-beside-adapters": ("free", {**PPO, "trainer": {**PPO["trainer"], "lora": {"rank": 2}}}),
     "critic-rounded": ("fixed_lag", {**PPO, "trainer": {**PPO["trainer"], "dtype": "bf16"}}),
 }
@@ -94,6 +98,39 @@ async def test_a_killed_train_loop_comes_back_to_the_same_bits(new_run, make_spe
     assert ends[0].weights.digest == ends[1].weights.digest
     assert ends[0].frontier == ends[1].frontier, "the same groups in the same steps: the chain says so"
     assert [shard.digest for shard in ends[0].optimizer] == [shard.digest for shard in ends[1].optimizer]
+    assert ends[0].controllers == ends[1].controllers
+
+
+async def metrics_of(run):
+    steps = {event.data["step"]: event.data for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"}
+    return [steps[step] for step in sorted(steps)]
+
+
+REFERRED = {"algorithm": {"name": "reinforce_pp", "kl": 0.1, "kl_control": {"target": 0.01, "horizon": 100}}}
+
+
+@pytest.mark.parametrize("sections", [{**ADAPTERS, "algorithm": CONTROLLED}, REFERRED], ids=["loss", "reward"])
+async def test_coefficients_follow_what_the_steps_before_have_observed(new_run, make_spec, sections):
+    """From the metrics alone, across a trainer's end after the checkpoint of step 4."""
+    run = await new_run(make_spec(**sections))
+    await run.write(range(9), reference=True)
+    first = asyncio.create_task(run.train())
+    await reached(run, 4)
+    first.cancel()
+    await asyncio.wait({first})
+    at_checkpoint = dict((await checkpoint(run)).controllers)
+    await run.write(range(9, 12), reference=True)
+    await run.train()
+    spec, state = run.record.spec.algorithm, {}
+    for step, data in enumerate(await metrics_of(run)):
+        if step == 4:
+            assert state == at_checkpoint
+        expected = step_coefficients(spec, state)
+        assert data["kl_coefficient"] == expected.kl
+        assert not spec.entropy_control or data["entropy_coefficient"] == expected.entropy
+        state = after_step(spec, state, Observed(data["kl"], data["entropy"], run.record.spec.samples_per_step))
+    assert state == dict((await checkpoint(run)).controllers)
+    assert len({data["kl_coefficient"] for data in await metrics_of(run)}) == 6
 
 
 async def test_so_does_one_whose_filtered_groups_are_replaced(new_run, make_spec):

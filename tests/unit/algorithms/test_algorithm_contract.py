@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from gradbus.algorithms import ESTIMATORS, Algorithm
 from gradbus.spec import PRESETS, AlgorithmSpec
+from gradbus.spec.presets import CRITICS
 from gradbus.v1 import reward_pb2
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sample, Span
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 MOST_TOKENS = 8
+WITHOUT_BASELINE = {"reinforce_pp", *CRITICS}
 ALWAYS_OK = st.just(OK)
 
 of_each = settings(max_examples=40)
@@ -90,7 +92,7 @@ def test_the_order_of_the_samples_changes_no_bit(name, rewards, random):
 
 @of_each
 @given(value=st.floats(0, 100), size=st.integers(2, 9))
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "ppo"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - WITHOUT_BASELINE))
 def test_equal_rewards_of_samples_of_one_length_give_exactly_zero(name, value, size):
     rewards = [Scored(2.0 * value, OK, {"one": value, "two": value})] * size
     assert judge(algorithm_of(name), rewards, [3] * size).advantages == (0.0,) * size
@@ -98,7 +100,7 @@ def test_equal_rewards_of_samples_of_one_length_give_exactly_zero(name, value, s
 
 @of_each
 @given(rewards=group_of(scored(st.integers(0, 100).map(float))))
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"maxrl", "reinforce_pp", "ppo"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - WITHOUT_BASELINE - {"maxrl"}))
 def test_a_number_added_to_all_rewards_changes_nothing(name, rewards):
     moved = [Scored(s.reward + 14.0, OK, {part: value + 7.0 for part, value in s.components.items()}) for s in rewards]
     algorithm = algorithm_of(name)
@@ -133,6 +135,7 @@ def test_the_operator_takes_the_settings(algorithm):
     assert (settings.trust_region, settings.ratio, settings.importance) == (spec.trust_region, spec.ratio, spec.importance)
     assert spec.clip is None or (settings.low, settings.high) == spec.clip
     assert (settings.kl, settings.entropy, settings.allow_nan) == (0.0 if algorithm.kl_in_reward else spec.kl, spec.entropy, True)
+    assert (settings.drift, settings.nll) == (spec.drift, spec.nll)
 
 
 def test_a_kl_term_alone_needs_the_reference():
@@ -150,6 +153,24 @@ def test_a_groups_advantages_are_from_the_rewards_of_its_samples_in_their_order(
     assert algorithm.group_advantages(samples, rewards | {"of another group": Scored(9.0)}) == expected
     with pytest.raises(KeyError):
         algorithm.group_advantages([*samples, Sample(sample_id="3")], rewards)
+
+
+@given(rewards=group_of(scored(st.floats(-2, 2), st.sampled_from([OK, OK, INVALID]))), random=st.randoms())
+def test_the_best_samples_are_the_valid_ones_with_the_largest_reward_above_zero(rewards, random):
+    vapo, order = algorithm_of("vapo"), list(range(len(rewards)))
+    samples = [Sample(sample_id=str(n), spans=[Span(end=2, trainable=True)]) for n in order]
+    by_id = {str(n): reward for n, reward in enumerate(rewards)}
+    best = [mark.best for mark in vapo.marks(samples, by_id, vapo.group_advantages(samples, by_id))]
+    valid = [reward.reward for reward in rewards if reward.status == OK]
+    assert best == [r.status == OK and r.reward > 0.0 and r.reward == max(valid) for r in rewards]
+    random.shuffle(order)
+    shuffled = [samples[n] for n in order]
+    found = vapo.marks(shuffled, by_id, vapo.group_advantages(shuffled, by_id))
+    assert [(mark.best, mark.cut_off) for mark in found] == [(best[n], False) for n in order]
+
+
+def test_only_a_preset_with_a_likelihood_term_marks_samples(algorithm):
+    assert algorithm.marks_samples == (algorithm.spec.name == "vapo")
 
 
 def test_a_sample_that_was_cut_off_is_masked_in_its_group():

@@ -16,11 +16,12 @@ from trl import RLOOTrainer
 from gradbus.algorithms import Algorithm
 from gradbus.formats.tokens import pack_logprobs
 from gradbus.spec import PRESETS, AlgorithmSpec
+from gradbus.spec.presets import CRITICS
 from gradbus.v1 import reward_pb2
 from gradbus.v1.sample_pb2 import Sample, Span
 
 TAKES_KL = sorted(set(PRESETS) - {"maxrl", "gdpo"})
-BY_TOKEN = ("reinforce_pp", "ppo")
+BY_TOKEN = ("reinforce_pp", *CRITICS)
 nats = st.floats(-8, 0, width=32)
 groups = st.lists(
     st.tuples(st.floats(-5, 5), st.lists(st.tuples(nats, nats, st.booleans()), min_size=1, max_size=6)), min_size=2, max_size=5
@@ -134,9 +135,17 @@ def test_only_a_kl_in_the_reward_reads_the_log_probabilities():
         assert not algorithm.kl_in_reward
 
 
+def test_a_kl_of_the_whole_step_is_left_to_the_step():
+    controlled = algorithm_of("reinforce_pp", kl_control={"target": 0.1})
+    assert (controlled.kl_in_reward, controlled.kl_by_step, algorithm_of("reinforce_pp").kl_by_step) == (True, True, False)
+    _, [tokens] = trained(controlled, [sample(0, [-1.0, -2.0])], [2.0], [[-3.0, -1.0]])
+    assert tokens == [2.0, 2.0]
+    assert not controlled.has_sample_advantages
+
+
 def test_a_sample_has_an_advantage_where_its_tokens_have_one():
     named = {name: Algorithm(AlgorithmSpec(name=name), 8).has_sample_advantages for name in PRESETS}
-    assert {name for name, has in named.items() if not has} == {"reinforce_pp", "reinforce_pp_baseline", "gdpo", "ppo"}
+    assert {name for name, has in named.items() if not has} == {"reinforce_pp", "reinforce_pp_baseline", "gdpo", *CRITICS}
     assert not algorithm_of("reinforce_pp", whiten="none").has_sample_advantages
     assert algorithm_of("reinforce_pp", 0.0, whiten="none").has_sample_advantages
 

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from gradbus.spec import PRESETS, AlgorithmSpec
+from gradbus.spec.presets import CRITICS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
 
@@ -39,6 +40,13 @@ def test_a_row_has_the_values_of_its_preset(name):
     paper, values, _ = table("Presets")[name]
     assert re.fullmatch(r"\[(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/\1\)", paper)
     assert values == differences(name)
+
+
+def test_a_row_has_the_critic_of_its_preset():
+    rows = table("PPO")
+    assert list(rows) == list(CRITICS)
+    for name, fields in CRITICS.items():
+        assert not fields or rows[name] == [", ".join(f"`{field}` = {shown(value)}" for field, value in fields.items())]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from pydantic_core import to_jsonable_python
 from gradbus.spec import (
     CriticSpec,
     DeepSpeedSpec,
+    EntropyControlSpec,
     InnerSpec,
+    KlControlSpec,
     LoraSpec,
     MultiGrader,
     PreferenceSpec,
@@ -31,7 +33,9 @@ SECTIONS = {
 }
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
+MODELS |= {"[algorithm.kl_control]": KlControlSpec, "[algorithm.entropy_control]": EntropyControlSpec}
 MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec}
+OWN_TABLES = frozenset({"deepspeed", "lora", "critic", "inner", "kl_control", "entropy_control"})
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 
@@ -64,7 +68,7 @@ def test_the_page_has_a_table_for_every_section_and_grader():
 
 @pytest.mark.parametrize("heading", sorted(MODELS))
 def test_a_table_has_the_fields_and_defaults_of_its_section(heading):
-    assert documented()[heading] == defaults(MODELS[heading], frozenset({"deepspeed", "lora", "critic", "inner"}))
+    assert documented()[heading] == defaults(MODELS[heading], OWN_TABLES)
 
 
 def test_the_top_level_has_the_fields_that_are_no_section():

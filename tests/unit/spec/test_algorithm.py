@@ -5,9 +5,10 @@ from typing import get_args
 
 import pytest
 
+from gradbus.algorithms import need_faults
 from gradbus.errors import SpecError
-from gradbus.spec import PRESETS, AlgorithmSpec, parse_spec
-from gradbus.spec.presets import PresetName
+from gradbus.spec import PRESETS, AlgorithmSpec, CriticSpec, TrainerSpec, parse_spec
+from gradbus.spec.presets import CRITICS, PresetName
 
 BODY = {
     "name": "sums",
@@ -19,8 +20,8 @@ BODY = {
 
 
 def body(**algorithm):
-    """A spec with this algorithm, and with a critic if it is PPO."""
-    return BODY | {"algorithm": algorithm} | ({"trainer": {"critic": {}}} if algorithm.get("name") == "ppo" else {})
+    """A spec with this algorithm; a critic that it brings has no warm-up, which would be longer than the run."""
+    return BODY | {"algorithm": algorithm} | ({"trainer": {"critic": {"warmup_steps": 0}}} if algorithm.get("name") in CRITICS else {})
 
 
 def faults(**algorithm):
@@ -58,6 +59,8 @@ def test_the_numbers_of_the_papers():
     assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
     for name, kl in (("rloo", 0.05), ("reinforce_pp", 0.01), ("ppo", 0.0)):
         assert (AlgorithmSpec(name=name).kl, AlgorithmSpec(name=name).kl_place) == (kl, "reward")
+    assert (AlgorithmSpec(name="dppo").drift, AlgorithmSpec().drift) == (1e-3, 0.0)
+    assert (AlgorithmSpec(name="m2po").second_moment, AlgorithmSpec(name="m2po").trust_region) == (0.04, "none")
     assert (AlgorithmSpec(name="cispo").clip, AlgorithmSpec(name="icepop").clip) == ((1.0, 4.0), (0.5, 4.0))
 
 
@@ -117,6 +120,14 @@ def test_another_trust_region_has_bounds_of_its_own():
         ({"name": "gdpo", "kl_place": "reward", "kl": 0.1}, "algorithm.kl_place"),
         ({"name": "reinforce_pp", "normalize_std": True}, "algorithm.normalize_std"),
         ({"overlong_buffer": 0.0}, "algorithm.overlong_buffer"),
+        ({"truncated": "bootstrap"}, "algorithm.truncated"),
+        ({"second_moment": 0.0}, "algorithm.second_moment"),
+        ({"kl_control": {"target": 0.1}}, "algorithm.kl"),
+        ({"kl": 0.1, "kl_control": {}}, "algorithm.kl_control.target"),
+        ({"kl": 0.1, "kl_control": {"target": 0.1, "horizon": 0}}, "algorithm.kl_control.horizon"),
+        ({"name": "rloo", "kl_control": {"target": 0.1}}, "algorithm.kl_control"),
+        ({"entropy": 0.5, "entropy_control": {"max_coefficient": 0.1}}, "algorithm.entropy"),
+        ({"name": "gspo", "second_moment": 0.04}, "algorithm.second_moment"),
     ],
     ids=str,
 )
@@ -142,6 +153,11 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
         {"name": "maxrl", "kl_place": "loss", "kl": 0.1},
         {"name": "gdpo", "kl_place": "reward"},
         {"name": "ppo", "kl": 0.02},
+        {"name": "ppo", "truncated": "bootstrap"},
+        {"name": "rloo", "kl_place": "loss", "kl_control": {"target": 0.1}},
+        {"name": "ppo", "kl": 0.1, "kl_control": {"target": 0.1}},
+        {"entropy": 0.1, "entropy_control": {"max_coefficient": 0.1}},
+        {"name": "m2po", "trust_region": "clip", "importance": "decoupled"},
     ],
     ids=str,
 )
@@ -151,7 +167,10 @@ def test_a_combination_that_just_means_something_is_taken(algorithm):
 
 def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
     for algorithm, trainer, path in (
-        ({"name": "ppo"}, {}, "trainer.critic"),
+        ({"name": "grpo", "advantage": "gae", "normalize_std": False, "filter": "none"}, {}, "trainer.critic"),
+        ({"name": "ppo"}, {"critic": None}, "trainer.critic"),
+        ({"name": "ppo", "advantage": "reinforce"}, {"critic": {}}, "trainer.critic"),
+        ({"name": "ppo"}, {"critic": {"freeze": "attention", "kind": "head"}}, "trainer.critic.freeze"),
         ({}, {"critic": {}}, "trainer.critic"),
         ({"name": "ppo"}, {"critic": {}, "backend": "deepspeed"}, "trainer.backend"),
         ({"name": "ppo"}, {"critic": {"warmup_steps": 4}}, "trainer.critic.warmup_steps"),
@@ -159,6 +178,62 @@ def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
         with pytest.raises(SpecError) as refused:
             parse_spec(BODY | {"algorithm": algorithm, "trainer": trainer})
         assert [fault.path for fault in refused.value.faults] == [path]
+
+
+def test_ranks_that_share_a_step_cannot_choose_its_tokens():
+    ranks = {"trainer": {"backend": "deepspeed"}}
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | ranks | {"algorithm": {"name": "m2po"}})
+    assert [fault.path for fault in refused.value.faults] == ["algorithm.second_moment"]
+    parse_spec(BODY | ranks | {"algorithm": {"name": "m2po", "second_moment": None}})
+
+
+@pytest.mark.parametrize("control", [{"kl": 0.1, "kl_control": {"target": 0.1}}, {"entropy_control": {}}], ids=["kl", "entropy"])
+def test_ranks_that_get_no_weight_of_a_step_have_no_controller(control):
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | {"trainer": {"backend": "deepspeed"}, "algorithm": control})
+    assert [fault.path for fault in refused.value.faults] == [f"algorithm.{list(control)[-1]}"]
+
+
+def test_a_step_of_more_samples_than_the_horizon_would_leap():
+    control = {"kl": 0.1, "kl_control": {"target": 0.1, "horizon": 255}}
+    [fault] = need_faults(parse_spec(body(**control)))
+    assert (fault.path, fault.allowed) == ("algorithm.kl_control.horizon", "at least 256")
+    control["kl_control"]["horizon"] = 256
+    assert list(need_faults(parse_spec(body(**control)))) == []
+
+
+def test_ranks_that_are_not_told_the_best_samples_cannot_imitate_them():
+    with pytest.raises(SpecError) as refused:
+        parse_spec(BODY | {"trainer": {"backend": "deepspeed"}, "algorithm": {"nll": 0.1}})
+    assert [fault.path for fault in refused.value.faults] == ["algorithm.nll"]
+
+
+def test_a_preset_with_a_critic_brings_it_with_the_numbers_of_its_paper():
+    vapo, sao = (parse_spec(BODY | {"algorithm": {"name": name}, "schedule": {"steps": 100}}) for name in ("vapo", "sao"))
+    assert (vapo.algorithm.clip, vapo.algorithm.nll, vapo.trainer.critic.length_alpha) == ((0.2, 0.28), 0.1, 0.05)
+    assert (vapo.trainer.critic.learning_rate, vapo.trainer.critic.warmup_steps, vapo.trainer.critic.value_lambda) == (2e-6, 50, 1.0)
+    assert (sao.algorithm.trust_region, sao.algorithm.clip, sao.algorithm.whiten) == ("band", (0.3, 5.0), "none")
+    assert sao.trainer.critic == CriticSpec(learning_rate=5e-6, updates=2, warmup_steps=10, length_alpha=1.5, freeze="attention")
+    assert parse_spec(BODY | {"algorithm": {"name": "ppo"}}).trainer.critic == CriticSpec()
+
+
+def test_a_field_of_the_critic_replaces_that_of_the_preset_and_a_stored_critic_does_not_change_with_it(monkeypatch):
+    given = BODY | {"algorithm": {"name": "sao"}, "trainer": {"critic": {"warmup_steps": 1}, "learning_rate": 1e-5}}
+    spec = parse_spec(given)
+    assert spec.trainer == TrainerSpec(learning_rate=1e-5, critic=CriticSpec(**CRITICS["sao"]).model_copy(update={"warmup_steps": 1}))
+    stored = json.loads(spec.model_dump_json())
+    monkeypatch.setitem(CRITICS, "sao", {"learning_rate": 0.5})
+    assert parse_spec(stored) == spec
+    without = parse_spec(BODY | {"algorithm": {"name": "ppo", "advantage": "reinforce"}})
+    assert without.trainer.critic is None
+    assert parse_spec(json.loads(without.model_dump_json())) == without
+
+
+@pytest.mark.parametrize("odd", [{"trainer": 3}, {"trainer": {"critic": 3}}, {"algorithm": []}, {"algorithm": {"name": {}}}], ids=str)
+def test_sections_of_another_type_are_faults_of_their_own(odd):
+    with pytest.raises(SpecError):
+        parse_spec(BODY | {"algorithm": {"name": "sao"}} | odd)
 
 
 def several(algorithm=None, trainer=None, schedule=None, **inner):
@@ -174,6 +249,8 @@ def several(algorithm=None, trainer=None, schedule=None, **inner):
         (several(minibatches=33), "trainer.inner.minibatches"),
         (several(minibatches=1025), "trainer.inner.minibatches"),
         (several(epochs=0), "trainer.inner.epochs"),
+        (several(stop_kl=0.1), "trainer.inner.stop_kl"),
+        (several(epochs=2, stop_kl=0.0), "trainer.inner.stop_kl"),
         (several(epochs=2, algorithm={"name": "gpg"}), "algorithm.trust_region"),
         (several(minibatches=2, algorithm={"trust_region": "none"}), "algorithm.trust_region"),
     ],
@@ -190,6 +267,7 @@ def test_several_updates_that_could_not_be_made_or_that_nothing_bounds_are_refus
     [
         several(trainer={"backend": "deepspeed"}),
         several(epochs=64, minibatches=32),
+        several(epochs=2, stop_kl=0.02),
         several(epochs=2, algorithm={"name": "gpg"}, schedule={"max_staleness": 0}),
         several(algorithm={"name": "gpg"}),
         several(epochs=2, algorithm={"importance": "decoupled"}),

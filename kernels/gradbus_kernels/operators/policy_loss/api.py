@@ -17,9 +17,11 @@ class PolicyLoss:
     """A micro-batch's share of the step's loss, with its statistics. All but `total` is detached."""
 
     total: Tensor
-    """To be differentiated: policy + settings.kl · kl - settings.entropy · entropy."""
+    """To be differentiated: policy + settings.kl · kl + settings.drift · drift + settings.nll · nll - settings.entropy · entropy."""
     policy: Tensor
     kl: Tensor
+    drift: Tensor
+    nll: Tensor
     entropy: Tensor
     ratios: Tensor
     """pi / mu by token, `[N]`, 1 for a token that is not used."""
@@ -46,7 +48,7 @@ class RatioSummary:
 
 
 def policy_loss(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyLoss:
-    """Policy loss, KL to the base model and entropy bonus; logprobs and entropies are float `[N]`, in nats.
+    """Policy loss, KL to the base model, drift, likelihood and entropy bonus; logprobs and entropies are float `[N]`, in nats.
 
     Raises ValueError when `tokens` lack a part that `settings` need.
     """
@@ -65,6 +67,8 @@ def policy_loss_of_used(logprobs: Tensor, entropies: Tensor, tokens: PolicyToken
         total=terms.total,
         policy=terms.policy.detach(),
         kl=terms.kl.detach(),
+        drift=terms.drift.detach(),
+        nll=terms.nll.detach(),
         entropy=terms.entropy.detach(),
         ratios=ratios,
         logprobs=logprobs.detach(),

@@ -47,6 +47,10 @@ class PolicySettings:
     """Coefficient of the KL to the base model."""
     kl_estimator: Literal["k2", "k3", "unbiased"] = "k3"
     """See the table of `divergence`."""
+    drift: float = 0.0
+    """Coefficient of (log pi / mu)² by token, which no trust region and no mask leaves out."""
+    nll: float = 0.0
+    """Coefficient of -log pi of the tokens with `PolicyTokens.nll_weights`."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     allow_nan: bool = False
@@ -95,6 +99,8 @@ class PolicyTokens:
     """int64 `[N]`: the number, from 0 on, of the sequence that each token is of; needed when `PolicySettings.needs_sequences`."""
     proximal_logprobs: Tensor | None = None
     """Log-probabilities under pi_prox, which only "decoupled" reads. None: pi_prox is the policy itself, as in a step's first update."""
+    nll_weights: Tensor | None = None
+    """Share of the token in the mean of -log pi; needed when its coefficient is not 0. 0 for a token that is not used."""
 
     @property
     def used(self) -> Tensor:
@@ -115,6 +121,8 @@ class PolicyTokens:
             "tokens.reference_logprobs",
             "are missing and the KL term needs them; start the reference service or set the KL coefficient to 0",
         )
+        message = "are missing and the term of -log pi needs them; pass each token's share in it, or set `nll` to 0"
+        require(self.nll_weights is not None or not settings.nll, "tokens.nll_weights", message)
         if settings.needs_sequences:
             fits = self.sequences is not None and self.sequences.dtype == torch.int64 and self.sequences.shape == (count,)
             require(fits, "tokens.sequences", f"a ratio or a mask of whole sequences needs each token's sequence; pass int64 ({count},)")

@@ -13,8 +13,9 @@ up to the step's loss, whatever their number. Weights and settings make the vari
 | RLOO (Ahmadian et al. 2024, arXiv:2402.14740) | `ratio="product"`, `trust_region="none"` | `token_weights(counts, "sequence")` |
 | REINFORCE; GPG (Chu et al. 2025, arXiv:2504.02546) | `importance="none"` | `token_weights(counts, "token")` |
 | SAPO (Qwen 2025, arXiv:2511.20347) | `trust_region="soft"` | `token_weights(counts, "sequence")` |
-| DPPO (arXiv:2602.04879) | `trust_region="mass"` | `token_weights(counts, "token")` |
+| DPPO (arXiv:2602.04879; prime-rl adds `drift=1e-3`) | `trust_region="mass"` | `token_weights(counts, "token")` |
 | SAO's policy (arXiv:2607.07508), IcePop (arXiv:2510.18855) | `trust_region="band"` | `token_weights(counts, "token")` |
+| VAPO (arXiv:2504.05118) | `high=0.28`, `nll=0.1` | `token_weights(counts, "token")` |
 | dual-clip PPO (Ye et al. 2020, arXiv:1912.09729) | `dual=3` | any |
 | DeepSeek-V3.2 (arXiv:2512.02556) | `off_policy_mask`, `kl_estimator="unbiased"` | `token_weights(counts, "sequence")` |
 | decoupled PPO (Hilton et al. 2021, arXiv:2110.00641) | `importance="decoupled"` | any |
@@ -44,6 +45,8 @@ class PolicyTerms(NamedTuple):
     total: Tensor
     policy: Tensor
     kl: Tensor
+    drift: Tensor
+    nll: Tensor
     entropy: Tensor
     log_ratio: Tensor
     """Of pi / mu, `[N]`, within LOG_RATIO_LIMIT."""
@@ -52,7 +55,7 @@ class PolicyTerms(NamedTuple):
 
 
 def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> PolicyTerms:
-    """The terms for tokens as in `policy_loss_of_used`: total = policy + settings.kl · kl - settings.entropy · entropy.
+    """The terms for tokens as in `policy_loss_of_used`, of which `PolicyLoss.total` is made.
 
     With `settings.needs_sequences` the tokens must be whole sequences; otherwise any of them may be computed apart.
     """
@@ -60,14 +63,21 @@ def policy_terms(logprobs: Tensor, entropies: Tensor, tokens: PolicyTokens, sett
     gain = _gain(logprobs, log_ratio, tokens, settings)
     mask = kept(log_ratio, tokens, settings)
     policy = -((gain.value if mask is None else gain.value * mask) * tokens.weights).sum()
-    total, kl = policy, torch.zeros_like(policy)
+    total = policy
+    kl = drift = nll = torch.zeros_like(policy)
     if settings.kl and tokens.reference_logprobs is not None:
         kl = (divergence(logprobs, tokens.reference_logprobs, log_ratio, settings.kl_estimator) * tokens.weights).sum()
         total = total + settings.kl * kl
+    if settings.drift:
+        drift = (log_ratio.square() * tokens.weights).sum()
+        total = total + settings.drift * drift
+    if settings.nll and tokens.nll_weights is not None:
+        nll = -(logprobs * tokens.nll_weights).sum()
+        total = total + settings.nll * nll
     entropy = (entropies * tokens.entropy_weights).sum()
     if settings.entropy:
         total = total - settings.entropy * entropy
-    return PolicyTerms(total, policy, kl, entropy, log_ratio, gain)
+    return PolicyTerms(total, policy, kl, drift, nll, entropy, log_ratio, gain)
 
 
 def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Gain:

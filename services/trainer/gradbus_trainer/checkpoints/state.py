@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradbus.aio.threads import in_run_thread
+from gradbus.algorithms import ControllerState
 from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.objects import ObjectStore
 from gradbus.telemetry import get_logger
@@ -34,6 +35,8 @@ class TrainerState:
     """Record digest of each index consumed since `previous`."""
     versions: dict[int, WeightManifest] = field(default_factory=dict)
     """Published versions, by step, that a resume may have to sample with."""
+    controllers: ControllerState = field(default_factory=dict)
+    """What the steps so far have made of the coefficients; see `gradbus.algorithms.controllers`."""
 
     def add_trained(self, groups: Sequence[LoggedGroup], sampling: DynamicSampling | None = None) -> None:
         """The groups of `step` are trained; the next step begins. `sampling`: of a run that replaces filtered groups."""
@@ -66,7 +69,7 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     await in_run_thread(lambda: learner.restore(manifest.step, weights, optimizer), "restore learner")
     kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - max_staleness}
     _log.info("checkpoint_restored", run_id=manifest.run_id, step=manifest.step, digest=manifest.weights.digest)
-    return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept)
+    return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept, dict(manifest.controllers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Snapshot:
             parts.append(_masters(learner.weights()))
         files = [scratch.write(part) for part in parts if part]
         frontier = Frontier.from_message(state.frontier.to_message())
-        frozen = TrainerState(state.step, frontier, state.previous, state.trained, dict(state.versions))
+        frozen = TrainerState(state.step, frontier, state.previous, state.trained, dict(state.versions), dict(state.controllers))
         state.trained = {}
         return cls(frozen, files)
 

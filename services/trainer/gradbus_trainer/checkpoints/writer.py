@@ -97,6 +97,7 @@ async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, t
         previous=state.previous,
         trained=state.trained,
         fingerprint=dict(fingerprint),
+        controllers=state.controllers,
     )
 
     async def stored_and_committed() -> str:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from gradbus.algorithms import Coefficients
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -34,6 +35,10 @@ class LossMetrics:
     0 without a KL."""
     entropy: float = 0.0
     """Nats a token."""
+    drift: float = 0.0
+    """Of (log pi / mu)²; 0 without a coefficient."""
+    nll: float = 0.0
+    """-log pi, mean over the tokens of the best samples, nats; 0 without a coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,10 @@ class RatioMetrics:
     """Share of tokens that it bounds above."""
     logprob_diff: float = 0.0
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
+    outliers: float = 0.0
+    """Share of tokens that the bound of the second moment dropped."""
+    step_kl: float = 0.0
+    """KL of the policy before the step to the one that its last update began with, nats a token; 0 if the step does not read the former."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +104,30 @@ class StepMetrics:
     """None in a step that trained no critic."""
     preference: PreferenceMetrics | None = None
     """None in a step that trained no pairs."""
+    coefficients: Coefficients | None = None
+    """Those of the step; None without a controller."""
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
     def named(self) -> dict[str, float]:
         """Every metric that an algorithm may list in its `metric_names`."""
         critic, preference = self.critic or CriticMetrics(), self.preference or PreferenceMetrics()
+        coefficients = self.coefficients or Coefficients(0.0, 0.0)
         return {
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
             "entropy": self.loss.entropy,
+            "drift": self.loss.drift,
+            "nll": self.loss.nll,
             "ratio_mean": self.ratio.mean,
             "ratio_max": self.ratio.max,
             "logprob_diff": self.ratio.logprob_diff,
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
+            "outliers": self.ratio.outliers,
+            "step_kl": self.ratio.step_kl,
+            "kl_coefficient": coefficients.kl,
+            "entropy_coefficient": coefficients.entropy,
             "value_loss": critic.loss,
             "explained_variance": critic.explained_variance,
             "critic_grad_norm": critic.grad_norm,
@@ -133,8 +151,10 @@ class Learner(Protocol):
         """Number of trainable parameters."""
         ...
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:
         """The updates of one step; a batch without weight changes nothing and sets `noop`.
+
+        `coefficients` are the step's, in a run with controllers; in others the spec's count.
 
         Raises TrainingError when a gradient is not finite, with everything as it was before the update.
         """

@@ -38,18 +38,18 @@ def check_gradient(norm: float, step: int) -> float:
 
 
 def mean_of_updates(updates: Sequence[StepMetrics], batch: Batch) -> StepMetrics:
-    """Metrics of a step from those of its updates, at least one; of one update they are its own."""
+    """Metrics of the step that trained `batch` from those of its updates, at least one."""
+    tokens = sum(batch.trainable_counts)
     if len(updates) == 1:
-        return updates[0]
+        return replace(updates[0], tokens=tokens)
+    ratios = RatioMetrics(*_means([astuple(update.ratio) for update in updates]))
     return replace(
         updates[0],
-        tokens=sum(batch.trainable_counts),
+        tokens=tokens,
         updates=len(updates),
         grad_norm=math.fsum(update.grad_norm for update in updates) / len(updates),
         loss=LossMetrics(*_means([astuple(update.loss) for update in updates])),
-        ratio=replace(
-            RatioMetrics(*_means([astuple(update.ratio) for update in updates])), max=max(update.ratio.max for update in updates)
-        ),
+        ratio=replace(ratios, max=max(update.ratio.max for update in updates), step_kl=updates[-1].ratio.step_kl),
         phases=list(islice(chain.from_iterable(update.phases for update in updates), _MAX_PHASES)),
     )
 
@@ -61,10 +61,11 @@ def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
 class StepStats:
     """Sums over the micro-batches of a step; their weights make these means over the step."""
 
-    NAMES: Final = ("total", "policy", "kl", "entropy", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
+    NAMES: Final = ("total", "policy", "kl", "entropy", "drift", "nll", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
+        self._kls: list[torch.Tensor] = []
 
     def add(self, loss: PolicyLoss, tokens: PolicyTokens) -> None:
         """Adds one micro-batch. Reads nothing back from a GPU, which would stop it between two micro-batches."""
@@ -74,6 +75,8 @@ class StepStats:
             "policy": loss.policy,
             "kl": loss.kl,
             "entropy": loss.entropy,
+            "drift": loss.drift,
+            "nll": loss.nll,
             "ratio_mean": loss.ratio.mean,
             "clipped_low": loss.ratio.clipped_low,
             "clipped_high": loss.ratio.clipped_high,
@@ -81,6 +84,9 @@ class StepStats:
         }
         largest = ratios.where(share != 0.0, 0.0).max()
         self._parts.append(torch.stack([*(values[name] for name in self.NAMES), largest]))
+        if tokens.proximal_logprobs is not None:
+            apart = torch.where(share != 0.0, loss.logprobs - tokens.proximal_logprobs, 0.0)
+            self._kls.append(share.dot(apart.expm1() - apart))
 
     @cached_property
     def sums(self) -> torch.Tensor:
@@ -92,10 +98,15 @@ class StepStats:
         """`[1]`, as `sums`; the largest of several ranks counts."""
         return self._read[:, -1:].amax(0)
 
+    @cached_property
+    def step_kl(self) -> float:
+        """k3 of the policy before the step to this one, the mean of r - 1 - log r, r = pi / pi0 (Schulman 2020); 0 without the former."""
+        return float(torch.stack(self._kls).cpu().double().sum()) if self._kls else 0.0
+
     def loss_metrics(self) -> LossMetrics:
         """The means of the loss's terms."""
         mean = self._means()
-        return LossMetrics(total=mean["total"], policy=mean["policy"], kl=mean["kl"], entropy=mean["entropy"])
+        return LossMetrics(mean["total"], mean["policy"], mean["kl"], mean["entropy"], mean["drift"], mean["nll"])
 
     def ratio_metrics(self) -> RatioMetrics:
         """The means over the ratios, and the largest."""
@@ -106,6 +117,7 @@ class StepStats:
             clipped_low=mean["clipped_low"],
             clipped_high=mean["clipped_high"],
             logprob_diff=mean["logprob_diff"],
+            step_kl=self.step_kl,
         )
 
     @cached_property

@@ -9,15 +9,20 @@ from typing import Literal
 import numpy as np
 import torch
 
-from gradbus.spec import AlgorithmSpec
+from gradbus.algorithms import Coefficients
+from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus_kernels.models.lora import adapters_off
 from gradbus_kernels.operators import PolicySettings, PolicyTokens
-from gradbus_trainer.step.batch import TrainSample
+from gradbus_trainer.step.batch import TokenTotals, TrainSample
 
 
-def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
-    """The kernels' settings. NaN goes through: the learner checks the gradient's norm, on all ranks at the same time."""
+def policy_settings(spec: AlgorithmSpec, coefficients: Coefficients | None = None) -> PolicySettings:
+    """The kernels' settings, with a step's own coefficients if it has them.
+
+    NaN goes through: the learner checks the gradient's norm, on all ranks at the same time.
+    """
     low, high = spec.clip or (0.0, 0.0)
+    weights = coefficients or Coefficients(spec.kl, spec.entropy)
     return PolicySettings(
         trust_region=spec.trust_region,
         low=low,
@@ -28,19 +33,32 @@ def policy_settings(spec: AlgorithmSpec) -> PolicySettings:
         ratio=spec.ratio,
         sequence_mask=spec.sequence_mask,
         off_policy_mask=spec.off_policy_mask,
-        kl=spec.kl if spec.kl_place == "loss" else 0.0,
+        kl=weights.kl if spec.kl_place == "loss" else 0.0,
         kl_estimator=spec.kl_estimator,
-        entropy=spec.entropy,
+        drift=spec.drift,
+        nll=spec.nll,
+        entropy=weights.entropy,
         allow_nan=True,
     )
 
 
+def reads_anchor(spec: RunSpec) -> bool:
+    """Whether a step reads the log-probabilities of the policy before its first update, which a pass of its own computes."""
+    algorithm, inner = spec.algorithm, spec.trainer.inner
+    bounded = algorithm.importance == "decoupled" and inner.updates > 1
+    return bounded or algorithm.second_moment is not None or inner.stop_kl is not None
+
+
 def policy_tokens(
-    samples: Sequence[TrainSample], weights: Sequence[float], total: int, settings: PolicySettings, device: torch.device
+    samples: Sequence[TrainSample],
+    weights: Sequence[float],
+    totals: TokenTotals,
+    settings: PolicySettings,
+    device: torch.device,
 ) -> PolicyTokens:
     """The samples' N response tokens side by side, float32 `[N]` on `device`; with their sequences only if `settings` need these.
 
-    `weights` holds each sample's weight of one trainable token (`token_weights`), `total` is the step's number of trainable tokens.
+    `weights` holds each sample's weight of one trainable token (`token_weights`), `totals` are those of the whole update.
     """
     lengths = [len(sample.token_ids) for sample in samples]
     trainable = np.concatenate([sample.trainable for sample in samples])
@@ -57,10 +75,13 @@ def policy_tokens(
         behaviour_logprobs=tensor(np.concatenate([sample.behaviour_logprobs for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
         weights=tensor(np.repeat(weights, lengths) * trainable),
-        entropy_weights=tensor(trainable / total),
+        entropy_weights=tensor(trainable / totals.trainable),
         reference_logprobs=optional("reference_logprobs"),
         sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
         proximal_logprobs=optional("proximal_logprobs"),
+        nll_weights=tensor(trainable * np.repeat([sample.marks.best for sample in samples], lengths) / max(1, totals.best))
+        if settings.nll
+        else None,
     )
 
 

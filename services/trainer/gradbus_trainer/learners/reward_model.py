@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from gradbus.algorithms import Coefficients
 from gradbus.errors import TrainingError
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
@@ -50,7 +51,7 @@ class RewardModelLearner:
         """See `Learner`."""
         return sum(parameter.numel() for parameter in self._named.values())
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:  # noqa: ARG002 - it has none
         """See `Learner`. Of the batch the samples 2·b and 2·b + 1 are pair b."""
         metrics = before_step(batch, self._step, self._spec)
         if batch.samples:

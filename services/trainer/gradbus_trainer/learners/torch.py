@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradbus import crash_points
-from gradbus.algorithms import learner_computes_reference
+from gradbus.algorithms import Coefficients, learner_computes_reference
 from gradbus.errors import SettingsError
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
@@ -32,13 +32,14 @@ from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
-from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
+from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, reads_anchor, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.learners.preference import LogProbs, preference_settings, weighed_pairs
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.step.minibatches import minibatches
+from gradbus_trainer.step.second_moment import within_second_moment
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _PORTIONS: Final = 4
@@ -63,6 +64,7 @@ class TorchLearner:
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)
         self._preference = preference_settings(spec)
+        self._reads_anchor = reads_anchor(spec)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
@@ -90,8 +92,10 @@ class TorchLearner:
         """See `Learner`."""
         return sum(parameter.numel() for parameter in self._named.values())
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:
         """See `Learner`. A loss is divided by the counts of its whole update, so micro-batches only bound memory."""
+        if coefficients is not None:
+            self._settings = policy_settings(self._spec.algorithm, coefficients)
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
@@ -160,11 +164,15 @@ class TorchLearner:
         return self._optimise(batch, before)
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
-        """The updates of a step, each over its own part of the groups."""
-        inner = self._spec.trainer.inner
-        anchored = self._anchored(batch) if inner.updates > 1 and self._settings.importance == "decoupled" else batch
-        updates = [self._update(part, before) for part in minibatches(anchored, inner, self._spec.seed)]
-        return mean_of_updates(updates, batch)
+        """The updates of a step, each over its own part of the groups, to the first that finds the policy too far from that before them."""
+        bounded = within_second_moment(self._anchored(batch) if self._reads_anchor else batch, self._spec.algorithm.second_moment)
+        inner, updates = self._spec.trainer.inner, list[StepMetrics]()
+        for part in minibatches(bounded.batch, inner, self._spec.seed):
+            updates.append(self._update(part, before))
+            if inner.stop_kl is not None and updates[-1].ratio.step_kl > inner.stop_kl:
+                break
+        metrics = mean_of_updates(updates, batch)
+        return replace(metrics, ratio=replace(metrics.ratio, outliers=bounded.outliers))
 
     def _anchored(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities of the policy as it is, before the step's first update."""
@@ -222,11 +230,10 @@ class TorchLearner:
             self._working.round()
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
-        counts = batch.trainable_counts
-        spec = self._spec
-        weights = iter(token_weights(counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
+        spec, totals = self._spec, batch.totals
+        weights = iter(token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
         for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
-            tokens = policy_tokens(samples, list(islice(weights, len(samples))), sum(counts), self._settings, self._model.device)
+            tokens = policy_tokens(samples, list(islice(weights, len(samples))), totals, self._settings, self._model.device)
             if self._learner_computes_reference and self._settings.kl:
                 base = partial(self._logprobs, self._model, samples, spec.rollout.temperature)
                 tokens = with_base_reference(tokens, self._model, base)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradbus.algorithms import UNMARKED, SampleMarks
 from gradbus_kernels.models.packing import split_by_tokens
 
 
@@ -35,7 +37,16 @@ class TrainSample:
     routes: NDArray[np.int16] | None = None
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
     proximal_logprobs: NDArray[np.float32] | None = None
-    """[T], of the policy before the step; only while a step makes several updates that are bounded by it."""
+    """[T], of the policy before the step; only within a step that reads them."""
+    marks: SampleMarks = UNMARKED
+
+
+class TokenTotals(NamedTuple):
+    """Trainable tokens of all samples of an update, by which their sums become means."""
+
+    trainable: int
+    best: int = 0
+    """Those of the best samples."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,12 @@ class Batch:
         owners = np.repeat(np.arange(len(masks)), list(map(len, masks)))
         counts: list[int] = np.bincount(owners[np.concatenate(masks)], minlength=len(masks)).tolist()
         return counts
+
+    @property
+    def totals(self) -> TokenTotals:
+        """The trainable tokens, and those of the best samples."""
+        counts = self.trainable_counts
+        return TokenTotals(sum(counts), sum(count for count, sample in zip(counts, self.samples, strict=True) if sample.marks.best))
 
     @property
     def mean_kl(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradbus.algorithms import Algorithm
+from gradbus.algorithms import UNMARKED, Algorithm
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
@@ -79,16 +79,18 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
-        judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards}, kls)
+        rewards = {reward.sample_id: reward for reward in entry.rewards}
+        judged = algorithm.group_advantages(samples, rewards, kls)
+        marks = algorithm.marks(samples, rewards, judged) if algorithm.marks_samples else [UNMARKED] * len(samples)
         logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.judges_samples)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls))
         routes = sample_routes(group, len(prompt), lengths)
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, strict=True)
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, marks, strict=True)
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed)
-            for ids, behaviour, parts, advantage, reference, routed, valid in columns
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, marked)
+            for ids, behaviour, parts, advantage, reference, routed, valid, marked in columns
             if valid and len(ids)
         ]
     return DecodedGroup(

@@ -40,7 +40,7 @@ def test_a_step_without_a_trained_token_has_zeros(parts):
     stats = StepStats()
     for given in parts:
         stats.add(loss([-1.0, -2.0], given), given)
-    assert stats.sums.tolist() == [0.0] * 8
+    assert stats.sums.tolist() == [0.0] * len(StepStats.NAMES)
     assert stats.largest_ratio.tolist() == [0.0]
 
 

@@ -1,5 +1,6 @@
 """Several updates of the policy in a step: each is that of a step of its own, and a resume changes no bit."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -128,3 +129,51 @@ def test_the_policy_before_the_step_bounds_every_update_of_it(learner, make_batc
 def test_a_step_without_weight_makes_no_update(learner):
     assert (found := learner({"epochs": 2, "minibatches": 2}).train(Batch(0, []))).noop
     assert found.updates == 0
+
+
+def written_out_kl(learner, before, part):
+    """KL of the policy before the step to the present one, over the trainable tokens of a part; in Python's floats."""
+    now = learner._anchored(part).samples
+    columns = (zip(one.proximal_logprobs, before[id(s)], s.trainable, strict=True) for one, s in zip(now, part.samples, strict=True))
+    apart = [float(present) - float(past) for column in columns for present, past, counts in column if counts]
+    return sum(math.exp(d) - 1.0 - d for d in apart) / len(apart)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "threads"])
+def test_the_updates_end_after_the_first_that_finds_the_policy_too_far_away(learner, make_batch, kind):
+    """By hand: steps over the parts in place of the updates, and the KL of each before it."""
+    fields, batch = {"epochs": 3, "minibatches": 2}, make_batch(0)
+    by_hand, kls, states = learner(**KINDS[kind]), [], []
+    anchored = by_hand._anchored(batch).samples
+    before = {id(sample): one.proximal_logprobs for sample, one in zip(batch.samples, anchored, strict=True)}
+    for number, part in enumerate(minibatches(batch, InnerSpec(**fields), 5)):
+        kls.append(written_out_kl(by_hand, before, part))
+        by_hand.train(Batch(number, part.samples))
+        states.append(state(by_hand))
+    assert kls[0] == pytest.approx(0.0, abs=1e-9)
+    last = max(number for number in range(2, 6) if kls[number] > 1.01 * max(kls[:number]))
+    stopped = learner(fields | {"stop_kl": 0.999 * kls[last]}, **KINDS[kind])
+    found = stopped.train(batch)
+    assert found.updates == last + 1
+    assert found.ratio.step_kl == pytest.approx(kls[last], rel=1e-3)
+    assert found.tokens == sum(batch.trainable_counts)
+    assert same(state(stopped), states[last])
+
+
+def test_a_bound_that_is_not_reached_changes_no_bit(learner, make_batch):
+    free, bounded = learner({"epochs": 2, "minibatches": 2}), learner({"epochs": 2, "minibatches": 2, "stop_kl": 1e3})
+    one, other = free.train(make_batch()), bounded.train(make_batch())
+    assert same(state(free), state(bounded))
+    assert (one.updates, one.loss, one.ratio.step_kl) == (other.updates, other.loss, 0.0)
+    assert other.ratio.step_kl > 0.0
+
+
+def test_a_resume_after_a_step_that_ended_early_ends_in_the_same_bits(learner, make_batch):
+    fields = {"epochs": 4, "stop_kl": 1e-4}
+    straight, resumed = (learner(fields, learning_rate=1e-2) for _ in range(2))
+    assert straight.train(make_batch(0)).updates < 4
+    saved = [{name: tensor.clone() for name, tensor in part.items()} for part in (straight.weights(), straight.optimizer_tensors())]
+    resumed.restore(1, *saved)
+    found = [one.train(make_batch(1, seed=1)) for one in (straight, resumed)]
+    assert found[0] == found[1]
+    assert same(state(straight), state(resumed))

@@ -5,6 +5,7 @@ import torch
 
 from gradbus_kernels.operators import PolicySettings, policy_loss
 from gradbus_trainer.learners.loss_inputs import policy_tokens
+from gradbus_trainer.step.batch import TokenTotals
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from gradbus_trainer.learners.loss_inputs import policy_tokens
 def test_tokens_have_their_samples_number_where_the_settings_need_it(make_batch, settings, needed):
     samples = make_batch(seed=3).samples
     lengths = [len(sample.token_ids) for sample in samples]
-    tokens = policy_tokens(samples, [0.1] * len(samples), sum(lengths), settings, torch.device("cpu"))
+    tokens = policy_tokens(samples, [0.1] * len(samples), TokenTotals(sum(lengths)), settings, torch.device("cpu"))
     tokens.check(sum(lengths), settings, torch.zeros(1))
     expected = [number for number, length in enumerate(lengths) for _ in range(length)]
     assert (tokens.sequences.tolist() if needed else tokens.sequences) == (expected if needed else None)
@@ -34,7 +35,7 @@ def test_a_sequences_ratio_does_not_depend_on_the_samples_beside_it(make_batch):
     total = sum(len(sample.token_ids) for sample in samples)
 
     def loss(part):
-        tokens = policy_tokens(part, [0.1] * len(part), total, settings, torch.device("cpu"))
+        tokens = policy_tokens(part, [0.1] * len(part), TokenTotals(total), settings, torch.device("cpu"))
         logprobs = tokens.behaviour_logprobs.double() * 0.9
         return policy_loss(logprobs, torch.zeros_like(logprobs), tokens, settings).total
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradbus.algorithms import Algorithm
+from gradbus.algorithms import UNMARKED, Algorithm
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
@@ -111,6 +111,23 @@ def test_masked_samples_are_absent_and_leave_the_mean():
     assert [int(row.token_ids[0]) for row in batch.samples] == [0, 20]
     assert stats.masked == 1
     assert stats.to_json()["reward"] == 2.0
+
+
+def test_the_best_samples_are_marked_only_for_the_term_that_imitates_them():
+    items = [collected(0, [(OK, 1.0), (INVALID, 9.0), (OK, 3.0), (OK, 3.0)]), collected(1, [(OK, -1.0), (OK, -2.0)])]
+    marked, plain = (build(0, items, AlgorithmSpec(nll=nll))[0] for nll in (0.1, 0.0))
+    assert [row.marks.best for row in marked.samples] == [False, True, True, False, False]
+    assert marked.totals == (15, 6)
+    assert plain.totals == (15, 0)
+
+
+def test_samples_that_were_cut_off_are_marked_only_for_the_critic_that_goes_on_from_them():
+    samples = [sample(0, 0), sample(0, 1, finish=LENGTH), sample(0, 2)]
+    items = [collected(0, [(OK, 1.0), (OK, 0.0), (OK, 0.0)], samples)]
+    bootstrap, keep = (build(0, items, AlgorithmSpec(name="ppo", truncated=truncated))[0] for truncated in ("bootstrap", "keep"))
+    assert [tuple(row.marks) for row in bootstrap.samples] == [(False, False), (False, True), (False, False)]
+    assert [row.advantages.tolist() for row in bootstrap.samples] == [row.advantages.tolist() for row in keep.samples]
+    assert all(row.marks is UNMARKED for row in keep.samples)
 
 
 def test_filtered_and_dropped_groups_give_statistics_and_no_rows():

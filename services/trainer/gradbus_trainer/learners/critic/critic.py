@@ -18,6 +18,8 @@ from gradbus.spec import CriticSpec, RunSpec
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_trainer.learners.base import CriticMetrics
+from gradbus_trainer.learners.critic.cut_off import apart, continued
+from gradbus_trainer.learners.critic.frozen import freeze_attention
 from gradbus_trainer.learners.critic.gae import Floats, generalized_advantages, policy_lambda
 from gradbus_trainer.learners.gradient_step import check_gradient
 from gradbus_trainer.learners.optimizer import AdamW
@@ -32,7 +34,8 @@ class Critic:
     """V_t of each response token, read from the hidden state before it, and the optimiser of these values.
 
     Kind `head` reads the policy's hidden states and does not change them; `full` is a model of its own, a copy of the base model. The head
-    is float32 and starts at the mean reward of the first batch. Everything is a function of the spec, the base model and the batches.
+    is float32 and starts at the mean reward of the first batch. Frozen weights stay those of the base model and are no part of its state.
+    Everything is a function of the spec, the base model and the batches.
     """
 
     def __init__(self, folder: Path, spec: RunSpec, settings: CriticSpec, policy: LanguageModel) -> None:
@@ -42,6 +45,8 @@ class Critic:
         self._body = load_causal_lm(folder, torch.float32, str(policy.device)) if self._trains_body else policy
         if self._trains_body:
             self._body.set_checkpointing(spec.trainer.gradient_checkpointing)
+            if settings.freeze == "attention":
+                freeze_attention(self._body)
         self._head = nn.Linear(policy.head_weight.shape[1], 1, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
@@ -85,20 +90,22 @@ class Critic:
         """The advantages of a step, and the gradient of the critic's first update, which `update` makes.
 
         The samples' `advantages` hold the sums of their rewards from each token on. Values, targets and the first gradient come from one
-        forward pass.
+        forward pass, and so do the values after samples that were cut off.
         """
         if not self._optimizer.tensors():
-            rewards = [float(sample.advantages[0]) for sample in batch.samples]
-            nn.init.constant_(self._head.bias, math.fsum(rewards) / len(rewards))
+            returns = [float(sample.advantages[0]) for sample in batch.samples]
+            nn.init.constant_(self._head.bias, math.fsum(returns) / len(returns))
         values: list[Floats] = []
+        rewards: list[Floats] = []
         targets: list[Floats] = []
         for samples in self._micro_batches(batch):
-            found = self._values(samples)
+            found, ends = apart(self._values(continued(samples)), samples)
             values += [part.detach().cpu().double().numpy() for part in found]
-            targets += self._targets(samples, values[-len(samples) :])
+            rewards += _token_rewards(samples, [self._settings.gamma * end for end in ends])
+            targets += self._targets(rewards[-len(samples) :], values[-len(samples) :])
             torch.autograd.backward(self._loss(found, targets[-len(samples) :], None, batch))
         lambdas = [policy_lambda(self._settings, len(row)) for row in values]
-        advantages = generalized_advantages(values, _token_rewards(batch.samples), lambdas, self._settings.gamma)
+        advantages = generalized_advantages(values, rewards, lambdas, self._settings.gamma)
         samples = [_with_advantages(sample, found) for sample, found in zip(batch.samples, advantages, strict=True)]
         return Estimates(Batch(batch.step, whitened(samples, self._spec.algorithm.whiten)), values, targets)
 
@@ -137,9 +144,9 @@ class Critic:
         masks = (torch.tensor(sample.trainable, device=values.device) for sample in samples)
         return [part[mask] for part, mask in zip(parts, masks, strict=True)]
 
-    def _targets(self, samples: Sequence[TrainSample], values: Sequence[Floats]) -> list[Floats]:
+    def _targets(self, rewards: Sequence[Floats], values: Sequence[Floats]) -> list[Floats]:
         lambdas = [self._settings.value_lambda] * len(values)
-        advantages = generalized_advantages(values, _token_rewards(samples), lambdas, self._settings.gamma)
+        advantages = generalized_advantages(values, rewards, lambdas, self._settings.gamma)
         return [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
     def _loss(self, values: Sequence[Tensor], targets: Sequence[Floats], olds: Sequence[Floats] | None, batch: Batch) -> Tensor:
@@ -175,10 +182,17 @@ def belongs_to_critic(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def _token_rewards(samples: Sequence[TrainSample]) -> list[Floats]:
-    """r_t of each trainable token: a sum from it on minus the next token's."""
+def _token_rewards(samples: Sequence[TrainSample], ends: Sequence[float]) -> list[Floats]:
+    """r_t of each trainable token: a sum from it on minus the next token's. `ends` has what the last one gets in addition.
+
+    With the discounted value after a sample that was cut off as its end, delta of the last token is r + gamma · V_{T+1} - V_T.
+    """
     sums = (sample.advantages[sample.trainable].astype(np.float64) for sample in samples)
-    return [-np.diff(later, append=0.0) for later in sums]
+    rewards = [-np.diff(later, append=0.0) for later in sums]
+    for row, end in zip(rewards, ends, strict=True):
+        if end and len(row):
+            row[-1] += end
+    return rewards
 
 
 def _with_advantages(sample: TrainSample, advantages: Floats) -> TrainSample:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from gradbus.algorithms import Coefficients
 from gradbus.errors import ModelError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
@@ -39,7 +40,7 @@ class DeepSpeedLearner:
         """See `Learner`."""
         return sum(shape.numel() for shape in self._engine.shapes.values())
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:  # noqa: ARG002 - a run with them is refused
         """See `Learner`. Each rank takes rows of about as many tokens; the loss is divided by the whole step's counts."""
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:

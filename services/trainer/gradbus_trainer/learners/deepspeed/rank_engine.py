@@ -42,7 +42,7 @@ from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, check_gradient
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.probe import version_probe
-from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.batch import Batch, TokenTotals, TrainSample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 RAISED_BY_ALL = (ModelError, TrainingError)
@@ -93,7 +93,7 @@ class RankEngine:
         Raises TrainingError on every rank, with the weights unchanged, when the gradient is not finite.
         """
         pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size)
-        norm, step = self._step(pieces, sum(batch.trainable_counts), rate)
+        norm, step = self._step(pieces, batch.totals, rate)
         check_gradient(norm, batch.step)
         self._ranks.reduce(step.stats.sums, step.stats.largest_ratio)
         return step.metrics(batch, rate, norm)
@@ -158,11 +158,11 @@ class RankEngine:
             return stored_weights(folder, self.shapes)
         return {name: parameter.detach().clone() for name, parameter in self._named.items()}
 
-    def _step(self, pieces: list[Piece], total: int, rate: float) -> tuple[float, GradientStep]:
+    def _step(self, pieces: list[Piece], totals: TokenTotals, rate: float) -> tuple[float, GradientStep]:
         step = GradientStep()
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
-            tokens = policy_tokens(piece.samples, piece.weights, total, self._settings, self._ranks.device)
+            tokens = policy_tokens(piece.samples, piece.weights, totals, self._settings, self._ranks.device)
             if self._learner_computes_reference:
                 at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
                 base = partial(self._engine.module, piece.samples, self._ranks.device, at_head)
@@ -215,7 +215,7 @@ class RankEngine:
         """ZeRO makes the moments in its first step; a step without gradient at a rate of 0 changes nothing else."""
         one = np.zeros(1, np.int32)
         zero = np.zeros(1, np.float32)
-        self._step([idle_piece(TrainSample(one, one, zero, np.zeros(1, bool), zero, zero))], 1, 0.0)
+        self._step([idle_piece(TrainSample(one, one, zero, np.zeros(1, bool), zero, zero))], TokenTotals(1), 0.0)
 
     def _broadcast(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
         """Rank 0's tensor, on this rank's device."""

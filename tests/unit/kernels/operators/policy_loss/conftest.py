@@ -25,6 +25,8 @@ def all_settings(draw):
         off_policy_mask=draw(st.sampled_from([None, 0.0, 0.2])),
         kl=draw(st.sampled_from([0.0, 0.1])),
         kl_estimator=draw(st.sampled_from(["k2", "k3", "unbiased"])),
+        drift=draw(st.sampled_from([0.0, 0.05])),
+        nll=draw(st.sampled_from([0.0, 0.1])),
         entropy=draw(st.sampled_from([0.0, 0.02])),
     )
 

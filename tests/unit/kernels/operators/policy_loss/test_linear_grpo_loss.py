@@ -45,7 +45,8 @@ def inputs(count, dtype=torch.float64, seed=0, width=5, vocabulary=17):
     share = torch.where(used, 1.0 / max(1, int(used.sum())), 0.0).double()
     known = [torch.where(used, part, torch.nan) for part in (logprobs + 0.3 * draw(count), draw(count), logprobs + 0.3 * draw(count))]
     behaviour, advantages, reference = known
-    return hidden, weight, ids, PolicyTokens(behaviour, advantages, weights, share, reference, torch.arange(count) // 3)
+    imitated = torch.where(torch.arange(count) % 2 == 0, share, 0.0)
+    return hidden, weight, ids, PolicyTokens(behaviour, advantages, weights, share, reference, torch.arange(count) // 3, None, imitated)
 
 
 def test_a_backward_pass_reads_nothing_back_from_its_device():
@@ -94,7 +95,7 @@ def test_loss_and_gradients_are_as_exact_as_plain_torchs(implementation, dtype, 
 
 def test_the_gradient_is_that_of_finite_differences():
     hidden, weight, ids, tokens = inputs(7)
-    settings = PolicySettings(low=0.9, high=9.0, kl=0.1, entropy=0.02)  # nothing is clipped: a kink has no derivative
+    settings = PolicySettings(low=0.9, high=9.0, kl=0.1, drift=0.1, nll=0.1, entropy=0.02)  # nothing is clipped: a kink has no derivative
     *_, grad_hidden, grad_weight = loss_and_gradients(linear_grpo_loss, hidden, weight, ids, tokens, settings)
     step, direction = 1e-6, [torch.randn_like(tensor) for tensor in (hidden, weight)]
 

@@ -76,6 +76,8 @@ def test_what_the_settings_need_and_is_missing_is_named():
     one = torch.ones(3)
     with pytest.raises(ValueError, match=r"tokens\.reference_logprobs: are missing"):
         policy_loss(one, one, PolicyTokens(one, one, one, one), PolicySettings(kl=0.1))
+    with pytest.raises(ValueError, match=r"tokens\.nll_weights: are missing"):
+        policy_loss(one, one, PolicyTokens(one, one, one, one), PolicySettings(nll=0.1))
     with pytest.raises(ValueError, match=r"tokens\.advantages: has shape \(2,\); pass \(3\)"):
         policy_loss(one, one, PolicyTokens(one, one[:2], one, one), PolicySettings())
     with pytest.raises(ValueError, match=r"longest: is None"):

@@ -77,18 +77,18 @@ class Loop:
 
     def __init__(self, logprobs, entropies, tokens, settings):
         self.settings, self.total, self.low, self.high = settings, 0.0, 0.0, 0.0
-        names = ("behaviour_logprobs", "advantages", "weights", "entropy_weights", "reference_logprobs", "sequences")
+        names = ("behaviour_logprobs", "advantages", "weights", "entropy_weights", "reference_logprobs", "sequences", "nll_weights")
         parts = [logprobs.tolist(), entropies.tolist(), *(getattr(tokens, name).tolist() for name in names)]
         self.proximal = parts[0] if tokens.proximal_logprobs is None else tokens.proximal_logprobs.tolist()
         self.rows = list(zip(*parts, strict=True))
         self.gradient = [0.0] * len(self.rows)
-        for sequence in {row[-1] for row in self.rows}:
-            members = [i for i, row in enumerate(self.rows) if row[-1] == sequence and row[4] != 0.0]
+        for sequence in {row[7] for row in self.rows}:
+            members = [i for i, row in enumerate(self.rows) if row[7] == sequence and row[4] != 0.0]
             for i in members:
                 self.add(i, members)
 
     def add(self, i, members):
-        logp, entropy, mu, a, weight, share, ref, _ = self.rows[i]
+        logp, entropy, mu, a, weight, share, ref, _, imitated = self.rows[i]
         s = self.settings
         gain, slopes, low, high = self.gained(i, members)
         mean = math.fsum(self.rows[j][0] - self.rows[j][2] for j in members) / len(members)
@@ -97,8 +97,10 @@ class Loop:
         if s.off_policy_mask is not None and a < 0 and -mean > s.off_policy_mask:
             gain, slopes = 0.0, {}
         kl, kl_slope = divergence(logp, mu, ref, s.kl_estimator)
-        self.total += weight * (s.kl * kl - gain) - share * s.entropy * entropy
-        self.gradient[i] += weight * s.kl * kl_slope
+        self.total += weight * (s.kl * kl + s.drift * (logp - mu) ** 2 - gain) - share * s.entropy * entropy
+        self.total -= s.nll * imitated * logp
+        self.gradient[i] -= s.nll * imitated
+        self.gradient[i] += weight * (s.kl * kl_slope + 2 * s.drift * (logp - mu))
         for j, slope in slopes.items():
             self.gradient[j] -= weight * slope
         self.low, self.high = self.low + share * low, self.high + share * high
@@ -132,7 +134,8 @@ def batch(count, seed, anchored=False):
     base = logprobs.detach()
     tokens = PolicyTokens(base + draw(0.4), draw(1.0), weights, shares, base + draw(0.3), torch.arange(count) // 4)
     entropies = draw(1.0).abs().requires_grad_()
-    return logprobs, entropies, replace(tokens, proximal_logprobs=base + draw(0.3)) if anchored else tokens
+    proximal = base + draw(0.3) if anchored else None
+    return logprobs, entropies, replace(tokens, proximal_logprobs=proximal, nll_weights=torch.where(trained, draw(0.1).abs(), 0.0))
 
 
 def assert_is_the_loop(count, seed, settings, anchored=False):

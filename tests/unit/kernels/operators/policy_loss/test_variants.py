@@ -119,6 +119,29 @@ def test_the_gradient_of_the_kl_over_both_arms_of_a_bandit(estimator, value, slo
         assert logit.grad.item() != pytest.approx(0.1779326, abs=1e-3)
 
 
+def test_the_drift_pulls_every_token_back_to_the_policy_that_sampled_it():
+    """Also one that the trust region drops, and the one that a mask of sequences leaves out."""
+    log_ratios = doubles(2.0, -0.1, 0.0)
+    settings = PolicySettings(trust_region="band", low=0.5, high=0.5, sequence_mask=(0.99, 1.01), drift=1e-3)
+    found, loss = slopes(log_ratios, doubles(1.0, 1.0, 1.0), settings, weights=doubles(0.25, 0.5, 0.25))
+    assert found.tolist() == pytest.approx([-2e-3 * 0.25 * 2.0, 2e-3 * 0.5 * 0.1, 0.0])
+    assert (loss.drift.item(), loss.total.item()) == (pytest.approx(0.25 * 4.0 + 0.5 * 0.01), pytest.approx(1e-3 * 1.005))
+    plain = slopes(log_ratios, doubles(1.0, 1.0, 1.0), PolicySettings())[1]
+    assert plain.drift == 0.0
+
+
+def test_the_likelihood_of_imitated_tokens_grows_whatever_their_advantages_and_ratios():
+    settings = PolicySettings(trust_region="band", low=0.5, high=0.5, nll=0.1)
+    behaviour = doubles(-1.0, -2.0, -3.0)
+    logprobs = (behaviour + doubles(2.0, 0.0, 0.0)).requires_grad_()
+    thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
+    tokens = PolicyTokens(behaviour, doubles(1.0, 0.0, 0.0), thirds, thirds, nll_weights=doubles(0.5, 0.5, 0.0))
+    loss = policy_loss(logprobs, thirds, tokens, settings)
+    loss.total.backward()
+    assert logprobs.grad.tolist() == pytest.approx([-0.05, -0.05, 0.0])
+    assert (loss.nll.item(), loss.total.item(), loss.policy) == (pytest.approx(0.5), pytest.approx(0.05), 0.0)
+
+
 @pytest.mark.parametrize("ratio", ["sequence", "product"])
 def test_a_sequence_of_which_only_the_entropy_counts_has_a_ratio_of_one(ratio):
     settings = PolicySettings(ratio=ratio, sequence_mask=(0.9, 1.1), entropy=0.1)
