@@ -11,7 +11,7 @@ from gradbus.spec.sections import Flag, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
-EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae"]
+EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae", "distill"]
 Whiten = Literal["none", "samples", "tokens"]
 
 
@@ -30,6 +30,11 @@ class AdvantageSpec(Section):
     )
     filter: Literal["zero_variance", "none"] = "zero_variance"
     truncated: Literal["keep", "mask"] = Field("keep", description="`mask`: samples cut off at max_new_tokens are not trained.")
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether a scorer judges the samples that are trained; otherwise only a teacher does."""
+        return self.advantage != "distill"
 
 
 class AlgorithmSpec(AdvantageSpec):

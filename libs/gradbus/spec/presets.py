@@ -23,6 +23,7 @@ PresetName = Literal[
     "pass_k",
     "gdpo",
     "ppo",
+    "opd",
 ]
 _Values = Mapping[str, Any]
 
@@ -77,6 +78,8 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "gdpo": {"advantage": "gdpo", "normalize_std": False, "whiten": "samples", "clip": (0.2, 0.28), "filter": "none"},
     # arXiv:1707.06347.
     "ppo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "kl_place": "reward"},
+    # arXiv:2306.13649, by token; the trust region is that of arXiv:2602.04879.
+    "opd": {"advantage": "distill", "normalize_std": False, "filter": "none", "trust_region": "mass", "clip": (0.2, 0.2)},
 }
 """By name; what a preset leaves out is as in GRPO."""
 

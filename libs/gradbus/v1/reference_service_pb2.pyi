@@ -17,14 +17,16 @@ class ReferenceSequence(_message.Message):
     def __init__(self, sample_id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class LogProbsRequest(_message.Message):
-    __slots__ = ("run_id", "temperature", "sequences")
+    __slots__ = ("run_id", "temperature", "sequences", "of_teacher")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    OF_TEACHER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     temperature: float
     sequences: _containers.RepeatedCompositeFieldContainer[ReferenceSequence]
-    def __init__(self, run_id: _Optional[str] = ..., temperature: _Optional[float] = ..., sequences: _Optional[_Iterable[_Union[ReferenceSequence, _Mapping]]] = ...) -> None: ...
+    of_teacher: bool
+    def __init__(self, run_id: _Optional[str] = ..., temperature: _Optional[float] = ..., sequences: _Optional[_Iterable[_Union[ReferenceSequence, _Mapping]]] = ..., of_teacher: bool = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sample_id", "logprobs")

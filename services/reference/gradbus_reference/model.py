@@ -1,4 +1,4 @@
-"""The frozen models of runs, base models and reward models, held in memory by the digests of their files and the runs' dtypes."""
+"""The frozen models of runs, base models, teachers and reward models, held in memory by the digests of their files and the runs' dtypes."""
 
 from __future__ import annotations
 
@@ -135,6 +135,13 @@ class ModelCache:
         """The run's base model. Raises ModelError if the run or its files are not known, and the errors of `materialise`."""
         spec = await self._spec_of(run_id)
         return await self._model_of(run_id, spec, spec.model, ReferenceModel)
+
+    async def teacher_of(self, run_id: str) -> RunModel[ReferenceModel]:
+        """The run's teacher. Raises ModelError if the run has none, and as `base_of` does."""
+        spec = await self._spec_of(run_id)
+        if spec.teacher is None:
+            raise ModelError(f"the spec of {run_id} names no teacher; ask for the base model's log-probabilities")
+        return await self._model_of(run_id, spec, spec.teacher, ReferenceModel)
 
     async def reward_of(self, run_id: str) -> RunModel[ScoringModel]:
         """The run's reward model. Raises ModelError if the run has none, and as `base_of` does."""

@@ -1,4 +1,4 @@
-"""What a call asks of a model of its run, and its answer: log-probabilities of the base model, or scores of the reward model."""
+"""What a call asks of a model of its run, and its answer: log-probabilities of base model or teacher, or scores of the reward model."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ class Question(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogProbsQuestion:
-    """Log-probabilities under the run's base model."""
+    """Log-probabilities under the run's base model or its teacher."""
 
     run_id: str
     temperature: float
+    of_teacher: bool = False
 
     def __post_init__(self) -> None:
         """Raises ModelError for a temperature that cannot divide logits."""
@@ -72,7 +73,7 @@ class LogProbsQuestion:
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
-        found = await models.base_of(self.run_id)
+        found = await (models.teacher_of(self.run_id) if self.of_teacher else models.base_of(self.run_id))
         return Computation(partial(found.model.logprobs, temperature=self.temperature), found.model.vocabulary, found.group_by_group)
 
 

@@ -56,6 +56,21 @@ async def test_calls_at_once_get_what_each_gets_alone(stub, run_id, model):
             np.testing.assert_allclose(found, expected(model, sequence, request.temperature), rtol=1e-5, atol=1e-5)
 
 
+async def test_a_teacher_answers_for_itself_and_beside_the_base_model(stub, new_run, folder, model, teacher):
+    run_id = await new_run(folder / "model", teacher=folder / "teacher", algorithm={"name": "opd"})
+    requests = [LogProbsRequest(run_id=run_id, temperature=0.7, sequences=sequences(0), of_teacher=of) for of in (False, True)]
+    answers = await asyncio.gather(*(stub.LogProbs(request, timeout=60) for request in requests))
+    for which, answer in zip((model, teacher), answers, strict=True):
+        for sequence, result in zip(requests[0].sequences, answer.results, strict=True):
+            np.testing.assert_allclose(np.frombuffer(result.logprobs, "<f4"), expected(which, sequence, 0.7), rtol=1e-5, atol=1e-5)
+
+
+async def test_a_run_without_a_teacher_is_told_so(stub, run_id):
+    code, details = await status_of(stub.LogProbs(LogProbsRequest(run_id=run_id, temperature=1.0, of_teacher=True), timeout=60))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert details.endswith("names no teacher; ask for the base model's log-probabilities")
+
+
 @pytest.mark.parametrize("wrong", [-1, 17, 2**31 - 1])
 async def test_an_unknown_token_fails_its_own_call_and_none_that_waits_beside_it(stub, run_id, wrong):
     good = [LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(seed)) for seed in range(3)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from gradbus.spec import CriticSpec, DeepSpeedSpec, InnerSpec, LoraSpec, RewardModelSpec, RunSpec
+from gradbus.spec import CriticSpec, DeepSpeedSpec, InnerSpec, LoraSpec, RewardModelSpec, RunSpec, TeacherSpec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text()
 TERMS, FIELDS = PAGE.split("## Fields of the run spec")
@@ -22,7 +22,7 @@ def fields_of_the_spec() -> set[str]:
     top = {name for name in RunSpec.model_fields if name not in SECTIONS}
     within = {f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
     nested = {"trainer.deepspeed": DeepSpeedSpec, "trainer.lora": LoraSpec, "trainer.critic": CriticSpec, "trainer.inner": InnerSpec}
-    nested |= {"reward.model": RewardModelSpec}
+    nested |= {"reward.model": RewardModelSpec, "teacher": TeacherSpec}
     return top | (within - nested.keys()) | {f"{path}.{name}" for path, model in nested.items() for name in model.model_fields}
 
 

@@ -19,6 +19,7 @@ from gradbus.spec import (
     RewardModelSpec,
     RunSpec,
     StringCheckGrader,
+    TeacherSpec,
     TextSimilarityGrader,
 )
 
@@ -31,7 +32,7 @@ SECTIONS = {
 }
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
-MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec}
+MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec, "[teacher]": TeacherSpec}
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 

@@ -95,6 +95,8 @@ class StepMetrics:
     """None in a step that trained no critic."""
     preference: PreferenceMetrics | None = None
     """None in a step that trained no pairs."""
+    teacher_kl: float | None = None
+    """Of the policy that sampled to the teacher: the mean of log mu - log pi_T, nats a token; None without a teacher."""
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
@@ -110,6 +112,7 @@ class StepMetrics:
             "logprob_diff": self.ratio.logprob_diff,
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
+            "teacher_kl": self.teacher_kl or 0.0,
             "value_loss": critic.loss,
             "explained_variance": critic.explained_variance,
             "critic_grad_norm": critic.grad_norm,

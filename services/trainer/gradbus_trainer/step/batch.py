@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class TrainSample:
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
     proximal_logprobs: NDArray[np.float32] | None = None
     """[T], of the policy before the step; only while a step makes several updates that are bounded by it."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """[T], at the rollout's temperature; only in a run with a teacher, whose part the advantages have already."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,12 @@ class Batch:
         counts: list[int] = np.bincount(owners[np.concatenate(masks)], minlength=len(masks)).tolist()
         return counts
 
-    @property
-    def mean_kl(self) -> float:
-        """Mean of log mu - log pi_ref over the trainable tokens, nats; 0.0 if there are none. Samples must have their reference's."""
+    def mean_kl(self, frozen: Literal["reference_logprobs", "teacher_logprobs"]) -> float:
+        """Mean of log mu - log pi_frozen over the trainable tokens, nats; 0.0 if there are none. Samples must have these."""
         parts = [
-            (sample.behaviour_logprobs.astype(np.float64) - sample.reference_logprobs)[sample.trainable]
+            (sample.behaviour_logprobs.astype(np.float64) - logprobs)[sample.trainable]
             for sample in self.samples
-            if sample.reference_logprobs is not None
+            if (logprobs := getattr(sample, frozen)) is not None
         ]
         return float(np.concatenate(parts).mean()) if self.has_weight else 0.0
 

@@ -79,16 +79,19 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
+        teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
         judged = algorithm.group_advantages(samples, {reward.sample_id: reward for reward in entry.rewards}, kls)
-        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.judges_samples)
-        references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
+        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.is_sampled)
+        references, teachers = (_optional(values, lengths) for values in (entry.reference_logprobs, entry.teacher_logprobs))
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
-        advantages = _joined(algorithm.token_advantages(judged, lengths, kls))
+        advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, strict=True)
+        columns = zip(
+            _arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, teachers, judged.valid, strict=True
+        )
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed)
-            for ids, behaviour, parts, advantage, reference, routed, valid in columns
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, teacher_logprobs=teacher)
+            for ids, behaviour, parts, advantage, reference, routed, teacher, valid in columns
             if valid and len(ids)
         ]
     return DecodedGroup(
@@ -96,7 +99,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
-        oldest_versions=[_oldest(parts) for parts in spans] if algorithm.judges_samples else (),
+        oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),
         routed=count_routes(rows) if group.HasField("routed_experts") else (0, 0),
     )
 
@@ -122,6 +125,11 @@ def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[i
         raise ValueError("the arrays of a group do not have one element for each token; run trainer and rollout workers of one version")
     values = np.frombuffer(b"".join(contents), dtype)
     return _views(values if dtype.isnative else values.astype(dtype.newbyteorder("=")), lengths)
+
+
+def _optional(contents: Sequence[bytes], lengths: Sequence[int]) -> Sequence[_Array | None]:
+    """Log-probabilities of each sample's tokens; None for each if the entry has none."""
+    return _arrays(contents, _LOGPROB, lengths) if contents else [None] * len(lengths)
 
 
 def _behaviour_logprobs(samples: Sequence[Sample], lengths: Sequence[int], *, sampled: bool) -> list[_Array]:

@@ -1,6 +1,6 @@
 // What the comparison shows, and the controls that change it. The selection is kept in the address.
 import { make } from "../lib/elements.js";
-import { trainsGiven } from "../lib/run_kind.js";
+import { readsRewards, trainsGiven } from "../lib/run_kind.js";
 
 const MAX_STEPS = 4;
 
@@ -8,7 +8,7 @@ const MAX_STEPS = 4;
 export const isFree = (run) => run.spec.schedule.mode === "free";
 
 /** Whether the samples of a step can be ordered by reward. */
-const isRanked = (run) => !isFree(run) && !trainsGiven(run.spec);
+const isRanked = (run) => !isFree(run) && readsRewards(run.spec);
 
 /** The selection in the address's query; by default the first, the last and two steps between. */
 export function selectionOf(query, run) {
