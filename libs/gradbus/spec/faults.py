@@ -158,6 +158,8 @@ def _numerics_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(path, "the engine merges adapters into the weights and the trainer does not", given, '"fast", or no [trainer.lora]')
     if trainer and trainer.dtype != "fp32":
         yield Fault(path, "sums in bf16 depend on their neighbours", given, '"fast", or trainer.dtype = "fp32"')
+    if (teacher := sections.get("teacher")) and teacher.top_k is not None:
+        yield Fault(path, "the loss over a teacher's rows is computed by other operators", given, '"fast", or no teacher.top_k')
     if weights and weights.dtype == "bf16":
         yield Fault(path, "workers would sample with rounded weights", given, '"fast", or weights.dtype = "fp32"')
     if rollout and trainer and rollout.threads != trainer.threads:

@@ -209,6 +209,12 @@ class TeacherSpec(ModelSpec):
         le=1000.0,
         description="Beside rewards: what log pi_teacher - log mu of a token is multiplied by and added to its advantage.",
     )
+    top_k: Integer | None = Field(
+        None,
+        ge=1,
+        le=128,
+        description="Without rewards: trains on the KL over the teacher's so many most likely tokens, in place of the sampled one.",
+    )
 
 
 class RewardSpec(Section):

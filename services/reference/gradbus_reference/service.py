@@ -46,7 +46,7 @@ class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
         """See the proto."""
         await self._refuse_beyond_bound(context)
         try:
-            question = LogProbsQuestion(checked_name(request.run_id, "run"), request.temperature, request.of_teacher)
+            question = LogProbsQuestion(checked_name(request.run_id, "run"), request.temperature, request.of_teacher, request.top_k)
             return logprobs_response(request.sequences, await self._batcher.values(question, decoded(request.sequences)))
         except _FAILURES as error:
             # The conductor ends a run whose calls fail by a precondition again and again.

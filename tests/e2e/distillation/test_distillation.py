@@ -131,3 +131,40 @@ def test_a_teacher_beside_rewards_adds_its_part_to_the_advantages(lab, student, 
     steps = lab.events(run["id"], "metrics")
     assert all("teacher_kl" in step and "reward" in step for step in steps)
     assert lab.final_digest(run) != lab.final_digest(lab.train(alone))
+
+
+def test_rows_of_the_teacher_teach_more_than_its_word_for_the_sampled_token(lab, student, teacher, tmp_path):
+    algorithm = {"importance": "none", "trust_region": "none"}
+    run = lab.train(student(algorithm=algorithm, teacher={"top_k": 8}, schedule={"steps": 160}, checkpoint={"every": 160}))
+    kls, losses = kls_of(lab, run), [step["loss"] for step in lab.events(run["id"], "metrics")]
+    assert np.mean(kls[:5]) > 0.5, kls
+    assert abs(np.mean(kls[-20:])) < 0.15 * np.mean(kls[:5]), kls
+    assert min(losses) >= 0.0, "a KL"
+    assert losses[-1] < 0.15 * losses[0], losses
+    policy, model, expected = exported(lab, student_of(lab, run), tmp_path / "guesser"), exported(lab, teacher, tmp_path / "teacher"), []
+    for sample in lab.client.samples(run["id"], step=0, limit=1000, include="tokens")["data"]:
+        mine, theirs = (rows_of_model(one, sample["tokens"]) for one in (policy, model))
+        expected += row_kls(mine, theirs, 8)
+    assert losses[0] == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def student_of(lab, run):
+    """The run from which a run starts."""
+    return lab.client.run(run["spec"]["model"]["run"])
+
+
+@torch.no_grad()
+def rows_of_model(model, tokens):
+    """Log-probabilities of every token at the positions of a response, float64 `[T, V]`."""
+    prompt, ids = tokens["prompt_ids"], tokens["ids"]
+    return model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1).numpy()
+
+
+def row_kls(mine, theirs, count):
+    """The reverse KL at each position over the teacher's most likely tokens and all others together."""
+    found = []
+    for policy, teacher in zip(np.exp(mine), np.exp(theirs), strict=True):
+        top = np.argsort(-teacher)[:count]
+        q, p = (np.append(row[top], max(row.sum() - row[top].sum(), 1e-300)) for row in (policy, teacher))
+        found.append(float((q * np.log(q / p)).sum()))
+    return found

@@ -58,7 +58,8 @@ def content(ledger):
     for index, entry in ledger.entries.items():
         assert (entry.verdict, list(entry.rewards)) == (VERDICT_TRAIN, [])
         samples = [(sample.token_ids, sample.logprobs) for sample in Group.FromString(entry.group).samples]
-        found[index] = samples, list(entry.reference_logprobs), list(entry.teacher_logprobs)
+        rows = [(row.ids, row.logprobs) for row in entry.teacher_rows]
+        found[index] = samples, list(entry.reference_logprobs), list(entry.teacher_logprobs), rows
     return found
 
 
@@ -71,10 +72,13 @@ async def assert_undisturbed(stack, outcome, spec):
         assert check(ledger, schedule["groups_per_step"], schedule["steps"], max_staleness=1, fixed_lag=True) == []
     assert (outcome.state, calm.state, outcome.digest) == ("succeeded", "succeeded", calm.digest)
     assert content(ledgers[0]) == content(ledgers[1])
-    assert all(len(teacher) == 4 for _, _, teacher in content(ledgers[0]).values())
+    for _, reference, teacher, rows in content(ledgers[0]).values():
+        with_rows = "top_k" in spec["teacher"]
+        assert (len(reference), len(teacher), len(rows)) == ((0, 4, 4) if with_rows else (4, 4, 0))
 
 
-async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of, of_teacher, distilled, tmp_path):
+@pytest.mark.parametrize("with_rows", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of, of_teacher, distilled, tmp_path, with_rows):
     async with stack_of(1) as stack:
         teacher = await train(stack, of_teacher)
         for name, point in POINTS.items():
@@ -85,6 +89,9 @@ async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of
             await stack.kill(name)
         await stack.until_ready(alive, 300.0)
         spec = distilled(teacher.run_id)
+        if with_rows:
+            spec["algorithm"] = {"name": "opd", "importance": "none", "trust_region": "none"}
+            spec["teacher"] |= {"top_k": 4}
         outcome = await train(stack, spec)
         for name, point in POINTS.items():
             assert [marker.name for marker in (tmp_path / name).iterdir()] == [point.replace(":", "-")], f"{name} did not die at {point}"

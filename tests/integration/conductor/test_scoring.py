@@ -192,6 +192,26 @@ async def test_what_a_teacher_left_out_is_asked_for_again_and_the_base_models_is
     assert len(reference.teacher) == 4
 
 
+ROWS = DISTILLED | {
+    "algorithm": {"name": "opd", "importance": "none", "trust_region": "none"},
+    "teacher": {"path": "teacher", "top_k": 5},
+}
+
+
+async def test_the_rows_of_a_teacher_are_in_the_entry_and_whole(judged, reference, group):
+    reference.short = 1
+    entry = (await judged(group(0), **ROWS))[0]
+    assert [len(values) for values in entry.teacher_logprobs] == [12, 12]
+    assert [(len(rows.ids), len(rows.logprobs)) for rows in entry.teacher_rows] == [(60, 72)] * 2
+    assert len(reference.teacher) == 4, "the first answer lacked a number"
+
+
+async def test_a_call_asks_for_as_many_rows_as_its_answer_has_room_for(judged, reference, group, monkeypatch):
+    monkeypatch.setattr(call_sizes, "_MOST_BYTES", 11 * 60)
+    await judged(group(0), group(1), **ROWS)
+    assert sorted(reference.calls) == [["0.0", "0.1"], ["1.0", "1.1"]]
+
+
 async def test_held_out_rows_of_a_taught_run_are_scored_and_no_frozen_model_is_asked(clients, run_id, record, reference, scorer, group):
     found = asyncio.get_running_loop().create_future()
     body = DISTILLED | {"reward": {"service": "grpc://127.0.0.1:1"}, "data": {"train": "t", "eval": "e"}}

@@ -94,6 +94,41 @@ REFUSED = {
 }
 
 
+ROWS = {"name": "opd", "importance": "none", "trust_region": "none"}
+TOP = TEACHER | {"top_k": 4}
+REFUSED |= {
+    "a ratio beside rows": (distilled(teacher=TOP), "algorithm.importance", "compares whole rows"),
+    "rows beside rewards": (beside(teacher=TOP | {"coefficient": 1.0}), "teacher.top_k", "a row has none"),
+    "a KL beside rows": (distilled(teacher=TOP, algorithm=ROWS | {"kl": 0.1}), "algorithm.kl", "is the KL alone"),
+    "an entropy beside rows": (distilled(teacher=TOP, algorithm=ROWS | {"entropy": 0.1}), "algorithm.entropy", "is the KL alone"),
+    "a mask beside rows": (
+        distilled(teacher=TOP, algorithm=ROWS | {"off_policy_mask": 0.5}),
+        "algorithm.off_policy_mask",
+        "is the KL alone",
+    ),
+    "rows with DeepSpeed": (distilled(teacher=TOP, algorithm=ROWS, trainer={"backend": "deepspeed"}), "trainer.backend", '"torch"'),
+    "rows of equal numerics": (distilled(teacher=TOP, algorithm=ROWS, numerics="batch_invariant"), "numerics", "other operators"),
+    "no rows": (distilled(teacher=TEACHER | {"top_k": 0}, algorithm=ROWS), "teacher.top_k", "greater than or equal to 1"),
+    "too many rows": (
+        distilled(teacher=TEACHER | {"top_k": 128}, algorithm=ROWS, rollout={"max_new_tokens": 32769, "group_size": 1}),
+        "teacher.top_k",
+        "at most 4194304",
+    ),
+    "too many rows of a group": (
+        distilled(teacher=TEACHER | {"top_k": 128}, algorithm=ROWS, rollout={"max_new_tokens": 8193, "group_size": 8}),
+        "teacher.top_k",
+        "at most 8388608",
+    ),
+}
+
+
+def test_rows_of_a_teacher_are_trained_without_a_ratio():
+    largest = {"max_new_tokens": 8192, "group_size": 8}
+    spec = parse_spec(distilled(teacher=TEACHER | {"top_k": 128}, algorithm=ROWS, rollout=largest))
+    assert (spec.teacher.top_k, spec.algorithm.advantage, spec.algorithm.clip) == (128, "distill", None)
+    parse_spec(distilled(teacher=TEACHER | {"top_k": 128}, algorithm=ROWS, rollout={"max_new_tokens": 32768, "group_size": 2}))
+
+
 @pytest.mark.parametrize(("body", "path", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_a_teacher_does_not_go_with_is_refused(body, path, words):
     found = faults(body)

@@ -20,7 +20,7 @@ from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.telemetry.busy import BusyTimer
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
-from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
+from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence, SequenceLogProbs
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
@@ -84,6 +84,7 @@ class GroupJudge:
         self._spec = spec
         self._algorithm = algorithm_of(spec)
         self._fields = _logprobs_fields(spec) if tasks.is_logged else ()
+        self._top_k = spec.teacher.top_k or 0 if spec.teacher else 0
         self._scores = self._algorithm.is_scored or not tasks.is_logged
         self._traces = traces
         self._state = state
@@ -173,10 +174,12 @@ class GroupJudge:
         if not lacking:
             return
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
-            found: dict[str, bytes] = {}
+            found: dict[str, SequenceLogProbs] = {}
+            of_teacher = name == "teacher_logprobs"
+            top_k = self._top_k if of_teacher else 0
             try:
-                for part in divided_by_group(_sequences(pending.group) for pending in lacking):
-                    found |= await self._logprobs(part, of_teacher=name == "teacher_logprobs")
+                for part in divided_by_group((_sequences(pending.group) for pending in lacking), 1 + 2 * top_k):
+                    found |= await self._logprobs(part, of_teacher=of_teacher, top_k=top_k)
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
@@ -188,26 +191,42 @@ class GroupJudge:
                 return
             self._take_logprobs(lacking, found, name, call)
 
-    async def _logprobs(self, sequences: Sequence[ReferenceSequence], *, of_teacher: bool) -> dict[str, bytes]:
-        """The base model's or the teacher's log-probabilities of one call, by sample id. Raises AioRpcError."""
+    async def _logprobs(self, sequences: Sequence[ReferenceSequence], *, of_teacher: bool, top_k: int) -> dict[str, SequenceLogProbs]:
+        """What the base model or the teacher says of the samples of one call, by sample id. Raises AioRpcError."""
         temperature = self._spec.rollout.temperature
-        request = LogProbsRequest(run_id=self._run_id, temperature=temperature, sequences=sequences, of_teacher=of_teacher)
+        request = LogProbsRequest(run_id=self._run_id, temperature=temperature, sequences=sequences, of_teacher=of_teacher, top_k=top_k)
         service = f"the reference service at {self._clients.addresses.reference}"
         with self._state.first_answers.call(service, REFERENCE_SECONDS) as is_first:
             response = await self._clients.reference.LogProbs(request, timeout=REFERENCE_SECONDS, wait_for_ready=is_first)
-        return {result.sample_id: result.logprobs for result in response.results}
+        return {result.sample_id: result for result in response.results}
 
-    def _take_logprobs(self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], name: LogProbsField, call: ServiceCall) -> None:
+    def _take_logprobs(
+        self, groups: Iterable[PendingGroup], found: Mapping[str, SequenceLogProbs], name: LogProbsField, call: ServiceCall
+    ) -> None:
+        top_k = self._top_k if name == "teacher_logprobs" else 0
         for pending in groups:
-            samples = pending.group.samples
-            values = [found[sample.sample_id] for sample in samples if len(found.get(sample.sample_id, b"")) == len(sample.token_ids)]
-            if pending.entry is not None and len(values) == len(samples):
-                getattr(pending.entry, name).extend(values)
+            answers = [found.get(sample.sample_id) for sample in pending.group.samples]
+            whole = [
+                answer
+                for answer, sample in zip(answers, pending.group.samples, strict=True)
+                if answer is not None and _is_whole(answer, len(sample.token_ids), top_k)
+            ]
+            if pending.entry is not None and len(whole) == len(answers):
+                getattr(pending.entry, name).extend(answer.logprobs for answer in whole)
+                if top_k:
+                    pending.entry.teacher_rows.extend(answer.rows for answer in whole)
             else:
                 self._fail([pending], "the reference service left log-probabilities out", call)
 
     def _fail(self, groups: Iterable[PendingGroup], reason: str, call: ServiceCall) -> None:
         call.failed(self._state.fail(groups, reason), reason)
+
+
+def _is_whole(answer: SequenceLogProbs, size: int, top_k: int) -> bool:
+    """Whether an answer has everything for a response whose ids take `size` bytes, as many as its log-probabilities."""
+    rows = answer.rows
+    fits = not top_k or (len(rows.ids), len(rows.logprobs)) == (top_k * size, (top_k + 1) * size)
+    return len(answer.logprobs) == size and fits
 
 
 def _logprobs_fields(spec: RunSpec) -> tuple[LogProbsField, ...]:

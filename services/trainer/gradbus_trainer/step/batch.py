@@ -39,6 +39,9 @@ class TrainSample:
     """[T], of the policy before the step; only while a step makes several updates that are bounded by it."""
     teacher_logprobs: NDArray[np.float32] | None = None
     """[T], at the rollout's temperature; only in a run with a teacher, whose part the advantages have already."""
+    teacher_rows: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+    """The teacher's most likely tokens, [T, k], and log-probabilities of these and of all others together, [T, k + 1]; only in a run that
+    trains on these rows."""
 
 
 @dataclass(frozen=True)

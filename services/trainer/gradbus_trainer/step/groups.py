@@ -14,7 +14,7 @@ import numpy as np
 from gradbus.algorithms import Algorithm
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
-from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry, TeacherRows
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 from gradbus_trainer.step.routes import count_routes, sample_routes
@@ -86,11 +86,10 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
-        columns = zip(
-            _arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, teachers, judged.valid, strict=True
-        )
+        taught = zip(teachers, _teacher_rows(entry.teacher_rows, lengths), strict=True)
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, taught, judged.valid, strict=True)
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, teacher_logprobs=teacher)
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, *teacher)
             for ids, behaviour, parts, advantage, reference, routed, teacher, valid in columns
             if valid and len(ids)
         ]
@@ -130,6 +129,18 @@ def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[i
 def _optional(contents: Sequence[bytes], lengths: Sequence[int]) -> Sequence[_Array | None]:
     """Log-probabilities of each sample's tokens; None for each if the entry has none."""
     return _arrays(contents, _LOGPROB, lengths) if contents else [None] * len(lengths)
+
+
+def _teacher_rows(rows: Sequence[TeacherRows], lengths: Sequence[int]) -> Sequence[tuple[_Array, _Array] | None]:
+    """Ids `[T, k]` and log-probabilities `[T, k + 1]` of each sample; None for each if the entry has none."""
+    if not rows:
+        return [None] * len(lengths)
+    total = max(1, sum(lengths))
+    count = sum(len(row.ids) for row in rows) // (_ID.itemsize * total)
+    ids = _arrays([row.ids for row in rows], _ID, [count * length for length in lengths])
+    logprobs = _arrays([row.logprobs for row in rows], _LOGPROB, [(count + 1) * length for length in lengths])
+    parts = zip(ids, logprobs, lengths, strict=True)
+    return [(of.reshape(length, count), values.reshape(length, count + 1)) for of, values, length in parts]
 
 
 def _behaviour_logprobs(samples: Sequence[Sample], lengths: Sequence[int], *, sampled: bool) -> list[_Array]:

@@ -111,6 +111,14 @@ async def test_a_sample_that_may_be_longer_than_the_teachers_context_is_refused(
     assert (await intake.accept(body, "key")).teacher.files
 
 
+async def test_rows_are_compared_with_a_policy_of_the_same_width(refused, intake, body, tmp_path, write_model):
+    body |= {"algorithm": {"name": "opd", "importance": "none", "trust_region": "none"}, "teacher": {"path": "teacher", "top_k": 15}}
+    assert (await intake.accept(body, "key")).teacher.top_k == 15
+    assert "less than vocab_size, 16" in await refused(body | {"teacher": {"path": "teacher", "top_k": 16}})
+    write_model(tmp_path / "roots" / "teacher", vocab_size=24)
+    assert (await refused(body)).startswith("teacher.top_k: a row of the teacher is compared with one of the policy")
+
+
 async def test_code_that_a_configuration_names_is_not_stored(intake, objects, body, tmp_path, write_model):
     write_model(tmp_path / "roots" / "teacher", auto_map={"AutoModel": "evil.Model"})
     files = (await intake.accept(body, "key")).teacher.files

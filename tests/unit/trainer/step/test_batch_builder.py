@@ -9,7 +9,7 @@ import pytest
 
 from gradbus.algorithms import Algorithm
 from gradbus.spec import AlgorithmSpec
-from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
+from gradbus.v1.group_pb2 import Group, LogEntry, TeacherRows, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus_trainer.step.batch_builder import build_batch
@@ -173,10 +173,30 @@ def test_what_a_teacher_says_is_in_the_advantages_and_in_the_step_no_reward():
     assert batch.mean_kl("teacher_logprobs") == pytest.approx(0.25 / 6)
     assert "reward" not in stats.to_json()
     assert stats.to_json()["staleness_mean"] == 3.0
-    beside, _ = build(0, [collected(0, [(OK, 1.0), (OK, 3.0)], teacher_logprobs=teachers)], AlgorithmSpec(name="rloo"), teacher_weight=2.0)
+    beside, _ = build(
+        0, [collected(0, [(OK, 1.0), (OK, 3.0)], teacher_logprobs=teachers)], AlgorithmSpec(name="rloo", kl=0.0), teacher_weight=2.0
+    )
     assert [row.advantages.tolist() for row in beside.samples] == [[-3.0, -2.0, -1.5], [2.0, 1.0, 3.0]]
     with pytest.raises(ValueError, match="of the teacher, which its run needs"):
-        build(0, [collected(0, [(OK, 1.0), (OK, 3.0)])], AlgorithmSpec(name="rloo"), teacher_weight=2.0)
+        build(0, [collected(0, [(OK, 1.0), (OK, 3.0)])], AlgorithmSpec(name="rloo", kl=0.0), teacher_weight=2.0)
+
+
+def test_the_rows_of_a_teacher_go_with_their_samples():
+    teachers = [np.zeros(3, "<f4").tobytes(), b"", np.ones(3, "<f4").tobytes()]
+    rows = [(np.arange(6, dtype="<i4") + 10 * n, np.arange(9, dtype="<f4") - 10 * n) for n in range(3)]
+    given = [TeacherRows(ids=ids.tobytes(), logprobs=logprobs.tobytes()) for ids, logprobs in rows]
+    given[1] = TeacherRows()
+    samples = [sample(0, 0), sample(0, 1, length=0), sample(0, 2)]
+    entry = collected(0, [], samples=samples, teacher_logprobs=teachers, teacher_rows=given)
+    batch, _ = build(0, [entry], AlgorithmSpec(name="opd"), teacher_weight=1.0, scored=False)
+    assert len(batch.samples) == 2
+    for row, (ids, logprobs) in zip(batch.samples, (rows[0], rows[2]), strict=True):
+        np.testing.assert_array_equal(row.teacher_rows[0], ids.reshape(3, 2))
+        np.testing.assert_array_equal(row.teacher_rows[1], logprobs.reshape(3, 3))
+    given[0].logprobs = given[0].logprobs[4:]
+    entry = collected(0, [], samples=samples, teacher_logprobs=teachers, teacher_rows=given)
+    with pytest.raises(ValueError, match="do not have one element for each token"):
+        build(0, [entry], AlgorithmSpec(name="opd"), teacher_weight=1.0, scored=False)
 
 
 def test_statistics_of_nothing_are_numbers_and_json():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradbus.errors import Fault
-from gradbus.spec import ModelSpec, RewardSpec, RolloutSpec, RunSpec
+from gradbus.spec import ModelSpec, RewardSpec, RolloutSpec, RunSpec, TeacherSpec
 from gradbus_gateway.intake.model.intake import StoredModel
 
 REWARD_MODEL: Final = "reward.model"
@@ -37,6 +37,8 @@ class FrozenModels:
             yield from _size_faults(REWARD_MODEL, self.scorer, policy, rollout)
         if self.teacher is not None:
             yield from _size_faults(TEACHER, self.teacher, policy, rollout)
+            if isinstance(spec := self.teacher.spec, TeacherSpec) and spec.top_k is not None:
+                yield from _row_faults(spec.top_k, self.teacher.info.vocab_size, policy.info.vocab_size)
 
     def sections(self, spec: RunSpec) -> dict[str, RewardSpec | ModelSpec]:
         """The sections of the spec that name them, with the digests of all files."""
@@ -46,6 +48,14 @@ class FrozenModels:
         if self.teacher is not None:
             found["teacher"] = self.teacher.spec
         return found
+
+
+def _row_faults(top_k: int, teachers: int, policys: int) -> Iterator[Fault]:
+    if teachers != policys:
+        message = "a row of the teacher is compared with one of the policy, and the embeddings of both have another number of tokens"
+        yield Fault(f"{TEACHER}.top_k", message, f"vocab_size {teachers}", f"none, or a teacher with the policy's vocab_size, {policys}")
+    elif top_k >= policys:
+        yield Fault(f"{TEACHER}.top_k", "leaves no token for the rest of a row", str(top_k), f"less than vocab_size, {policys}")
 
 
 def _bytes_faults(scorer: StoredModel, policy: StoredModel) -> Iterator[Fault]:
